@@ -151,6 +151,15 @@ def test_names_of_tokens_are_text():
 
 GAPS = """[...document.querySelectorAll('.moves line')]
     .map((line) => line.x1.baseVal.value - line.x2.baseVal.value)"""
+CROSSED = """[...document.querySelectorAll('.graph .label')].flatMap((label, i, labels) => {
+    const at = label.getBBox(), middle = at.y + at.height / 2;
+    const over = (x, end, y, by) => x < at.x + at.width && end > at.x && Math.abs(y - middle) < by;
+    const lines = [...document.querySelectorAll('.moves line')].map((l) => l.getBBox());
+    const others = labels.slice(0, i).map((other) => other.getBBox());
+    return [...lines.filter((l) => over(l.x, l.x + l.width, l.y, 4)),
+        ...others.filter((o) => over(o.x, o.x + o.width, o.y + o.height / 2, 12))]
+        .map(() => label.textContent);
+})"""
 CELLS = ".list tbody tr:not(.sum) td"
 
 
@@ -212,6 +221,13 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
         assert all(gaps)
         assert page.locator(".ways path").count() > 5
         assert page.locator(".graph .label").count() == 11
+        # Also where labels of nodes at one position are many.
+        page.locator("input[type=range]").press("End")
+        for number in range(30):
+            page.locator(".list tr[data-node]").nth(number).click()
+            page.locator("[data-do=pin]").click()
+        assert page.locator(".graph .label").count() > 25
+        assert page.evaluate(CROSSED) == []
         scale = page.locator(".graph svg > g").first.get_attribute("transform")
         page.locator("[data-do=in]").click()
         assert page.locator(".graph svg > g").first.get_attribute("transform") != scale

@@ -4,8 +4,8 @@
 // With `remove`, a button calls it with the names of the pinned nodes, or of the selected one.
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
-  const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 10, DRAWN = 40, LONGEST = 38;
-  const LEFT = 34, BOTTOM = 26, LETTER = 6.1, LEFTWARD = 0.36;
+  const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 10, DRAWN = 40, LONGEST = 44;
+  const LEFT = 34, BOTTOM = 26, LETTER = 6.1, LINE = 13, LEFTWARD = 0.36;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: direction of an MLP, or token",
     "blue raises the logit, red lowers it; area: how much", "\"read\" → \"raised\" or ⊣ \"lowered\" tokens of a direction"];
@@ -128,12 +128,14 @@ window.bilensFlow = (place, graph, remove) => {
     for (const u of [...units].sort((u, v) => row(u) - row(v))) {
       // Heads that move something get a lane each, so that their lines do not cover each other.
       const lane = `${row(u)} ${moves(u) ? u.number : ""}`, r = radius(u);
-      const cell = { lane, width: 0, ...(lanes.get(lane) || {}).cells?.get(column.get(u.position)) };
+      const cell = { lane, width: 0, labels: 0, ...(lanes.get(lane) || {}).cells?.get(column.get(u.position)) };
       if (!lanes.has(lane)) lanes.set(lane, { row: row(u), height: 0, cells: new Map() });
       u.offset = cell.width + r + 1;
       cell.width += 2 * r + 2;
+      // Labels of one cell are below each other, and none is on the line of another lane's head.
+      if (named.has(u)) u.line = cell.labels++;
       lanes.get(lane).cells.set(column.get(u.position), cell);
-      lanes.get(lane).height = Math.max(lanes.get(lane).height, 2 * r + 3, named.has(u) ? 13 : 0);
+      lanes.get(lane).height = Math.max(lanes.get(lane).height, 2 * r + 3, LINE * cell.labels);
       u.lane = lane;
     }
     for (const u of units) {
@@ -162,6 +164,7 @@ window.bilensFlow = (place, graph, remove) => {
       [u.x, u.y] = [c.x - lane.cells.get(c).width / 2 + u.offset, lane.y];
       u.start = moves(u) ? column.get(u.source).x : u.x;
       u.right = c.x + lane.cells.get(c).width / 2;
+      u.text = lane.y + LINE * (u.line - (lane.cells.get(c).labels - 1) / 2);
     }
     return { units, columns, rows, named, width: x, height: y };
   };
@@ -194,7 +197,6 @@ window.bilensFlow = (place, graph, remove) => {
       shape("line", { x1: u.start, x2: u.x, y1: u.y, y2: u.y, class: class_, "stroke-width": Math.max(1, r / 3) }, heads);
       shape("circle", { cx: u.start, cy: u.y, r: Math.max(1.5, r / 4), class: class_ }, heads);
     }
-    const taken = [];
     for (const u of [...units].sort((u, v) => u.y - v.y)) {
       const r = radius(u), square = u.kind === "head", name = `${u.name} ${signed(u.flow)}`;
       const mark = square || u.kind === "group"
@@ -217,10 +219,7 @@ window.bilensFlow = (place, graph, remove) => {
         if (event.shiftKey) pin(u);
       });
       if (!named.has(u)) continue;
-      let y = u.y;
-      while (taken.some((t) => Math.abs(t.x - u.right) < 60 && Math.abs(t.y - y) < 12)) y += 4;
-      taken.push({ x: u.right, y });
-      shape("text", { x: u.right + 5, y: y + 4, class: "label" }, words, u.kind === "output" ? `${graph.direction} ${signed(graph.value)}` : short(u.label));
+      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, words, u.kind === "output" ? `${graph.direction} ${signed(graph.value)}` : short(u.label));
     }
     // Layers and tokens stay in sight, however the graph is moved.
     const axes = shape("g", { class: "axes" }, svg);
@@ -228,7 +227,7 @@ window.bilensFlow = (place, graph, remove) => {
     shape("rect", { x: 0, y: high - BOTTOM, width: box.clientWidth, height: BOTTOM }, axes);
     // A saved picture has no paragraph beside it.
     KEY.forEach((line, i) => shape("text", { x: LEFT + 6, y: 14 + 13 * i, class: "key" }, axes, line));
-    shape("text", { x: 2, y: high - 8, class: "key" }, axes, "layer");
+    shape("text", { x: 2, y: high - BOTTOM + 4, class: "key" }, axes, "layer");
     const layers = [];
     for (let l = 0; l < graph.layers; l++) {
       const parts = [rows.get(2 * l + 1), rows.get(2 * l + 2)].filter(Boolean);
@@ -250,10 +249,12 @@ window.bilensFlow = (place, graph, remove) => {
     const apply = () => {
       const { scale, x, y } = zoom;
       main.setAttribute("transform", `translate(${x} ${y}) scale(${scale})`);
+      let last = high - BOTTOM;
       layers.forEach(([at, text]) => {
-        const shown = y + scale * at;
+        const shown = y + scale * at, fits = shown > 4 && shown < last - LINE + 2;
         text.setAttribute("y", shown + 4);
-        text.style.display = shown < 4 || shown > high - BOTTOM - 2 ? "none" : "";
+        text.style.display = fits ? "" : "none";
+        if (fits) last = shown;
       });
       tokens.forEach(([at, text]) => {
         text.setAttribute("x", x + scale * at);

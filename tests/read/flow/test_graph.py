@@ -108,19 +108,30 @@ def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
     assert float(between[1, 1]) == pytest.approx(float(edges[groups[2]][:, groups[2]].sum()))
 
 
-def test_words_are_those_of_the_logit_lens(view):
-    """The words of a direction are its output's product with the unembedding."""
-    words = described(view, flow(view, random_text(), DIRECTION), 30)
+def test_words_are_those_of_the_logit_lens(view, monkeypatch):
+    """A direction's words are near to it, and what it changes is likely to come next."""
+    monkeypatch.setattr("bilens.read.flow.graph.LIKELY", 5)
+    monkeypatch.setattr("bilens.read.flow.graph.BLOCK", 3)
+    text = random_text()
+    words = described(view, flow(view, text, DIRECTION), 30)
     numbers = [i for i, node in enumerate(words.nodes) if node.writes]
     assert len(numbers) > 10
+    probable = view.logits(text[None])[0].topk(5).indices
+    columns = view.W_U - view.W_U.mean(1, keepdim=True)
     for i in numbers:
+        node = words.nodes[i]
+        likely = probable[node.position]
         output = words.writes.vector[words.writes.node == i].sum(0)
-        logits = output @ view.W_U
-        assert words.nodes[i].writes[0] == f"t{int(logits.argmax())}"
-        assert words.nodes[i].lowers[0] == f"t{int(logits.argmin())}"
-        if words.nodes[i].kind == "direction":
-            read = words.vector(i)[:-1] @ view.W_U
-            assert words.nodes[i].reads[0] == f"t{int(read.argmax())}"
+        logits = output @ view.W_U[:, likely]
+        assert node.writes == shown(view, likely[logits.topk(4).indices])
+        assert node.lowers == shown(view, likely[(-logits).topk(4).indices])
+        if node.kind == "direction":
+            near = torch.cosine_similarity(words.vector(i)[:-1, None], columns, dim=0)
+            assert node.reads == shown(view, near.topk(4).indices)
+
+
+def shown(view, ids):
+    return tuple(shown_tokens(view, ids))
 
 
 def test_directions_are_described_by_the_ends_of_texts_where_they_are_most_active(view):
@@ -137,7 +148,7 @@ def test_directions_are_described_by_the_ends_of_texts_where_they_are_most_activ
         assert words.nodes[i].after[0] == "".join(shown_tokens(view, end))
         assert len(words.nodes[i].after) == 3
         # Pictures name it by tokens, and have its contexts on hover.
-        read = ", ".join(map('"{}"'.format, words.nodes[i].reads[:2]))
+        read = f'"{words.nodes[i].reads[0]}"'
         assert label(words.nodes[i], words.tokens).startswith(f"MLP {layer}: {read} ")
     hovers = "".join(words.top(30).plot().data[0].text)
     assert all(quoted(words.nodes[i].after) in hovers for i in numbers)

@@ -435,6 +435,9 @@ class FlowBuilder:
 
 TOP, ENDS, ENDING = 4, 3, 4
 """Tokens of a label; texts of a label, and tokens that each of them shows."""
+LIKELY, BLOCK = 100, 2**11
+"""Most probable next tokens, from which the tokens that a node raises or lowers are taken; columns
+of W_U that are compared at a time."""
 SEARCHED = 4096
 """Tokens of texts that are searched for contexts of directions."""
 
@@ -446,11 +449,11 @@ def described(
 ) -> Flow:
     """Return a flow whose k strongest nodes have the tokens that they read and write.
 
-    A direction v reads the tokens with the largest v . W_U, in the sign that it has on this text. A
-    direction or a head writes the tokens whose logits its output o raises most, by o . W_U.
-    This is the logit lens, which counts no later layer. In early layers tokens say little. Given
-    texts, a direction is also described by the ends of those after which v . n is largest, n the
-    normalised input of its MLP.
+    A direction v reads the tokens whose columns of W_U have the largest cosine with it, in the sign
+    that it has on this text. Of the most probable next tokens at a node's position, a direction or
+    a head raises and lowers those with the largest and the smallest o . W_U, o its output. This is
+    the logit lens, which counts no later layer. Given texts, a direction is also described by the
+    ends of those after which v . n is largest, n the normalised input of its MLP.
 
     Args:
         model: the model of the flow.
@@ -463,10 +466,11 @@ def described(
     writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "head")]
     place = {number: row for row, number in enumerate(flow.direction_numbers)}
     vectors = flow.vectors[[place[i] for i in directions], :-1]
-    reads, _ = lens(model, vectors)
+    reads = nearest_tokens(model, vectors)
     layers = [flow.nodes[i].layer or 0 for i in directions]
     ends = dict(zip(directions, strongest_ends(model, layers, vectors, texts), strict=True))
-    writes, lowers = lens(model, node_outputs(flow, writers))
+    positions = [flow.nodes[i].position or 0 for i in writers]
+    writes, lowers = lens(model, node_outputs(flow, writers), flow.trace.logits[positions])
     read = dict(zip(directions, reads, strict=True))
     written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
     nodes = []
@@ -525,18 +529,50 @@ def node_outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
 
 
 def lens(
-    model: ResidualModel, rows: Float[Tensor, "n d_model"]
+    model: ResidualModel, rows: Float[Tensor, "n d_model"], logits: Float[Tensor, "n vocab"]
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Return the tokens whose logits each row raises most, and those that it lowers most."""
+    """Return the likely next tokens whose logits each row raises most, and lowers most.
+
+    Args:
+        model: the model.
+        rows: changes of the stream.
+        logits: of the model, at the position of each row.
+    """
     if not len(rows):
         return [], []
-    norm, unembed = model.parts.norm, model.parts.unembed
-    # The gain is folded into the few rows, as a copy of all columns of W_U takes longer.
-    if norm is not None:
-        rows = norm.centred(rows) * norm.gain()
-    logits, k = rows @ unembed.weight().T, min(TOP, model.vocab_size)
+    likely = logits.topk(min(LIKELY, model.vocab_size)).indices
+    columns = _logit_vectors(model, model.parts.unembed.weight()[likely])
+    changes = torch.einsum("ntd,nd->nt", columns, rows)
     high, low = (
-        [tuple(shown_tokens(model, ids)) for ids in logits.topk(k, largest=largest).indices]
-        for largest in (True, False)
+        [tuple(shown_tokens(model, ids)) for ids in likely.gather(1, places)]
+        for places in (_top(changes), _top(-changes))
     )
     return high, low
+
+
+def nearest_tokens(model: ResidualModel, rows: Float[Tensor, "n d_model"]) -> list[tuple[str, ...]]:
+    """Return the tokens whose columns of W_U have the largest cosine with each row.
+
+    The mean of all columns, on which no probability depends, is subtracted first.
+    """
+    if not len(rows):
+        return []
+    weight = model.parts.unembed.weight()
+    mean, cosines = weight.mean(0), []
+    # The differences from the mean of all columns at once would be a copy of W_U.
+    for block in weight.split(BLOCK):
+        columns = functional.normalize(_logit_vectors(model, block - mean), dim=1)
+        cosines.append(rows @ columns.T)
+    return [tuple(shown_tokens(model, ids)) for ids in _top(torch.cat(cosines, 1))]
+
+
+def _logit_vectors(
+    model: ResidualModel, columns: Float[Tensor, "*batch d_model"]
+) -> Float[Tensor, "*batch d_model"]:
+    """Return columns of W_U as vectors of the stream before the final norm's gain."""
+    norm = model.parts.norm
+    return columns if norm is None else norm.centred(columns * norm.gain())
+
+
+def _top(scores: Float[Tensor, "n tokens"]) -> Int[Tensor, "n k"]:
+    return scores.topk(min(TOP, scores.shape[1])).indices

@@ -107,8 +107,8 @@ def label(node: Node, tokens: Sequence[str]) -> str:
     if node.kind == "direction":
         # Not the contexts, which hover and tables have: those of late layers are so varied that
         # one of them says less than the tokens that the direction has most of.
-        read = ", ".join(map('"{}"'.format, node.reads[:2]))
-        return f"MLP {node.layer}: {read} {written(node)}" if read else f"MLP {node.layer} {at}"
+        read = f'"{node.reads[0]}" {written(node)}' if node.reads else at
+        return f"MLP {node.layer}: {read}"
     return at if node.kind == "token" else node.name(tokens)
 
 

@@ -253,6 +253,8 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
             "token that it attends to. A circle is a direction of an MLP or a token. Area is "
             "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
             f"weight on paths to the logit. {METRICS[len(data['values']) > 1]} "
+            "A direction reads the tokens that are nearest to it, and raises or lowers likely next "
+            "tokens. "
             f"Select a node to see its own edges.{sinks}",
             [[FlowDrawing(data)]],
         ),

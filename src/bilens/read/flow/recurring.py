@@ -19,7 +19,14 @@ from bilens.lazy_imports import accelerate
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.account import estimates, exchanged
 from bilens.read.flow.contrast import Against, other_of
-from bilens.read.flow.graph import Flow, first_texts, lens, node_outputs, strongest_ends
+from bilens.read.flow.graph import (
+    Flow,
+    first_texts,
+    lens,
+    nearest_tokens,
+    node_outputs,
+    strongest_ends,
+)
 from bilens.read.flow.nodes import WORDS, quoted
 from bilens.read.flow.patching import logit_of, stored_runs
 from bilens.read.flow.split import flow
@@ -258,7 +265,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
             )
             recurring.append((direction, of_direction))
     recurring.sort(key=lambda pair: -abs(pair[0].mean))
-    words = chain(_words(model, recurring[:NAMED], texts), repeat({}))
+    words = chain(_words(model, recurring[:NAMED], prompts, texts), repeat({}))
     parts = [replace(x, words=of) for (x, _), of in zip(recurring, words, strict=False)]
     effects = torch.zeros(min(ablate, len(parts)), dtype=torch.float64)
     for i in range(count)[state.process_index :: state.num_processes] if ablate else ():
@@ -302,6 +309,7 @@ def _exchanged(
 def _words(
     model: ResidualModel,
     recurring: Sequence[tuple[RecurringDirection, pd.DataFrame]],
+    prompts: Sequence[str | Tensor],
     texts: Sequence[str | Tensor],
 ) -> Iterator[dict[str, tuple[str, ...]]]:
     """Yield the words of directions, given the rows of their nodes."""
@@ -309,7 +317,16 @@ def _words(
         vectors = torch.stack([part.vector[: model.d_model] for part, _ in recurring])
         outputs = torch.stack([sum(rows["output"]) for _, rows in recurring]).to(vectors)
         ends = strongest_ends(model, [part.layer for part, _ in recurring], vectors, texts)
-        for of_part in zip(ends, lens(model, vectors)[0], *lens(model, outputs), strict=True):
+        # Likely next tokens are those of the prompt in which a direction is strongest.
+        strongest = [rows.loc[rows["flow"].abs().idxmax()] for _, rows in recurring]
+        logits = torch.stack(
+            [
+                model.logits(model.ids(prompts[row["prompt"]])[None])[0, row["position"]]
+                for row in strongest
+            ]
+        )
+        written = lens(model, outputs, logits)
+        for of_part in zip(ends, nearest_tokens(model, vectors), *written, strict=True):
             yield dict(zip(WORDS, of_part, strict=True))
 
 
