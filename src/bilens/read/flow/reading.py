@@ -207,6 +207,8 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
         title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
     largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
+    # Labels are on the side away from the diagonal, where they overlap least.
+    above = [result.actual > result.predicted for result in ablations]
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
@@ -215,7 +217,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
             text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
-            textposition="top center",
+            textposition=["middle left" if above[i] else "middle right" for i in members],
             textfont={"size": 9},
             name=kind,
             hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
