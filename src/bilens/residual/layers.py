@@ -301,13 +301,13 @@ class MLP(NormedInput):
         """
         check_finite(slope=torch.tensor(slope))
         left, left_bias = folded_input(self.up, self.norm)
-        # Without a gate the second factor is the constant 1, through the bias.
-        right: Tensor = torch.zeros_like(left)
-        right_bias: Tensor | None = left.new_ones(len(left))
         if self.gate is not None:
             right, right_bias = folded_input(self.gate, self.norm)
-        right = slope * right
-        right_bias = None if right_bias is None else slope * right_bias
+        else:
+            # The second factor is the constant 1, through the bias.
+            right, right_bias = torch.zeros_like(left), left.new_ones(len(left))
+        if slope != 1:
+            right, right_bias = slope * right, None if right_bias is None else slope * right_bias
         out, out_bias = folded_output(self.down, self.out_norm, self.residual_scale)
         if self.act_of_zero() is not None:
             # The factor that is not under the activation, times 1: of an MLP without a gate 1 * 1.

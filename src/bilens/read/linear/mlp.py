@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from bilens.read.linear.secants import NormMap, OutputMap, frozen_norm, norm_secant, secant_slope
 from bilens.residual import ResidualModel, Trace
+from bilens.residual.layers import folded_input
 from bilens.tensor.factors import with_constant
 from bilens.tensor.quadratic import apply_factored
 
@@ -116,19 +117,17 @@ class LinearMLP:
     def between(cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int) -> "LinearMLP":
         """Return the MLP of a layer between two texts, with nothing held fixed."""
         mlp = model.layer(layer).mlp
-        tensor = mlp.factors()
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
         n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
-        units = mlp.up.n_out
-        left, right = tensor.left[:units], tensor.right[:units]
-        inputs = [with_constant(n) if tensor.constant else n for n in (n1, n0)]
-        ups = [n @ left.T for n in inputs]
-        width = n1.shape[1]
+        left, left_bias = folded_input(mlp.up, mlp.norm)
+        ups = [functional.linear(n, left, left_bias) for n in (n1, n0)]
+        right = None
         if mlp.gate is None:
             hidden = [mlp.act(up) for up in ups]
             a, b, slope = secant_slope(mlp.act, ups[0], ups[1]), None, None
         else:
-            gates = [n @ right.T for n in inputs]
+            right, right_bias = folded_input(mlp.gate, mlp.norm)
+            gates = [functional.linear(n, right, right_bias) for n in (n1, n0)]
             acts = [mlp.act(gate) for gate in gates]
             hidden = [up * act for up, act in zip(ups, acts, strict=True)]
             slope = secant_slope(mlp.act, gates[0], gates[1])
@@ -141,8 +140,8 @@ class LinearMLP:
             mean, hidden = (r1 + r0) / 2, [hidden[0] * r1, hidden[1] * r0]
             a, b, slope = mean * a, mean * b, mean * slope
         return cls(
-            left=left[:, :width],
-            right=None if mlp.gate is None else right[:, :width],
+            left=left,
+            right=right,
             out=OutputMap.between(
                 mlp.down, mlp.out_norm, (hidden[0], hidden[1]), mlp.residual_scale, routed
             ),
