@@ -16,7 +16,7 @@ from bilens.data.corpus import LANGUAGES
 from bilens.data.texts import text_files
 from bilens.errors import BilensError
 from bilens.models import FILES
-from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.read.bonds import recorded_settings
 from bilens.read.deep import PATHS_NAME
 from bilens.read.language import TokenDirection, corpus_for, read_language
@@ -253,10 +253,14 @@ def check_data(source: str | Path, data: str | None, data_dir: str | Path | None
         DataError: a language model in a file is to read texts that do not exist.
     """
     is_file = Path(source).suffix in FILES
-    if data is None and (is_file or Path(source).is_dir()):
-        data_of(source)
-    if data is not None and is_file and data not in LANGUAGES:
+    if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)
+    elif data is None and (is_file or (Path(source).is_dir() and not _is_autoencoder(source))):
+        data_of(source)
+
+
+def _is_autoencoder(folder: str | Path) -> bool:
+    return read_config(folder).get("model_type") == SparseAutoencoder.model_type
 
 
 def _load(kind: Any, model: Any, settings: Mapping[str, Any], source: str | Path) -> Any:

@@ -181,6 +181,7 @@ class BondReading(Reading):
         ranks_of = {kind: _sum(sizes) for kind, sizes in self.ranks.items()}
         (frame,) = self.tables().values()
         shown = [k % 4 == 0 for k, _, _ in self.by_rank[:-1]] + [True, True]
+        networks = chain.picture_rows(figures, "network")
         return [
             Section(
                 "How few directions are enough",
@@ -208,8 +209,9 @@ class BondReading(Reading):
                 f"by share over {over}. "
                 "Coordinates after the first layer show the test images where they are largest "
                 "and smallest.",
-                chain.picture_rows(figures, "network"),
+                networks[:1],
             ),
+            Section("The networks of the other classes", "", networks[1:], folded=True),
             Section(
                 "Every direction",
                 "The pixels of a coordinate of the input (blue where they go with it, red against "
@@ -218,12 +220,14 @@ class BondReading(Reading):
                 "Then the test images at both ends of it and the logits that it raises and lowers "
                 "there: their change when the coordinate is set to zero.",
                 chain.picture_rows(figures, "directions"),
+                folded=True,
             ),
             Section(
                 "The layers, whole",
                 f"All {products}. One matrix for each coordinate that a layer makes, over the "
                 "coordinates that it reads; a colour goes by the square root of an entry.",
                 chain.picture_rows(figures, "matrices"),
+                folded=True,
             ),
         ]
 

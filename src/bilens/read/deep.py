@@ -142,6 +142,7 @@ class DeepReading(Reading):
                 "layer lowers the logit. Further down a sign says less: with the eigenvector "
                 "above turned around, all below it change theirs.",
                 chain.picture_rows(figures, "tree"),
+                folded=True,
             ),
             shared_section(self.shared, figures.get("shared"), "ends of paths"),
         ]
