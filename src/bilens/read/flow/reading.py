@@ -67,7 +67,8 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     place = {number: rank for rank, number in enumerate([0, *order])}
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
     large &= graph.edges != 0
-    listed = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
+    ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
+    listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
     sinks = set(flow.sinks)
     nodes = [
         {
