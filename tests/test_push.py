@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 import torch
+import transformers.utils.hub
 from huggingface_hub import constants, hf_api
 
 import bilens
@@ -87,6 +88,8 @@ def hub(monkeypatch, tmp_path):
         address + "/{repo_id}/resolve/{revision}/{filename}",
     )
     monkeypatch.setattr(hf_api.api, "endpoint", address)
+    # transformers keeps one of its own, which an earlier test may have made.
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
     monkeypatch.setenv("HF_TOKEN", "hf_none")
     monkeypatch.setattr(Hub, "files", {})
     Thread(target=server.serve_forever, daemon=True).start()
