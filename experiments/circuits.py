@@ -17,7 +17,8 @@ counted.
 Intervals are bootstraps over the pairs of the evaluation, 95 %, also of differences from EAP-IG.
 Results of each pair are kept in the folder of models, and a stopped run resumes.
 
-Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 and 8.
+Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 for nodes and 3 for
+edges, and 25; an hour of a processor.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.
@@ -59,8 +60,8 @@ def run(context: RecipeContext) -> Outcome:
     numbers: dict[str, Any] = {}
     parts = []
     for name, model in open_models(context.models):
-        counts = context.choose((2, 2), (10, 8))
-        for level in ("nodes", "edges"):
+        for level, paper in (("nodes", (10, 25)), ("edges", (3, 25))):
+            counts = context.choose((2, 2), paper)
             rows = evaluate(model, name, level, counts, context.models)
             numbers.setdefault(name, {})[level] = summary(rows)
             title = f"{name}, {level}, {counts[0]} + {counts[1]} pairs a task"
