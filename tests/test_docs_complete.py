@@ -35,10 +35,11 @@ def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
     subprocess.run(command, check=True)
     page = browser.new_page()
     page.goto((tmp_path / "site" / "index.html").as_uri())
+    query = page.locator("input[name=query]")
+    query.focus()
     # Letters that are typed before the index is there are lost.
-    page.focus("input[name=query]")
     ready = page.locator(".md-search-result__meta", has_text="Type to start searching")
     ready.wait_for(state="attached")
-    page.fill("input[name=query]", "certificate")
+    query.press_sequentially("certificate")
     assert page.locator(".md-search-result__item h1").first.inner_text() == "Bonds"
     page.close()
