@@ -76,7 +76,8 @@ def test_ritz_vectors_hold_the_starts_and_their_images(seed, m, starts, rank):
     factor = torch.randn(5, rank, 8, generator=generator).double()
     forms = factor.mT @ (torch.randn(5, rank, 1, generator=generator).double() * factor)
     x = torch.randn(5, starts, 8, generator=generator).double()
-    values, vectors = ritz_pairs(lambda v: v @ forms, x, m)
+    values, vectors, images = ritz_pairs(lambda v: v @ forms, x, m)
+    torch.testing.assert_close(images, vectors @ forms, rtol=1e-9, atol=1e-9)
     inside = (x @ vectors.mT) @ vectors
     torch.testing.assert_close(inside, x, rtol=1e-9, atol=1e-9)
     gram = vectors @ vectors.mT
@@ -89,13 +90,29 @@ def test_ritz_vectors_hold_the_starts_and_their_images(seed, m, starts, rank):
     torch.testing.assert_close(rayleigh[~absent], values[~absent], rtol=1e-7, atol=1e-7)
 
 
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 2))
+def test_ritz_vectors_of_a_product_are_those_of_its_form(seed, m, starts):
+    """With J' and J in its place the vectors of JJ' are the same, and J' of them is returned."""
+    generator = torch.Generator().manual_seed(seed)
+    j = torch.randn(5, 8, 6, generator=generator).double()
+    x = torch.randn(5, starts, 8, generator=generator).double()
+    expected, vectors, _ = ritz_pairs(lambda v: v @ (j @ j.mT), x, m)
+    values, others, pulled = ritz_pairs(lambda v: v @ j, x, m, lambda n: n @ j.mT)
+    torch.testing.assert_close(values, expected, rtol=1e-8, atol=1e-8)
+    same = (vectors * others).sum(-1).abs()
+    torch.testing.assert_close(same, torch.ones_like(same), rtol=0, atol=1e-5)
+    torch.testing.assert_close(pulled, others @ j, rtol=1e-9, atol=1e-9)
+    across = pulled @ pulled.mT
+    torch.testing.assert_close(across, torch.diag_embed(values), rtol=0, atol=1e-7)
+
+
 def test_gauss_quadrature_of_two_points_is_exact():
     """From the start z only, the sum of values (v.z)^2 is z'Qz, and of values (v.z) v it is Qz."""
     generator = torch.Generator().manual_seed(0)
     forms = torch.randn(3, 20, 20, generator=generator).double()
     forms, z = forms + forms.mT, torch.randn(3, 1, 20, generator=generator).double()
     for m in (2, 4):
-        values, vectors = ritz_pairs(lambda v: v @ forms, z, m)
+        values, vectors, _ = ritz_pairs(lambda v: v @ forms, z, m)
         along = (vectors @ z.mT)[..., 0]
         torch.testing.assert_close((values * along.square()).sum(-1), (z @ forms @ z.mT)[:, 0, 0])
         made = ((values * along)[:, None] @ vectors)[:, 0]

@@ -207,6 +207,8 @@ class Split:
         self.absolute = 0.0
         self.heads: list[dict[str, Tensor]] = []
         self.mlps: list[Tensor] = []
+        # J'w of each MLP.
+        self.pulled: list[Tensor] = []
         self.above = self._down()
         self.graph = FlowBuilder(model, trace)
 
@@ -339,6 +341,7 @@ class Split:
             above[Moment.mlp(layer)] = w
             mlp = self.mlp_map(layer)
             pulled = mlp.pulled(w)
+            self.pulled.insert(0, pulled)
             self.mlps.insert(0, (pulled * mlp.z).sum(-1))
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
@@ -377,8 +380,8 @@ class Split:
     def _split_mlp(self, layer: int, m: int | None, least: float, orthogonal: Orthogonal) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
-        p, output = mlp.pulled(w), mlp.write(mlp.z)
-        parts = mlp.directions(w, m, least, orthogonal)
+        p, output = self.pulled[layer], mlp.write(mlp.z)
+        parts = mlp.directions(w, p, output, m, least, orthogonal)
         at = parts.position
         columns = (parts.flow, at, parts.rank, parts.value)
         entries = zip(*(column.tolist() for column in columns), strict=True)

@@ -226,6 +226,8 @@ class LinearMLP:
     def directions(
         self,
         w: Float[Tensor, "time d_model"],
+        p: Float[Tensor, "time n_in"],
+        output: Float[Tensor, "time d_model"],
         m: int | None,
         least: float,
         orthogonal: Orthogonal = "outputs",
@@ -233,7 +235,7 @@ class LinearMLP:
         """Return m directions of each position whose flows, reads and writes add up exactly.
 
         They are the Ritz vectors of a form in a Krylov space, and with m=None its eigenvectors.
-        Those with less flow than `least` are left out.
+        Those with less flow than `least` are left out. Given are w, p = J'w and the output J z.
 
         If the output is quadratic in z, or inputs are asked to be orthogonal, the form is
         Q = sum_r q_r (L_r R_r' + R_r L_r') / 2. Here q are the weights of the hidden units along w,
@@ -242,7 +244,6 @@ class LinearMLP:
         then, and so is what they read, J'u for a Ritz vector u.
         """
         # Positions without flow or without change have no directions, and would cost a space each.
-        p = self.pulled(w)
         active = ((p != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
         at_once = max(1, DENSE_BYTES // (2 * p.element_size() * self.left.numel()))
         parts, of_input = [], self.quadratic or (orthogonal == "inputs" and self.right is not None)
@@ -253,12 +254,13 @@ class LinearMLP:
                 forms = self.weights(w)[at] * self.curvature[at]
                 apply = partial(apply_factored, self.left, self.right, forms)
                 ends = torch.stack([self.z[at], p[at]], 1)
+                # On one text p is Qz, so that a space of two dimensions from z holds it.
+                starts = ends[:, :1] if self.quadratic else ends
+                values, vectors, along = ritz_pairs(apply, starts, m)
             else:
-                apply = partial(self._there_and_back, at)
-                ends = torch.stack([self.write(self.z[at], at), w[at]], 1)
-            # There p is Qz, the image of z, so that a space of two dimensions from z holds it.
-            starts = ends[:, :1] if self.quadratic else ends
-            values, vectors = ritz_pairs(apply, starts, m)
+                ends = torch.stack([output[at], w[at]], 1)
+                back, forth = (partial(self._each, f, at) for f in (self.pulled, self.write))
+                values, vectors, along = ritz_pairs(back, ends, m, forth)
             # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
             overlap, pull = (vectors @ ends.mT).unbind(-1)
             flow = overlap * pull
@@ -271,38 +273,44 @@ class LinearMLP:
             if of_input:
                 along, written = v, self.write(overlap * v, places)
             else:
-                along, written = self.pulled(v, places), overlap * v
+                along, written = along[row, which], overlap * v
             vector = torch.where(overlap < 0, -1, 1) * functional.normalize(along, dim=-1, eps=TINY)
             read, columns = pull * along, (values[row, which], flow[row, which])
             parts.append(Directions(places, rank, *columns, read, written, vector))
         return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-    def _there_and_back(
-        self, at: Int[Tensor, " forms"], rows: Float[Tensor, "forms k d_model"]
-    ) -> Float[Tensor, "forms k d_model"]:
-        """Return JJ' applied to k directions of the stream at each position."""
-        places, flat = at.repeat_interleave(rows.shape[1]), rows.flatten(0, 1)
-        return self.write(self.pulled(flat, places), places).unflatten(0, rows.shape[:2])
+    def _each(
+        self,
+        apply: Callable[[Tensor, Tensor], Tensor],
+        at: Int[Tensor, " forms"],
+        rows: Float[Tensor, "forms k n"],
+    ) -> Float[Tensor, "forms k n_images"]:
+        """Return J or J' applied to k vectors at each position."""
+        places = at.repeat_interleave(rows.shape[1])
+        return apply(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])
 
 
 def ritz_pairs(
     apply: Callable[[Float[Tensor, "forms k n"]], Float[Tensor, "forms k n"]],
     starts: Float[Tensor, "forms s n"],
     m: int | None,
-) -> tuple[Float[Tensor, "forms m"], Float[Tensor, "forms m n"]]:
+    push: Callable[[Float[Tensor, "forms k n_in"]], Float[Tensor, "forms k n"]] | None = None,
+) -> tuple[Float[Tensor, "forms m"], Float[Tensor, "forms m n"], Float[Tensor, "forms m n_in"]]:
     """Return Ritz values and vectors of symmetric forms in Krylov spaces of m dimensions.
 
     The space of each form Q is spanned by the starts x, y, then Qx, Qy, Q^2 x and so on, m vectors
     in all. The Ritz vectors are an orthonormal basis of it. A vector in the span of the starts is
     the sum of its parts along them. For starts z and Qz this is m-point Gauss
     quadrature of z'Qz. If a space has fewer dimensions, the remaining vectors are zero. Costs
-    m products with each form.
+    m products with each form. The products of `apply` with the vectors are returned too.
 
     Args:
-        apply: the product of each form with k vectors.
+        apply: the product of each form Q with k vectors; of J' if Q is JJ'.
         starts: vectors that the space holds.
         m: number of dimensions, at least the number of starts. With None the space has all of
             them, and the Ritz vectors are eigenvectors.
+        push: the product of J with k vectors, if Q is JJ'. It is asked for only if the space needs
+            more vectors than the starts.
 
     Source:
         Golub and Meurant 2010, "Matrices, Moments and Quadrature with Applications".
@@ -317,18 +325,20 @@ def ritz_pairs(
             # The first vectors are the starts; each later one is the image of an earlier one.
             behind = number - starts.shape[1]
             candidate = starts[:, number] if behind < 0 else images[behind]
+            if behind >= 0 and push is not None:
+                candidate = push(candidate[:, None])[:, 0]
             basis.append(_orthogonalised(candidate, basis))
             images.append(apply(basis[-1][:, None])[:, 0])
         space, applied = torch.stack(basis, 1), torch.stack(images, 1)
     # Q restricted to the space. Its rounding is asymmetric, and eigh reads one triangle only.
-    small = (space @ applied.mT).double()
+    small = ((space if push is None else applied) @ applied.mT).double()
     small = (small + small.mT) / 2
     # A zero vector gets a value beyond all others, so that it does not mix with the rest.
     absent = (space == 0).all(-1)
     beyond = 2 * small.abs().sum((-1, -2)) + 1
     values, rotation = torch.linalg.eigh(small + torch.diag_embed(absent * beyond[:, None]))
-    vectors = rotation.mT.to(space) @ space
-    return values.to(space), vectors
+    rotation = rotation.mT.to(space)
+    return values.to(space), rotation @ space, rotation @ applied
 
 
 def _orthogonalised(x: Float[Tensor, "forms n"], basis: list[Tensor]) -> Float[Tensor, "forms n"]:
