@@ -259,7 +259,9 @@ class LinearMLP:
                 values, vectors, along = ritz_pairs(apply, starts, m)
             else:
                 ends = torch.stack([output[at], w[at]], 1)
-                back, forth = (partial(self._each, f, at) for f in (self.pulled, self.write))
+                back, forth = (
+                    partial(self._at_positions, f, at) for f in (self.pulled, self.write)
+                )
                 values, vectors, along = ritz_pairs(back, ends, m, forth)
             # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
             overlap, pull = (vectors @ ends.mT).unbind(-1)
@@ -279,7 +281,7 @@ class LinearMLP:
             parts.append(Directions(places, rank, *columns, read, written, vector))
         return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-    def _each(
+    def _at_positions(
         self,
         apply: Callable[[Tensor, Tensor], Tensor],
         at: Int[Tensor, " forms"],
