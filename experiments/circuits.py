@@ -17,8 +17,8 @@ counted.
 Intervals are bootstraps over the pairs of the evaluation, 95 %, also of differences from EAP-IG.
 Results of each pair are kept in the folder of models, and a stopped run resumes.
 
-Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 for nodes and 3 for
-edges, and 25; an hour of a processor.
+Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 for the
+order of nodes, 3 for that of edges, and 25 for the evaluation, an hour of processor time.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.

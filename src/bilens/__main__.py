@@ -33,7 +33,8 @@ def end() -> None:
 
     With threads that still work it ends as usual, when they do.
     """
-    if all(thread.daemon for thread in threading.enumerate()[1:]):
+    main_thread = threading.main_thread()
+    if all(thread.daemon or thread is main_thread for thread in threading.enumerate()):
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(0)

@@ -164,7 +164,7 @@ window.bilensFlow = (place, graph, remove) => {
       [u.x, u.y] = [c.x - lane.cells.get(c).width / 2 + u.offset, lane.y];
       u.start = moves(u) ? column.get(u.source).x : u.x;
       u.right = c.x + lane.cells.get(c).width / 2;
-      u.text = lane.y + LINE * (u.line - (lane.cells.get(c).labels - 1) / 2);
+      if (named.has(u)) u.text = lane.y + LINE * (u.line - (lane.cells.get(c).labels - 1) / 2);
     }
     return { units, columns, rows, named, width: x, height: y };
   };
