@@ -208,7 +208,7 @@ def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
 def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
     for number in range(2):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
-        monkeypatch.setattr("accelerate.PartialState", lambda state=state: state)
+        monkeypatch.setattr("accelerate.PartialState", lambda state=state, **_: state)
         main(
             [
                 "spectra",

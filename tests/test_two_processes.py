@@ -41,6 +41,15 @@ def two(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="lists threads from /proc")
+def test_they_leave_no_thread_of_their_group(two):
+    """A thread of gloo that outlives Python now and then ends the process with an error."""
+    for process in (0, 1):
+        names = json.loads((two / f"threads-{process}.json").read_text())
+        assert names
+        assert not [name for name in names if "gloo" in name]
+
+
 def test_they_train_the_same_model(two, tmp_path):
     train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
     single, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))

@@ -1,5 +1,6 @@
 """The work of each of the two processes; see test_two_processes.py."""
 
+import atexit
 import json
 import sys
 from dataclasses import replace
@@ -7,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import PartialState
 
 import bilens.cli
+from bilens.processes import processes
 from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
@@ -30,6 +31,12 @@ from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
 
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
+
+
+def write_threads(path: Path) -> None:
+    """Write the names of all threads, those of libraries included, where Linux lists them."""
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    path.write_text(json.dumps(names))
 
 
 def contexts() -> list[list[list[float]]]:
@@ -74,9 +81,11 @@ def tensorise_gated(folder: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
+    # Functions that are registered later, such as that which leaves the group, run before it.
+    atexit.register(write_threads, folder / f"threads-{processes().process_index}.json")
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
     result = json.dumps({"contexts": contexts(), "recurring": recurring()})
-    (folder / f"result-{PartialState().process_index}.json").write_text(result)
+    (folder / f"result-{processes().process_index}.json").write_text(result)

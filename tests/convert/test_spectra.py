@@ -61,7 +61,7 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
 def test_processes_share_the_files(tmp_path, monkeypatch):
     def write(number):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
-        monkeypatch.setattr("accelerate.PartialState", lambda: state)
+        monkeypatch.setattr("accelerate.PartialState", lambda **_: state)
         write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
 
     write(1)

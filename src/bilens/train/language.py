@@ -13,8 +13,8 @@ from torch import nn
 
 from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.lazy_imports import accelerate
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.processes import processes
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import LanguageTraining, check_precision
 from bilens.train.trainer import (
@@ -327,7 +327,7 @@ def compare_architectures(
             _, history = train_language(
                 config, corpus, settings, folder, resume=is_begun(folder), use_cpu=use_cpu
             )
-            if accelerate.PartialState().is_main_process:
+            if processes().is_main_process:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
             records = pd.DataFrame([record for record in history if "eval_loss" in record])
             curve = pd.DataFrame(

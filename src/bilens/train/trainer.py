@@ -1,6 +1,5 @@
 """Training through the Hugging Face Trainer: seeds, progress, metrics, ctrl-C and resuming."""
 
-import atexit
 import math
 import random
 import threading
@@ -36,6 +35,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
 from bilens.lazy_imports import accelerate
 from bilens.nn.checkpoint import WEIGHTS_NAME
+from bilens.processes import processes
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -427,11 +427,6 @@ def run_trainer(
     return trainer.state.log_history
 
 
-def _leave_group() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def _open(
     stack: ExitStack,
     run: Path,
@@ -440,12 +435,8 @@ def _open(
     arguments: TrainingArguments,
 ) -> tuple[RunDirectory, Path | None]:
     """Open the run in the first process, and send it to the others with its newest checkpoint."""
-    if arguments.world_size > 1:
-        # At the end of the interpreter, threads of the group would outlive the objects they use.
-        atexit.unregister(_leave_group)
-        atexit.register(_leave_group)
     message: list[Any] = [None]
-    if arguments.process_index == 0:
+    if processes().is_main_process:
         try:
             directory = stack.enter_context(open_run(run, settings, resume=resume))
             resuming = resume and not directory.finished
