@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 import bilens
@@ -34,10 +35,13 @@ def in_two(script: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("two")
-    done = in_two("two_processes.py", str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
+def two(tmp_path_factory, testrun_uid) -> Path:
+    # Workers of one run of the suite share the folder; the first of them fills it.
+    folder = tmp_path_factory.getbasetemp().parent / f"two-{testrun_uid}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            done = in_two("two_processes.py", str(folder))
+            assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
