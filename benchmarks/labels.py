@@ -17,7 +17,7 @@ import torch
 from benchmarks.clock import machine
 from benchmarks.leaves import PROMPTS, open_model
 from bilens.read.flow import flow
-from bilens.read.flow.graph import LIKELY, TOP, node_outputs
+from bilens.read.flow.graph import TOP, lens, nearest_tokens, node_outputs
 from bilens.read.language import TokenDirection
 
 DIRECTIONS = 200
@@ -30,8 +30,7 @@ def main() -> None:
     model = open_model(parser.parse_args().model, "float32")
     # W_U has the gain of the last norm folded in.
     columns = model.W_U.T
-    centred = columns - columns.mean(0)
-    lengths = centred.norm(dim=1)
+    lengths = (columns - columns.mean(0)).norm(dim=1)
     percentiles = 100 * lengths.argsort().argsort() / len(lengths)
     values_of: dict[str, list[float]] = {}
     for text, token, other in PROMPTS:
@@ -41,17 +40,14 @@ def main() -> None:
         read = torch.stack([split.vector(i)[:-1] for i in numbers])
         output = node_outputs(split, numbers)
         logits = split.trace.logits[[split.nodes[i].position or 0 for i in numbers]]
-        unlikely = logits < logits.topk(LIKELY).values[:, -1:]
         probabilities = logits.softmax(-1)
-        changes = output @ columns.T
-        scores = {
-            "length, read, by cosine": read @ (centred / lengths[:, None]).T,
-            "length, read, by product": read @ columns.T,
-            "probability, raised, among likely": changes.masked_fill(unlikely, -torch.inf),
-            "probability, raised, among all": changes,
+        tokens_by = {
+            "length, read, by cosine": nearest_tokens(model, read),
+            "length, read, by product": (read @ columns.T).topk(TOP).indices,
+            "probability, raised, among likely": lens(model, output, logits)[0],
+            "probability, raised, among all": (output @ columns.T).topk(TOP).indices,
         }
-        for name, score in scores.items():
-            tokens = score.topk(TOP).indices
+        for name, tokens in tokens_by.items():
             of = percentiles[tokens] if "length" in name else probabilities.gather(1, tokens)
             values_of.setdefault(name, []).append(float(of.median()))
     print(machine())

@@ -466,11 +466,12 @@ def described(
     writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "head")]
     place = {number: row for row, number in enumerate(flow.direction_numbers)}
     vectors = flow.vectors[[place[i] for i in directions], :-1]
-    reads = nearest_tokens(model, vectors)
+    reads = shown_rows(model, nearest_tokens(model, vectors))
     layers = [flow.nodes[i].layer or 0 for i in directions]
     ends = dict(zip(directions, strongest_ends(model, layers, vectors, texts), strict=True))
     positions = [flow.nodes[i].position or 0 for i in writers]
-    writes, lowers = lens(model, node_outputs(flow, writers), flow.trace.logits[positions])
+    changed = lens(model, node_outputs(flow, writers), flow.trace.logits[positions])
+    writes, lowers = (shown_rows(model, ids) for ids in changed)
     read = dict(zip(directions, reads, strict=True))
     written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
     nodes = []
@@ -530,7 +531,7 @@ def node_outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
 
 def lens(
     model: ResidualModel, rows: Float[Tensor, "n d_model"], logits: Float[Tensor, "n vocab"]
-) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+) -> tuple[Int[Tensor, "n k"], Int[Tensor, "n k"]]:
     """Return the likely next tokens whose logits each row raises most, and lowers most.
 
     Args:
@@ -538,32 +539,31 @@ def lens(
         rows: changes of the stream.
         logits: of the model, at the position of each row.
     """
-    if not len(rows):
-        return [], []
     likely = logits.topk(min(LIKELY, model.vocab_size)).indices
     columns = _logit_vectors(model, model.parts.unembed.weight()[likely])
     changes = torch.einsum("ntd,nd->nt", columns, rows)
-    high, low = (
-        [tuple(shown_tokens(model, ids)) for ids in likely.gather(1, places)]
-        for places in (_top(changes), _top(-changes))
-    )
-    return high, low
+    return likely.gather(1, _top(changes)), likely.gather(1, _top(-changes))
 
 
-def nearest_tokens(model: ResidualModel, rows: Float[Tensor, "n d_model"]) -> list[tuple[str, ...]]:
+def nearest_tokens(model: ResidualModel, rows: Float[Tensor, "n d_model"]) -> Int[Tensor, "n k"]:
     """Return the tokens whose columns of W_U have the largest cosine with each row.
 
     The mean of all columns, on which no probability depends, is subtracted first.
     """
-    if not len(rows):
-        return []
     weight = model.parts.unembed.weight()
+    if not len(rows):
+        return _top(rows @ weight.T)
     mean, cosines = weight.mean(0), []
     # The differences from the mean of all columns at once would be a copy of W_U.
     for block in weight.split(BLOCK):
         columns = functional.normalize(_logit_vectors(model, block - mean), dim=1)
         cosines.append(rows @ columns.T)
-    return [tuple(shown_tokens(model, ids)) for ids in _top(torch.cat(cosines, 1))]
+    return _top(torch.cat(cosines, 1))
+
+
+def shown_rows(model: ResidualModel, ids: Int[Tensor, "n k"]) -> list[tuple[str, ...]]:
+    """Return rows of tokens as text."""
+    return [tuple(shown_tokens(model, row)) for row in ids]
 
 
 def _logit_vectors(

@@ -26,6 +26,7 @@ from bilens.read.flow.graph import (
     lens,
     nearest_tokens,
     node_outputs,
+    shown_rows,
     strongest_ends,
 )
 from bilens.read.flow.nodes import WORDS, quoted
@@ -326,8 +327,9 @@ def _words(
                 for row in strongest
             ]
         )
-        written = lens(model, outputs, logits)
-        for of_part in zip(ends, nearest_tokens(model, vectors), *written, strict=True):
+        tokens = (nearest_tokens(model, vectors), *lens(model, outputs, logits))
+        words = (shown_rows(model, ids) for ids in tokens)
+        for of_part in zip(ends, *words, strict=True):
             yield dict(zip(WORDS, of_part, strict=True))
 
 
