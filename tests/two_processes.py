@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bilens.cli
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
@@ -82,10 +82,10 @@ def tensorise_gated(folder: Path) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     # Functions that are registered later, such as that which leaves the group, run before it.
-    atexit.register(write_threads, folder / f"threads-{processes().process_index}.json")
+    atexit.register(write_threads, folder / f"threads-{this_process().process_index}.json")
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
     result = json.dumps({"contexts": contexts(), "recurring": recurring()})
-    (folder / f"result-{processes().process_index}.json").write_text(result)
+    (folder / f"result-{this_process().process_index}.json").write_text(result)

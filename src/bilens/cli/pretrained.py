@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.reading import signed
 from bilens.settings import Count, Size, check_settings
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
@@ -60,7 +60,7 @@ class OnPretrained:
 
     def texts(self, name: str, tokenizer: Any, length: int, **options: Any) -> "bilens.data.Corpus":
         """Load texts in the model's tokens; one process fills the cache, and the others open it."""
-        with processes().main_process_first():
+        with this_process().main_process_first():
             corpus = bilens.data.load_documents(
                 name, tokenizer, n_ctx=length, data_dir=self.data_dir, **options
             )
@@ -146,7 +146,7 @@ class Anneal(OnPretrained):
     def run(self) -> dict[str, Any] | None:
         """Anneal one model."""
         cpu, output = self.device == "cpu", self.folder("annealed")
-        state = processes(cpu=cpu)
+        state = this_process(cpu=cpu)
         model, tokenizer = self.open()
         corpus = self.texts(self.data, tokenizer, self.training.length, shortest=self.shortest)
         history = linearise.anneal(
@@ -211,7 +211,7 @@ class InStages(OnPretrained):
 
     def begin(self, length: int) -> tuple[Any, Any, list[Any], dict[str, torch.Tensor]]:
         """Return the model, its tokenizer, texts to learn from, and texts to measure on."""
-        processes(cpu=self.device == "cpu")
+        this_process(cpu=self.device == "cpu")
         model, tokenizer = self.open(low_memory=self.low_memory)
         corpora = [self.texts(name, tokenizer, length) for name in self.data]
         # At least one text, however long texts are.
@@ -285,7 +285,7 @@ class Linearise(InStages):
             run=folder / "gates",
         )
         measurements.add("gates", model)
-        if not processes().is_main_process:
+        if not this_process().is_main_process:
             return None
         bilens.convert.save_model(output, model, tokenizer)
         rows = []
@@ -345,7 +345,7 @@ class Tensorise(InStages):
             resume=self.resume,
             use_cpu=self.device == "cpu",
         )
-        if not processes().is_main_process:
+        if not this_process().is_main_process:
             return None
         return {"model": output, "stages": self.show(tensorised, output)}
 
@@ -405,7 +405,7 @@ class Spectra:
             batch_size=self.batch,
             tolerance=self.tolerance,
         )
-        state = processes()
+        state = this_process()
         if state.num_processes > 1:
             out.print(f"{output}: the part of process {state.process_index} is done")
             return None

@@ -16,7 +16,7 @@ from bilens.data import ImageData, load_images
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ClassifierConfig
 from bilens.nn.language_settings import LanguageSettings
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.settings import Between, check_settings
 from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 from bilens.train.settings import PRESETS, LanguageTraining, check_precision
@@ -164,7 +164,7 @@ class LanguageSetup:
         config = language.LanguageConfig(**{**self.model.settings(), **parts})
         check_precision(config.attention, self.training.precision)
         # One process fills the cache of token ids, and the others open it.
-        with processes(cpu=self.use_cpu).main_process_first():
+        with this_process(cpu=self.use_cpu).main_process_first():
             corpus = bilens.data.load_corpus(
                 self.data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=self.data_dir
             )
@@ -174,7 +174,7 @@ class LanguageSetup:
 
     def is_main_process(self) -> bool:
         """Return True for the process that prints."""
-        return bool(processes().is_main_process)
+        return bool(this_process().is_main_process)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from bilens.checks import check_count, checked, full_precision
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
@@ -54,7 +54,7 @@ def write_spectra(
     """
     names = range(len(directions)) if names is None else names
     check_count("k", k, tensor.n_in, "the number of inputs")
-    state = processes()
+    state = this_process()
     settings = {
         "directions": len(directions),
         "k": k,

@@ -14,7 +14,7 @@ from torch import nn
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import LanguageTraining, check_precision
 from bilens.train.trainer import (
@@ -327,7 +327,7 @@ def compare_architectures(
             _, history = train_language(
                 config, corpus, settings, folder, resume=is_begun(folder), use_cpu=use_cpu
             )
-            if processes().is_main_process:
+            if this_process().is_main_process:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
             records = pd.DataFrame([record for record in history if "eval_loss" in record])
             curve = pd.DataFrame(

@@ -27,7 +27,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, write_safetensors
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.residual.parts import working_dtype
 from bilens.residual.trace import StopForwardError
 from bilens.train.run_directory import CHECKPOINTS, is_begun
@@ -253,7 +253,7 @@ def learn_layer(
         module: the module.
         learn: function that trains it in a folder and returns its errors.
     """
-    place, state = (run or folder) / f"layer-{layer:03}", processes()
+    place, state = (run or folder) / f"layer-{layer:03}", this_process()
     file = place.with_name(f"{place.name}.safetensors")
     if run is None or not file.is_file():
         for part in module.modules():
@@ -286,7 +286,7 @@ def stages_of(run: Path, *, resume: bool) -> Path:
     """Return the folder of a run's stages; CheckpointError if a new run would write into it."""
     folder = run / "stages"
     exists = folder.exists()
-    processes().wait_for_everyone()  # before any of them makes the folder
+    this_process().wait_for_everyone()  # before any of them makes the folder
     if exists and not resume:
         raise CheckpointError(
             f"{folder} exists already; resume with --resume, or choose another --output"

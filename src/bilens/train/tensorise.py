@@ -24,7 +24,7 @@ from bilens.lazy_imports import accelerate, pd
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.reading import Fact, Reading
 from bilens.residual.parts import working_dtype
@@ -115,12 +115,12 @@ class Measurements:
             name: agreement(model, self.original, ids.to(device))
             for name, ids in self.held_out.items()
         }
-        if processes().is_main_process:
+        if this_process().is_main_process:
             write_json(self.run / AGREEMENT_NAME, asdict(Tensorised(self.stages))["stages"])
 
     def finish(self, model: Any) -> Tensorised:
         """Write the card of the finished model, and return all measurements."""
-        if processes().is_main_process:
+        if this_process().is_main_process:
             card = model_card(model.config.to_diff_dict(), self.run)
             write_text(self.run / CARD_NAME, str(card))
         return Tensorised(self.stages)
@@ -212,7 +212,7 @@ class OwnText(Dataset[dict[str, Tensor]]):
 
     def all(self) -> Int[Tensor, "n_texts time"]:
         """Return all texts, on the device of the model; processes draw in turn and exchange."""
-        state = processes()
+        state = this_process()
         size = self.training.sample_batch
         numbers = [
             number
@@ -400,7 +400,7 @@ def tensorise(
         rows = OwnText(original, training, training.calibration_tokens // training.length, 1).all()
         if texts is not None:
             rows = torch.cat([rows, texts[: len(rows)].to(rows)])
-        if processes().is_main_process:
+        if this_process().is_main_process:
             write_safetensors(file, {"input_ids": rows})
         return rows
 
@@ -437,7 +437,7 @@ def tensorise(
                 student = open_model(folder).to(next(model.parameters()).device)
             else:
                 student = learn(student, folder)
-                if processes().is_main_process:
+                if this_process().is_main_process:
                     save_model(folder, student, tokenizer)
             measurements.add(name, student)
         if training.steps:
@@ -447,7 +447,7 @@ def tensorise(
             stage.run(run, resume=resume and is_begun(run), use_cpu=use_cpu)
             student.eval()
             measurements.add("distilled", student)
-        elif processes().is_main_process:
+        elif this_process().is_main_process:
             save_model(run, student, tokenizer)
     return measurements.finish(student)
 

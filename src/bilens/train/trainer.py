@@ -35,7 +35,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
 from bilens.lazy_imports import accelerate
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -436,7 +436,7 @@ def _open(
 ) -> tuple[RunDirectory, Path | None]:
     """Open the run in the first process, and send it to the others with its newest checkpoint."""
     message: list[Any] = [None]
-    if processes().is_main_process:
+    if this_process().is_main_process:
         try:
             directory = stack.enter_context(open_run(run, settings, resume=resume))
             resuming = resume and not directory.finished

@@ -16,7 +16,7 @@ from bilens.checks import full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.account import estimates, exchanged
 from bilens.read.flow.contrast import Against, other_of
@@ -220,7 +220,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
             f"ablate={ablate} exchanges directions between two texts, and against is None; add a "
             "second text for each prompt, or leave ablate out"
         )
-    state = processes()
+    state = this_process()
     of_process = []
     for i in range(count)[state.process_index :: state.num_processes]:
         # Directions that are orthogonal in their inputs recur, those of outputs hardly do.

@@ -17,7 +17,7 @@ from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
-from bilens.processes import processes
+from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import Stream, last_stream
@@ -112,7 +112,7 @@ def top_contexts(
         Pearce et al. 2024, figure 7 and appendix G.
     """
     _check(spectrum)
-    state = processes()
+    state = this_process()
     best = [_Best(k) for _ in range(spectrum.k)]
     # Each process reads every n-th text, and all gather the best of all.
     share = islice(texts, state.process_index, None, state.num_processes)

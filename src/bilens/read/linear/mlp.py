@@ -293,7 +293,7 @@ class LinearMLP:
 
 
 def ritz_pairs(
-    apply: Callable[[Float[Tensor, "forms k n"]], Float[Tensor, "forms k n"]],
+    apply: Callable[[Float[Tensor, "forms k n"]], Float[Tensor, "forms k n_in"]],
     starts: Float[Tensor, "forms s n"],
     m: int | None,
     push: Callable[[Float[Tensor, "forms k n_in"]], Float[Tensor, "forms k n"]] | None = None,
@@ -304,14 +304,14 @@ def ritz_pairs(
     in all. The Ritz vectors are an orthonormal basis of it. A vector in the span of the starts is
     the sum of its parts along them. For starts z and Qz this is m-point Gauss
     quadrature of z'Qz. If a space has fewer dimensions, the remaining vectors are zero. Costs
-    m products with each form. The products of `apply` with the vectors are returned too.
+    m products with each form. Returned are values, vectors, and what `apply` makes of the vectors.
 
     Args:
         apply: the product of each form Q with k vectors; of J' if Q is JJ'.
         starts: vectors that the space holds.
         m: number of dimensions, at least the number of starts. With None the space has all of
             them, and the Ritz vectors are eigenvectors.
-        push: the product of J with k vectors, if Q is JJ'. It is asked for only if the space needs
+        push: the product of J with k vectors, if Q is JJ'. It is called only if the space needs
             more vectors than the starts.
 
     Source:
