@@ -1,4 +1,4 @@
-"""Ten numbers of docs/results.md, measured again from another initialisation, within their spread.
+"""Results are files: the page is made from them, and README's numbers stand in them.
 
 `pytest -m slow tests/test_results.py` takes ten minutes of one core, four trainings on MNIST.
 """
@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.results import GROUPS, load_results, page
 from experiments.fig5 import KINDS, measure
 
 from bilens.data import load_images
@@ -15,30 +16,73 @@ from bilens.nn import ClassifierConfig
 from bilens.read import read_classifier
 from bilens.train import ClassifierTraining, train_classifier
 
-PAGE = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+RESULTS = load_results()
 SEED, SPREADS = 100, 4
-# The section, how the row starts, the column of the number, the training and what is measured.
-FIG3, FIG5 = "with ten eigenvectors", "Noise and weight decay"
-NAMES = {
-    "neither": "none",
-    "weight decay 0.5": "weight decay",
-    "input noise 1.0": "input noise",
-    "both": "both",
-}
+# Rows of two files: the file, the claim, the kind of training of figure 5, and what is measured.
 ROWS = [
-    *((FIG5, row, 2, kind, "accuracy") for row, kind in NAMES.items()),
-    *((FIG5, row, 4, kind, "rank") for row, kind in NAMES.items()),
-    (FIG3, "no regularisation", 1, "none", "lost"),
-    (FIG3, "weight decay 0.5, input noise 1.0", 1, "both", "lost"),
+    ("fig5", "neither: accuracy", "none", "accuracy"),
+    ("fig5", "weight decay 0.5: accuracy", "weight decay", "accuracy"),
+    ("fig5", "input noise 1.0: accuracy", "input noise", "accuracy"),
+    ("fig5", "both: accuracy", "both", "accuracy"),
+    ("fig5", "neither: effective rank", "none", "rank"),
+    ("fig5", "weight decay 0.5: effective rank", "weight decay", "rank"),
+    ("fig5", "input noise 1.0: effective rank", "input noise", "rank"),
+    ("fig5", "both: effective rank", "both", "rank"),
+    ("ten_eigenvectors", "no regularisation", "none", "lost"),
+    ("ten_eigenvectors", "weight decay 0.5, input noise 1.0", "both", "lost"),
 ]
+# Numbers of README that nothing measures: versions, years, sizes of models and names of parts.
+NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w])")
 
 
-def written(section: str, row: str, column: int) -> tuple[float, float]:
-    """Mean and standard deviation of a cell of the page, like 98.04 ± 0.07 %."""
-    chapter = next(part for part in re.split(r"^## ", PAGE, flags=re.M) if section in part[:80])
-    (line,) = (line for line in chapter.splitlines() if line.startswith(f"| {row} |"))
-    result = re.search(r"(-?[\d.]+) ± ([\d.]+)", line.split("|")[1:-1][column])
-    return float(result[1]), float(result[2])
+def numbers_of(text: str) -> set[str]:
+    """Return the numbers of a text, with neither commas nor zeros at the end."""
+    return {number.strip(",").replace(",", "") for number in NUMBER.findall(text)}
+
+
+def claims_of_readme() -> str:
+    """Return README's prose above its first command, without code, links and pictures."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Try it")[0]
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+
+
+def test_the_page_is_made_from_the_files():
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(RESULTS)
+    assert sorted(RESULTS) == sorted(name for names in GROUPS.values() for name in names)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_file_says_how_to_measure_it_again(name):
+    result = RESULTS[name]
+    for key in ("title", "command", "commit", "date", "hardware"):
+        assert result[key], key
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", result["date"])
+    assert result["rows"]
+    for row in result["rows"]:
+        assert list(row) == ["claim", "number", "spread", "baseline"]
+        assert row["claim"]
+        assert row["number"]
+
+
+def test_every_number_of_readme_is_in_a_file():
+    measured: set[str] = set()
+    for result in RESULTS.values():
+        for row in result["rows"]:
+            measured |= numbers_of(" ".join(map(str, row.values())))
+        measured |= numbers_of(result["title"] + result["note"])
+    assert numbers_of(claims_of_readme()) - measured == set()
+
+
+def test_a_number_that_no_file_has_is_noticed():
+    assert numbers_of("R² is 0.93, of 1,232 nodes; SmolLM2, head 26.0") == {"0.93", "1232", "26.0"}
+
+
+def written(name: str, claim: str) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a row, like 98.04 % and ± 0.07."""
+    (row,) = (row for row in RESULTS[name]["rows"] if row["claim"].endswith(claim))
+    return float(row["number"].split()[0]), float(row["spread"].removeprefix("± "))
 
 
 @cache
@@ -56,13 +100,13 @@ def measured(kind: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(("section", "row", "column", "kind", "key"), ROWS)
-def test_the_page_gives_a_spread(section, row, column, kind, key):
-    assert written(section, row, column)[1] > 0
+@pytest.mark.parametrize(("name", "claim", "kind", "key"), ROWS)
+def test_a_row_has_a_spread(name, claim, kind, key):
+    assert written(name, claim)[1] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("section", "row", "column", "kind", "key"), ROWS)
-def test_a_number_comes_out_again(section, row, column, kind, key):
-    mean, deviation = written(section, row, column)
+@pytest.mark.parametrize(("name", "claim", "kind", "key"), ROWS)
+def test_a_number_comes_out_again(name, claim, kind, key):
+    mean, deviation = written(name, claim)
     assert abs(measured(kind)[key] - mean) <= SPREADS * deviation
