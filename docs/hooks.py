@@ -1,4 +1,4 @@
-"""Additions of the site to Markdown: equations, outputs of tutorials, code of pictures; and checks.
+"""Additions of the site to Markdown: equations and outputs of tutorials; and checks.
 
 No page loads anything from other hosts, and the reference of a room has every public name.
 """
@@ -21,7 +21,6 @@ SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
 DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
-DRAWN = re.compile(r"^::code (\w+)\.(\w+)$", re.MULTILINE)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
@@ -39,15 +38,13 @@ def mathml(source: str, *_: Any, **__: Any) -> str:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Put equations of tutorials, between $$ in notebooks, into fences, and outputs below cells.
 
-    Below the title are links to the notebook and, if GitHub builds the site, to Colab. The line
-    `::code draw.tree` becomes the function `tree` of docs/draw.py.
+    Below the title are links to the notebook and, if GitHub builds the site, to Colab.
 
     Raises:
-        PluginError: a tutorial has other cells than when it was run for its outputs, or a picture
-            has no such function.
+        PluginError: a tutorial has other cells than when it was run for its outputs.
     """
     if not page.file.src_uri.startswith("tutorials/"):
-        return DRAWN.sub(lambda match: f"```python\n{_function(*match.groups())}\n```", markdown)
+        return markdown
     outputs = json.loads(Path(page.file.abs_src_path).with_suffix(".json").read_text("utf-8"))
     if len(outputs) != len(CELL.findall(markdown)):
         raise PluginError(f"{page.file.src_uri} has changed: run `python -m docs.draw_tutorials`")
@@ -96,14 +93,6 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
         if missing := _public_names(rooms[0]) - entries:
             raise PluginError(f"{page.file.src_uri} has no entry for {', '.join(sorted(missing))}")
     return output
-
-
-def _function(module: str, name: str) -> str:
-    source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return ast.get_source_segment(source, node) or ""
-    raise PluginError(f"docs/{module}.py has no function {name}, whose code a page shows")
 
 
 def _public_names(room: str) -> set[str]:
