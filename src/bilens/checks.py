@@ -28,6 +28,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
 ROUNDING = 4e-6
 """Relative error of sums in float32; norms of transformers compute in it whatever the weights."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Types of weights that are read."""
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -158,6 +160,11 @@ def check_sum(
         (x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")).detach().cpu().double()
         for x in (total, expected)
     )
+    if not bool(b.isfinite().all()):
+        raise BilensError(
+            f"The model's own number, which {reading} is compared with, is NaN or infinite: its "
+            "forward pass on this text overflows. Open it with dtype=torch.float32, or train again"
+        )
     error = (a - b).abs()
     allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
     if not bool((error <= allowed).all()):
@@ -182,6 +189,12 @@ def check_weights(model: nn.Module, name: str = "") -> None:
             raise CheckpointError(
                 f"{part} is a {kind.__name__}, expected a plain tensor. Open the model that it was "
                 "made from, or dequantise it first."
+            )
+        if parameter.is_meta or parameter.dtype not in FLOATS:
+            where = "on the device meta" if parameter.is_meta else f"of {parameter.dtype}"
+            raise CheckpointError(
+                f"{part} is {where}, expected numbers in float16, bfloat16, float32 or float64; "
+                "open the model again, or dequantise it"
             )
         # NaN is passed on by both; torch.isfinite takes 20 times as long, and more memory.
         if parameter.numel() and not all(map(torch.isfinite, torch.aminmax(parameter.detach()))):

@@ -121,7 +121,7 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
         n_layers=len(parts.layers),
         n_heads=heads.n_heads,
         n_kv_heads=heads.n_kv_heads,
-        d_hidden=mlp.down.weight().shape[1],
+        d_hidden=mlp.down.n_in,
         n_ctx=config.max_position_embeddings,
         mlp=gate,
         norm="rms",

@@ -1,5 +1,6 @@
 """Architectures, each a table of the names of its parts; users add theirs in one call."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -260,6 +261,44 @@ def known_families() -> list[str]:
     return [*FAMILIES, "LanguageModel"]
 
 
+def _family_of(model: Any) -> Family:
+    kind = type(model).__name__
+    return own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
+
+
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""Settings that a model's modules were made by."""
+CLIPPED = "clip_qkv"
+"""Setting by which OLMo cuts queries, keys and values off, so that they are not linear."""
+
+
+def config_numbers(model: Any) -> dict[str, Any]:
+    """Return the numbers that a model's configuration gives its forward pass, by their name.
+
+    Raises:
+        BilensError: a factor is not finite.
+    """
+    family, config = _family_of(model), model.config
+    numbers: dict[str, Any] = {name: getattr(config, name, None) for name in (*SIZES, CLIPPED)}
+    for name in ("embed_scale", "residual_scale", "logit_scale"):
+        try:
+            factor = getattr(family, name)(config)
+        except ZeroDivisionError:
+            factor = math.inf
+        numbers[name] = 1.0 if factor is None else float(factor)
+        if not math.isfinite(numbers[name]):
+            raise BilensError(
+                f"{name} of this {type(model).__name__} is {numbers[name]} by its configuration, "
+                "expected a finite factor"
+            )
+    return {
+        **numbers,
+        "parallel": bool(family.parallel(config)),
+        "softcap": family.softcap(config),
+        "attention": family.attention(config),
+    }
+
+
 def parts_of(model: nn.Module) -> Parts:
     """Return the parts of a model of a known family.
 
@@ -273,7 +312,7 @@ def parts_of(model: nn.Module) -> Parts:
             f"model is a {kind}, whose structure is not known; expected "
             f"{', '.join(known_families())}. bilens.register_family() adds an architecture."
         )
-    family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
+    family = _family_of(model)
     with evaluating(model):
         parts = _Finder(model, family).parts()
         # Names may fit by chance. On random numbers a different formula shows.
@@ -297,29 +336,30 @@ class _Finder:
     def __init__(self, model: nn.Module, family: Family) -> None:
         self.model, self.family = model, family
         self.config: Any = model.config
-        self.residual_scale = float(family.residual_scale(self.config) or 1)
         self.layers = [
             f"{family.layers}.{number}"
             for number in range(len(self._module(family.layers)))  # type: ignore[arg-type]
         ]
         self._require_all()
+        self._check_sizes()
+        self.numbers = config_numbers(model)
 
     def parts(self) -> Parts:
         family, config = self.family, self.config
         return Parts(
             layers=[self._layer(name) for name in self.layers],
-            embed=self._embedding(family.embed, float(family.embed_scale(config) or 1)),
+            embed=self._embedding(family.embed, self.numbers["embed_scale"]),
             positions=self._embedding(family.positions) if family.positions else None,
             hidden_positions=self._embedding(family.hidden_positions)
             if family.hidden_positions
             else None,
             norm=self._norm(family.norm),
             unembed=self._map(family.unembed),
-            parallel=bool(family.parallel(config)),
-            logit_scale=float(family.logit_scale(config) or 1),
-            softcap=family.softcap(config),
+            parallel=self.numbers["parallel"],
+            logit_scale=self.numbers["logit_scale"],
+            softcap=self.numbers["softcap"],
             partial_values=family.partial_values(config),
-            attention=family.attention(config),
+            attention=self.numbers["attention"],
             queries_keys=family.queries_keys,
         )
 
@@ -347,6 +387,29 @@ class _Finder:
                 "Family, or None for parts that the architecture does not have"
             )
 
+    def _check_sizes(self) -> None:
+        """Raise BilensError unless the modules are those that the configuration describes."""
+        kind, config = type(self.model).__name__, self.config
+        n_layers = getattr(config, "num_hidden_layers", len(self.layers))
+        if not self.layers or len(self.layers) != n_layers:
+            raise BilensError(
+                f"{kind} has {len(self.layers)} layers and num_hidden_layers={n_layers} in its "
+                "configuration, expected the same number, 1 or more"
+            )
+        if getattr(config, CLIPPED, None) is not None:
+            raise BilensError(
+                f"{kind} has {CLIPPED}={config.clip_qkv}, so that queries, keys and values are not "
+                "linear maps; expected None"
+            )
+        for layer in self.layers:
+            attention = self._module(f"{layer}.{self.family.attn}")
+            bidirectional = getattr(config, "use_bidirectional_attention", False)
+            if bidirectional or getattr(attention, "is_causal", True) is False:
+                raise BilensError(
+                    f"{layer}.{self.family.attn} is not causal: its tokens attend to later ones, "
+                    "expected a causal language model"
+                )
+
     def _layer(self, name: str) -> Layer:
         return Layer(
             name=name,
@@ -368,12 +431,21 @@ class _Finder:
         else:
             query, key, value = (self._map(layer + name) for name in names)
         second = [self._map(layer + name) for name in family.pair or ()]
+        out = self._map(layer + family.out)
+        d_head, remainder = divmod(value.n_out, n_kv_heads)
+        stated = getattr(self._module(layer + family.attn), "head_dim", d_head)
+        if remainder or not query.n_out == out.n_in == n_heads * d_head == n_heads * stated:
+            raise BilensError(
+                f"{layer}{family.attn} has maps of {query.n_out} queries and {value.n_out} values, "
+                f"which do not fit {n_heads} heads that share {n_kv_heads} heads of keys, those of "
+                "the model's configuration; was it changed?"
+            )
         return Heads(
             module=self._module(layer + family.attn),
             norm=self._norm(family.attn_norm, layer),
             pairs=((query, key), (second[0], second[1])) if second else ((query, key),),
             value=value,
-            out=self._map(layer + family.out),
+            out=out,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             out_norm=self._norm(family.attn_out_norm, layer),
@@ -383,7 +455,7 @@ class _Finder:
                 if (module := self._get(layer + name)) is not None
             ),
             v_first_share=self._number(layer, family.v_first_share),
-            residual_scale=self.residual_scale,
+            residual_scale=self.numbers["residual_scale"],
         )
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
@@ -411,7 +483,7 @@ class _Finder:
             module=self._module(layer + family.mlp),
             norm=self._norm(family.mlp_norm, layer),
             out_norm=self._norm(family.mlp_out_norm, layer),
-            residual_scale=self.residual_scale,
+            residual_scale=self.numbers["residual_scale"],
         )
         if self._has_experts(layer):
             return self._mixture(layer, mlp)

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from bilens.checks import check_finite, check_index, detached, full_precision
 from bilens.errors import BilensError
@@ -360,14 +359,18 @@ class MLP(NormedInput):
         """
         weight = self.up.stored
         generator = torch.Generator().manual_seed(0)
-        width = weight.shape[0 if isinstance(self.up.module, Conv1D) else -1]
-        x = torch.randn(4, width, generator=generator).to(weight)
+        x = torch.randn(4, self.up.n_in, generator=generator).to(weight)
         rounding = 100 * torch.finfo(weight.dtype).eps
         try:
             expected, output = self.run(x), self.output(x)
             same = torch.allclose(expected, output, rtol=rounding, atol=rounding, equal_nan=True)
-        except RuntimeError:  # the maps do not even fit together
-            same = False
+        except RuntimeError as error:
+            if self.router is not None:
+                raise BilensError(
+                    f"{self.name} has experts that cannot run in {weight.dtype}: {error}. "
+                    'model.set_experts_implementation("eager") runs them in any type'
+                ) from error
+            same = False  # the maps do not even fit together
         if not same:
             form = "up(x)" if self.gate is None else "up(x) * activation(gate(x))"
             raise BilensError(

@@ -14,8 +14,9 @@ from bilens.checks import check_index, check_text, check_weights, full_precision
 from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
-from bilens.residual.families import parts_of
+from bilens.residual.families import config_numbers, parts_of
 from bilens.residual.layers import Layer, check_ids
+from bilens.residual.running import check_attention, run
 from bilens.residual.trace import Trace, mlp_inputs, query_key_maps, text_ids, traces
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
@@ -55,15 +56,16 @@ class ResidualModel:
         self.model: Any = model.eval()
         self.tokenizer = tokenizer
         self.parts = parts_of(model)
+        self._numbers = config_numbers(model)
+        self._attention_checked = False
 
     # What it is.
 
     def __repr__(self) -> str:
         return (
             f"ResidualModel({type(self.model).__name__}, {self.n_layers} layers, {self.n_heads} "
-            f"heads, width {self.d_model}, {self.vocab_size:,} tokens, {self.W_E.dtype})".replace(
-                "torch.", ""
-            )
+            f"heads, width {self.d_model}, {self.vocab_size:,} tokens, "
+            f"{str(self.parts.embed.module.weight.dtype).removeprefix('torch.')})"
         )
 
     @property
@@ -101,16 +103,19 @@ class ResidualModel:
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
         """Embedding of each token, without positions, one row for each token."""
+        self._check_model()
         return self.parts.embed.weight() * self.parts.embed.scale
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
         """Unembedding of the normalised stream after the last layer, one column for each token."""
+        self._check_model()
         return self.parts.logit_weights()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """Bias of each logit, from the final norm and the unembedding."""
+        self._check_model()
         return self.parts.logit_weights()[1]
 
     def token(self, name: str) -> int:
@@ -121,8 +126,8 @@ class ResidualModel:
         """
         if self.tokenizer is None:
             raise BilensError(
-                f"token={name!r}, but the model came without a tokenizer; pass the number of the "
-                "token, or ResidualModel(model, tokenizer)"
+                f"token={name!r}, but the model came without a tokenizer; pass model.direction "
+                "with the number of the token, or ResidualModel(model, tokenizer)"
             )
         check_text("token", name)
         # The whole vocabulary as a dictionary takes seconds where it is large.
@@ -166,15 +171,27 @@ class ResidualModel:
             else check_index(name, item, self.parts.unembed.n_out, "the number of a token")
             for name, item in [("token", token), *(("minus", other) for other in others)]
         ]
+        self._check_model()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
 
     def layer(self, layer: int) -> Layer:
         """Return the parts of a layer."""
-        layer_parts = self.parts.layers[check_index("layer", layer, self.n_layers)]
-        check_unhooked(layer_parts.module, layer_parts.name)
-        return layer_parts
+        self._check_model()
+        return self.parts.layers[check_index("layer", layer, self.n_layers)]
+
+    def _check_model(self) -> None:
+        """Check that the model still computes what its weights and this view's numbers say."""
+        check_unhooked(self.model)
+        numbers = config_numbers(self.model)
+        changed = [name for name in numbers if numbers[name] != self._numbers[name]]
+        if changed:
+            name = changed[0]
+            raise BilensError(
+                f"{name} of the model was {self._numbers[name]} when this view was made, and its "
+                f"configuration says {numbers[name]} now; undo the change, or open the model again"
+            )
 
     @torch.no_grad()
     def mlp(self, layer: int) -> BilinearTensor:
@@ -290,8 +307,13 @@ class ResidualModel:
         """
         for batch in batched(texts, batch_size):
             rows = [self.ids(text) for text in batch]
-            check_unhooked(self.model)
-            yield from traces(self.model, self.parts, rows)
+            self._check_model()
+            traced = traces(self.model, self.parts, rows)
+            longest = max(traced, key=lambda trace: len(trace.ids))
+            if not self._attention_checked and len(longest.ids) > 1:
+                check_attention(self.model, longest.ids, longest.logits)
+                self._attention_checked = True
+            yield from traced
 
     def mlp_inputs(
         self, layer: int, ids: Int[Tensor, "batch time"]
@@ -304,23 +326,53 @@ class ResidualModel:
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """Return the model's logits, in float32 or float64."""
         check_ids(self.parts, ids)
-        output = self.model(ids.to(self.device), use_cache=False)
+        output = run(self.model, ids.to(self.device))
         return getattr(output, "logits", output).to(self.parts.dtype)
 
 
-def check_unhooked(model: nn.Module, name: str = "") -> None:
-    """Check that no forward hook changes or replaces the output of a module.
+def check_unhooked(model: nn.Module) -> None:
+    """Check that each module of a model runs its own forward pass: no hook, patch or compiled one.
 
     Weights would not tell of it. Hooks of bilens are there while it traces or ablates, those of
-    transformers only record.
+    transformers only record, those of accelerate move tensors between devices.
     """
-    for part, module in model.named_modules(prefix=name):
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            home = getattr(hook, "__module__", type(hook).__module__)
-            if not home.startswith(("bilens.", "transformers.")):
-                hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                raise BilensError(
-                    f"{part or 'the model'} has a forward hook, {home}.{hook_name}, expected none: "
-                    "readings of weights cannot see its effect. Remove it by the handle that "
-                    "register_forward_hook returned; pruning and weight norms have remove() too"
-                )
+    everywhere = (
+        *torch.nn.modules.module._global_forward_hooks.values(),
+        *torch.nn.modules.module._global_forward_pre_hooks.values(),
+    )
+    if everywhere:
+        _check_hooks("All modules", everywhere)
+    for name, module in model.named_modules():
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if hooks:
+            _check_hooks(name or "the model", hooks)
+        forward = vars(module).get("forward")
+        if forward is not None and not hasattr(module, "_hf_hook") and not _is_known(forward):
+            raise BilensError(
+                f"{name or 'the model'} has a forward pass of its own, "
+                f"{getattr(forward, '__qualname__', forward)}, in place of that of its class: "
+                "readings of weights cannot see its effect. Remove it: del module.forward"
+            )
+        # Set by Module.compile(); hooks, which record streams, have no effect in compiled code.
+        if module._compiled_call_impl is not None:
+            raise BilensError(
+                f"{name or 'the model'} is compiled, so that streams cannot be recorded in it. Use "
+                "compiled = torch.compile(model) in place of model.compile(), and read the model"
+            )
+
+
+def _check_hooks(name: str, hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        if not _is_known(hook):
+            kind = hook if hasattr(hook, "__qualname__") else type(hook)
+            raise BilensError(
+                f"{name} has a forward hook, {kind.__module__}.{kind.__qualname__}, expected none: "
+                "readings of weights cannot see its effect. Remove it by the handle that "
+                "register_forward_hook returned; pruning and weight norms have remove() too"
+            )
+
+
+def _is_known(function: Any) -> bool:
+    inner = getattr(function, "func", function)  # of functools.partial
+    home = getattr(inner, "__module__", None) or type(inner).__module__
+    return home.startswith(("bilens.", "transformers."))

@@ -46,6 +46,11 @@ class LinearMap:
             return len(self.rows)
         return self.stored.shape[1 if self._transposed else 0]
 
+    @property
+    def n_in(self) -> int:
+        """Number of inputs."""
+        return self.stored.shape[0 if self._transposed else 1]
+
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Return the outputs of the module for inputs x, in the type of its storage."""
         outputs: Tensor = self.module(x)
@@ -126,6 +131,11 @@ class ExpertMap(LinearMap):
         if self.rows is not None:
             return len(self.rows)
         return self.stored.shape[1] * (1 if self.joins else self.stored.shape[0])
+
+    @property
+    def n_in(self) -> int:
+        """Number of inputs."""
+        return self.stored.shape[2] * (self.stored.shape[0] if self.joins else 1)
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """Return W in float32 or float64."""

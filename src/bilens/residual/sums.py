@@ -19,15 +19,12 @@ from bilens.residual.families import evaluating
 from bilens.residual.layers import MLP
 from bilens.residual.model import ResidualModel
 from bilens.residual.parts import Norm
-from bilens.residual.trace import Trace, recording
+from bilens.residual.running import allowed_change, recording, run
+from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
 
 TEXTS, LENGTH = 2, 16
 """Number and length of the random texts on which two versions of a model are compared."""
-ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
-"""Changes of a log-probability that rounding explains; models round inside, whatever they store."""
-COARSE = 1.0
-"""The same for weights of 16 bits and fewer."""
 
 
 @torch.no_grad()
@@ -38,7 +35,7 @@ def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab
     length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
     ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
     with evaluating(model):
-        logits: Tensor = model(ids.to(model.device), use_cache=False).logits
+        logits: Tensor = run(model, ids.to(model.device)).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(-1)
 
@@ -53,7 +50,7 @@ def check_unchanged(
     """
     after = log_probabilities(model)
     change = float((after - before).abs().max())
-    allowed = ROUNDING.get(next(model.parameters()).dtype, COARSE)
+    allowed = allowed_change(model)
     if not change <= allowed:
         raise BilensError(
             f"{action} changed a log-probability by {change:.2g} nats, where rounding explains "

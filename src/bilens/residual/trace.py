@@ -2,70 +2,34 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.checks import check_text, detached
 from bilens.data.texts import clean
 from bilens.errors import BilensError
 from bilens.residual.layers import MLP, Layer, Parts
 from bilens.residual.parts import Norm
-from bilens.settings import Place
+from bilens.residual.running import (
+    StopForwardError,
+    attends_by,
+    attention_call,
+    recording,
+    rotates_by_length,
+    run,
+)
+from bilens.settings import Count, Place
 
 ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
-RECORDING = "bilens-recording"
 ROWS = 8192
 """Rows that go through a layer at once."""
-_LOCK = RLock()
-_active: ContextVar[object] = ContextVar("active", default=None)
-_recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
-
-
-class StopForwardError(Exception):
-    """Signal that ends a forward pass once enough of it is recorded."""
-
-
-@contextmanager
-def recording() -> Iterator[Callable[[], bool]]:
-    """Yield a test that is true in the forward passes of this block only.
-
-    Hooks see every run of their module, also runs in other threads and in traces within this one.
-    """
-    block = object()
-    token = _active.set(block)
-    try:
-        yield lambda: _active.get() is block
-    finally:
-        _active.reset(token)
-
-
-@contextmanager
-def attends_by(model: Any, kind: str) -> Iterator[None]:
-    """Let a model of transformers attend by another of its functions as long as this runs.
-
-    The choice is in the configuration, so one thread at a time makes it. Attention of bilens's own
-    models, and of models that were registered, has no such choice.
-    """
-    before = getattr(model.config, "_attn_implementation", None)
-    if before is None or hasattr(model, "embed_text"):
-        yield
-        return
-    with _LOCK:
-        model.config._attn_implementation = kind
-        try:
-            yield
-        finally:
-            model.config._attn_implementation = before
 
 
 @detached
@@ -104,7 +68,11 @@ def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
 
 @detached
 def queries_keys(
-    view: Any, layer: int, n: Float[Tensor, "rows d_model"], position: Place
+    view: Any,
+    layer: int,
+    n: Float[Tensor, "rows d_model"],
+    position: Place,
+    length: Count | None = None,
 ) -> ScoredRows:
     """Return queries and keys of normalised rows at one position.
 
@@ -115,6 +83,8 @@ def queries_keys(
         layer: number of the layer.
         n: the rows.
         position: of the rows.
+        length: number of tokens of the text, by which some models choose the frequencies of rotary
+            positions; by default the position is the last one.
 
     Returns:
         One or two pairs of (rows, heads, d_head), whose inner products are the scores.
@@ -129,10 +99,12 @@ def queries_keys(
         )
     norm = view.layer(layer).heads.norm
     x = n if norm is None else norm.applied(n)
-    return _from_stream(view, layer, x, position, linear=False)
+    return _from_stream(view, layer, x, position, length, linear=False)
 
 
-def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: bool) -> ScoredRows:
+def _from_stream(
+    view: Any, layer: int, x: Tensor, position: int, length: int | None = None, *, linear: bool
+) -> ScoredRows:
     """Return queries and keys of a layer for rows (n, d_model) at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
@@ -140,7 +112,8 @@ def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: boo
     keys multiply by their gain only, so that the result is linear in the rows.
     """
     if len(x) > ROWS:
-        parts = [_from_stream(view, layer, y, position, linear=linear) for y in x.split(ROWS)]
+        batches = x.split(ROWS)
+        parts = [_from_stream(view, layer, y, position, length, linear=linear) for y in batches]
         return [
             (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
             for pair in zip(*parts, strict=True)
@@ -154,7 +127,7 @@ def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: boo
         pairs, scale = _of_own_model(model, heads.module, rows, position, linear=linear)
     else:
         with _gains_only(heads.inner if linear else ()):
-            arguments = _arguments(model, heads.module, position)
+            arguments = _arguments(model, heads.module, position, length or position + 1)
             call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
         if call is None:
             raise BilensError(
@@ -176,8 +149,8 @@ def _of_own_model(
     return module.queries_keys(rows, place, rope, normed=not linear), module.scale
 
 
-def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
-    """Return the arguments of an attention module at a position, without its input."""
+def _arguments(model: Any, module: nn.Module, position: int, length: int) -> dict[str, Any]:
+    """Return the arguments of an attention module at a position of a text, without its input."""
     arguments: dict[str, Any] = {}
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -185,48 +158,31 @@ def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
             arguments.update(kwargs)
             raise StopForwardError
 
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
+    # The last position tells a model the length of the text.
+    text = [position] if length == position + 1 else [position, length - 1]
+    places = torch.tensor([text], device=next(module.parameters()).device)
     hook = module.register_forward_pre_hook(record, with_kwargs=True)
     with recording() as is_recorded, hook, suppress(StopForwardError):
-        model(ids, position_ids=torch.full_like(ids, position), use_cache=False)
-    positions = {name: arguments[name] for name in ("position_embeddings",) if name in arguments}
-    return {**positions, "attention_mask": None}
-
-
-def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
-    """Return query, key, mask and options of the first call of attention in a run.
-
-    None if the model's attention is not built on the interface of transformers.
-    """
-    # Modules with other arguments are not built on the interface either, and fail before the call.
-    # The run ends at the call, so that whatever a module does to queries and keys before it, such
-    # as rotation or a scale, is in the result.
-    _recorded.set(None)
-    with attends_by(model, RECORDING), suppress(StopForwardError, TypeError):
-        run()
-    return _recorded.get()
-
-
-def _record(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-) -> tuple[Tensor, None]:
-    if options.get("scaling") is None:
-        options["scaling"] = query.shape[-1] ** -0.5
-    _recorded.set({**options, "query": query, "key": key, "mask": mask})
-    raise StopForwardError
-
-
-ALL_ATTENTION_FUNCTIONS.register(RECORDING, _record)
+        run(model, torch.zeros_like(places), position_ids=places)
+    known: dict[str, Any] = {"attention_mask": None}
+    if "position_embeddings" in arguments:
+        turns = arguments["position_embeddings"]
+        known["position_embeddings"] = (
+            turns if len(text) == 1 else tuple(part[:, :1] for part in turns)
+        )
+    return known
 
 
 @contextmanager
 def _gains_only(norms: Sequence[Norm]) -> Iterator[None]:
-    with ExitStack() as hooks:
+    with recording() as is_recorded, ExitStack() as hooks:
         for norm in norms:
             gain = norm.gain()
-            hooks.enter_context(
-                norm.module.register_forward_hook(lambda _, args, __, g=gain: args[0] * g)
-            )
+
+            def multiply(_: nn.Module, args: Any, output: Tensor, gain: Tensor = gain) -> Tensor:
+                return args[0] * gain if is_recorded() else output
+
+            hooks.enter_context(norm.module.register_forward_hook(multiply))
         yield
 
 
@@ -346,6 +302,8 @@ class Trace:
 @detached
 def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
     """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
+    if rotates_by_length(model) and len(set(map(len, texts))) > 1:
+        return [trace for text in texts for trace in traces(model, parts, [text])]
     # Attention is causal: padding at the end changes no position before it.
     ids = pad_sequence(list(texts), batch_first=True)
     seen: Recorded = {}
@@ -373,7 +331,7 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
         # Its input is the stream after the last layer, of any architecture.
         last = parts.norm_or_module
         record("input", last, _first_input)
-        output = model(ids, use_cache=False)
+        output = run(model, ids)
     layers = [_layer(seen, layer) for layer in parts.layers]
     streams, logits = seen["input", last], _wide(getattr(output, "logits", output))
     result = []
@@ -403,7 +361,7 @@ def mlp_inputs(
     with recording() as is_recorded, ExitStack() as hooks, suppress(StopForwardError):
         for mlp in mlps:
             hooks.enter_context(mlp.norm_or_module.register_forward_pre_hook(record))
-        model(ids, use_cache=False)
+        run(model, ids)
     return inputs
 
 

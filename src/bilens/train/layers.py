@@ -29,7 +29,7 @@ from bilens.files import UNFINISHED, write_safetensors
 from bilens.nn.checkpoint import WEIGHTS_NAME
 from bilens.processes import this_process
 from bilens.residual.parts import working_dtype
-from bilens.residual.trace import StopForwardError
+from bilens.residual.running import StopForwardError
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage

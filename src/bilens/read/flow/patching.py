@@ -15,7 +15,7 @@ from bilens.read.flow.contrast import Against, Other, embedded, other_of
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Reading, signed
 from bilens.residual import ResidualModel
-from bilens.residual.trace import StopForwardError
+from bilens.residual.running import StopForwardError
 
 Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer, at the last position."""

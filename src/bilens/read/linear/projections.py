@@ -16,7 +16,7 @@ from bilens.read.linear.secants import NormMap, frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.layers import Heads, folded_input
 from bilens.residual.parts import LinearMap, Norm
-from bilens.residual.trace import attention_call
+from bilens.residual.running import attention_call
 
 ROWS = 2048
 """Rows that are rotated at once."""

@@ -1,0 +1,188 @@
+"""Forward passes of a model: what is recorded in them, and how they attend, thread by thread."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from threading import RLock
+from typing import Any, NoReturn, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bilens.checks import detached
+from bilens.errors import BilensError
+
+RECORDING = "recording"
+PREFIX = "bilens-"
+_LOCK = RLock()
+_active: ContextVar[object] = ContextVar("active", default=None)
+_attention: ContextVar[str | None] = ContextVar("attention", default=None)
+_recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
+
+
+class StopForwardError(Exception):
+    """Signal that ends a forward pass once enough of it is recorded."""
+
+
+@contextmanager
+def recording() -> Iterator[Callable[[], bool]]:
+    """Yield a test that is true in the forward passes of this block only.
+
+    Hooks see every run of their module, also runs in other threads and in traces within this one.
+    """
+    block = object()
+    token = _active.set(block)
+    try:
+        yield lambda: _active.get() is block
+    finally:
+        _active.reset(token)
+
+
+def attention_choice(model: Any) -> str | None:
+    """Return the name of a model's attention function; None if it has no choice of one.
+
+    Attention of bilens's own models, and of models that were registered, has none.
+    """
+    choice: str | None = getattr(model.config, "_attn_implementation", None)
+    return None if hasattr(model, "embed_text") else choice
+
+
+@contextmanager
+def attends_by(model: Any, kind: str) -> Iterator[None]:
+    """Let a model of transformers attend by another function, in this thread and block only.
+
+    `kind` is "eager", or RECORDING.
+    """
+    # The configuration is shared by all threads, so it names a function that asks each thread what
+    # it wants. Passes of the model in other threads attend as before. The lock is for the name.
+    with _LOCK:
+        choice = attention_choice(model)
+        if choice is None:
+            yield
+            return
+        token = _attention.set(kind)
+        try:
+            if not choice.startswith(PREFIX):
+                model.config._attn_implementation = _registered(choice)
+            yield
+        finally:
+            model.config._attn_implementation = choice
+            _attention.reset(token)
+
+
+def _registered(choice: str) -> str:
+    """Return the name of the function that attends as a thread wants, and else by `choice`."""
+    name = PREFIX + choice
+    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attend, choice))
+    # Functions without an entry here get no mask at all.
+    if choice in ALL_MASK_ATTENTION_FUNCTIONS:
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, partial(_mask, choice))
+    return name
+
+
+def _attend(choice: str, module: nn.Module, *tensors: Tensor, **options: Any) -> Any:
+    kind = _attention.get() or choice
+    if kind == RECORDING:
+        _record(module, *tensors, **options)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(kind, _eager_attention(module))
+    return function(module, *tensors, **options)
+
+
+def _mask(choice: str, *args: Any, **options: Any) -> Any:
+    kind = "eager" if _attention.get() == "eager" else choice
+    return ALL_MASK_ATTENTION_FUNCTIONS[kind](*args, **options)
+
+
+def _eager_attention(module: nn.Module) -> Callable[..., Any]:
+    """Return the eager attention of an architecture, a function of the file of its class."""
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+        if function is not None:
+            return cast(Callable[..., Any], function)
+    raise BilensError(
+        f"{type(module).__name__} has no eager attention, expected eager_attention_forward beside "
+        "it, as in transformers"
+    )
+
+
+def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:
+    """Run a model on texts without a cache, as if it had not read any text before."""
+    for module in model.modules():
+        if "dynamic" in _rotations(module):
+            # Frequencies of the longest text so far are kept, and the same text would have two
+            # traces.
+            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
+    return model(ids, use_cache=False, **options)
+
+
+def rotates_by_length(model: nn.Module) -> bool:
+    """Return True if the rotary positions of a text depend on its length."""
+    return any({"dynamic", "longrope"} & _rotations(module) for module in model.modules())
+
+
+def _rotations(module: nn.Module) -> set[str]:
+    """Return the kinds of rotary positions that a module computes, for its kinds of layers."""
+    kinds = getattr(module, "rope_type", ())
+    return set(kinds.values()) if isinstance(kinds, dict) else {kinds} if kinds else set()
+
+
+def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
+    """Return query, key, mask and options of the first call of attention in a run.
+
+    None if the model's attention is not built on the interface of transformers.
+    """
+    # Modules with other arguments are not built on the interface either, and fail before the call.
+    # The run ends at the call, so that whatever a module does to queries and keys before it, such
+    # as rotation or a scale, is in the result.
+    _recorded.set(None)
+    with attends_by(model, RECORDING), suppress(StopForwardError, TypeError):
+        run()
+    return _recorded.get()
+
+
+def _record(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> NoReturn:
+    if options.get("scaling") is None:
+        options["scaling"] = query.shape[-1] ** -0.5
+    _recorded.set({**options, "query": query, "key": key, "mask": mask})
+    raise StopForwardError
+
+
+def allowed_change(model: nn.Module) -> float:
+    """Return the change of a log-probability, in nats, that rounding explains.
+
+    Models round inside, whatever they store.
+    """
+    dtype = next(model.parameters()).dtype
+    return {torch.float64: 1e-4, torch.float32: 2e-3}.get(dtype, 1.0)
+
+
+@detached
+def check_attention(
+    model: Any, ids: Int[Tensor, " time"], logits: Float[Tensor, "time vocab"]
+) -> None:
+    """Compare the logits of a trace, which attends eagerly, with those of the model as it is.
+
+    Raises:
+        BilensError: its own attention computes something else.
+    """
+    if attention_choice(model) in (None, "eager"):
+        return
+    expected = run(model, ids[None]).logits[0].to(logits.dtype).log_softmax(-1)
+    change = float((logits.log_softmax(-1) - expected).abs().max())
+    # Eager attention computes its softmax in float32, also in models of float64.
+    allowed = max(allowed_change(model), 2e-3) + 1e-5 * float(logits.abs().max())
+    if not change <= allowed:
+        raise BilensError(
+            f"The eager attention of this {type(model).__name__}, which tells its patterns, and "
+            f"its own, {attention_choice(model)}, differ by {change:.2g} nats in a log-probability "
+            f"where rounding explains {allowed:.2g}. Is it causal? Readings of its texts would not "
+            "be those of the model."
+        )

@@ -1,0 +1,259 @@
+"""Models that compute something else than their weights say are refused, or read exactly."""
+
+from functools import partial
+from threading import Event, Thread
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from bilens.errors import BilensError, CheckpointError
+from bilens.read.flow import flow
+from bilens.residual import ResidualModel, queries_keys
+from bilens.testing import sum_of_parts
+from tests.families import FAMILIES, LIKE_LLAMA, TIME, some_text, tiny
+from tests.language import random_model
+from tests.residual.test_experts import MIXTURES, mixture
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.0],
+    "long_factor": [2.0, 5.0],
+    "original_max_position_embeddings": 6,
+    "factor": 2.0,
+}
+ROTATIONS = {
+    "longrope": ("Phi3", LONG),
+    "dynamic": ("Llama", {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}),
+    "linear": ("Llama", {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}),
+    "yarn": ("Llama", {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}),
+    "llama3": (
+        "Llama",
+        {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 6,
+        },
+    ),
+}
+
+
+def rotating(kind, seed=0):
+    """Return a tiny model with a kind of scaled rotary positions, made for texts of 6 tokens."""
+    family, rope = ROTATIONS[kind]
+    settings = {**LIKE_LLAMA, "max_position_embeddings": 6, "rope_parameters": dict(rope)}
+    if kind == "longrope":
+        settings |= {"max_position_embeddings": TIME, "original_max_position_embeddings": 6}
+    config = getattr(transformers, f"{family}Config")(**settings)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator).double() / 2
+    return model.double().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_texts_of_different_lengths_have_the_traces_of_each_with_scaled_positions(kind):
+    text = some_text()[0]
+    texts = [text[:4], text, text[2:7]]
+    # In both orders: frequencies of the longest text so far are kept by dynamic positions.
+    for batch in (texts, texts[::-1]):
+        view = ResidualModel(rotating(kind))
+        for ids, trace in zip(batch, view.traces(batch), strict=True):
+            expected = rotating(kind)(ids[None], use_cache=False).logits[0]
+            torch.testing.assert_close(trace.logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_queries_and_keys_are_those_of_a_text_of_any_length(kind):
+    view = ResidualModel(rotating(kind))
+    layer = view.trace(some_text()[0]).layers[0]
+    rows = [queries_keys(view, 0, layer.attn_n[[at]], at, length=TIME)[0] for at in range(TIME)]
+    q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
+    unseen = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    score = torch.einsum("thd,shd->hts", q, k).masked_fill(unseen, -torch.inf)
+    torch.testing.assert_close(score.softmax(-1), layer.pattern, rtol=1e-4, atol=1e-5)
+
+
+def test_models_that_are_not_causal_are_refused():
+    settings = {**FAMILIES["gemma3"][1], "use_bidirectional_attention": True}
+    config = transformers.Gemma3TextConfig(**settings)
+    with pytest.raises(BilensError, match="self_attn is not causal"):
+        ResidualModel(transformers.Gemma3ForCausalLM(config))
+    model = tiny("llama")
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(BilensError, match="layers.1.self_attn is not causal"):
+        ResidualModel(model)
+
+
+def test_the_models_own_attention_is_compared_with_that_of_the_patterns():
+    view = ResidualModel(tiny("llama"))
+    # Eager attention takes its mask and ignores this one.
+    view.model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(BilensError, match="eager attention of this LlamaForCausalLM.* own, sdpa"):
+        view.trace(some_text()[0])
+
+
+def doubled(module):
+    own = module.forward
+
+    def patched(*args, **kwargs):
+        output = own(*args, **kwargs)
+        return output * 2 if isinstance(output, torch.Tensor) else output
+
+    return patched
+
+
+PATCHED = {
+    "model.layers.0.self_attn.v_proj": lambda view: view.ov(0),
+    "model.layers.0.self_attn.o_proj": lambda view: view.ov(0),
+    "model.layers.0": lambda view: view.ov(0),
+    "model.embed_tokens": lambda view: view.W_E,
+    "lm_head": lambda view: view.W_U,
+    "model.norm": lambda view: view.direction(3),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_readings_of_weights_refuse_a_patched_forward_pass(name):
+    view = ResidualModel(tiny("llama"))
+    module = view.model.get_submodule(name)
+    module.forward = doubled(module)
+    with pytest.raises(BilensError, match=f"{name} has a forward pass of its own, doubled"):
+        PATCHED[name](view)
+    del module.forward
+    PATCHED[name](view)
+
+
+def test_readings_of_weights_refuse_hooks_of_all_modules():
+    view = ResidualModel(tiny("llama"))
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    with hook, pytest.raises(BilensError, match="All modules has a forward hook"):
+        view.W_U  # noqa: B018
+    assert view.W_U.isfinite().all()
+
+
+def set_setting(name, value, model):
+    setattr(model.config, name, value)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("granite", partial(set_setting, "logits_scaling", 3.0)),
+        ("gemma2", partial(set_setting, "final_logit_softcapping", 2.0)),
+        ("cohere2", partial(set_setting, "logit_scale", 7.0)),
+        ("llama", partial(set_setting, "num_attention_heads", 2)),
+    ],
+)
+def test_readings_of_weights_refuse_a_configuration_that_was_changed(family, change):
+    view = ResidualModel(tiny(family))
+    change(view.model)
+    with pytest.raises(BilensError, match="when this view was made"):
+        view.direction(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (partial(set_setting, "num_hidden_layers", 3), "2 layers and num_hidden_layers=3"),
+        (partial(set_setting, "num_attention_heads", 2), "which do not fit 2 heads"),
+        (partial(set_setting, "num_attention_heads", 3), "which do not fit 3 heads"),
+        (partial(set_setting, "num_key_value_heads", 4), "share 4 heads of keys"),
+        (lambda model: model.model.layers.__delitem__(slice(None)), "has 0 layers"),
+        (lambda model: model.compile(backend="eager"), "the model is compiled"),
+        (
+            lambda model: model.model.layers[1].compile(backend="eager"),
+            "model.layers.1 is compiled",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_its_configuration_is_refused(change, message):
+    model = tiny("llama")
+    change(model)
+    with pytest.raises(BilensError, match=message):
+        ResidualModel(model)
+
+
+def test_weights_without_numbers_are_refused():
+    with pytest.raises(CheckpointError, match="is on the device meta"):
+        ResidualModel(tiny("llama").to("meta"))
+    model = tiny("llama", dtype=torch.float32)
+    weight = model.lm_head.weight
+    weight.data = weight.data.to(torch.float8_e4m3fn)
+    with pytest.raises(CheckpointError, match="lm_head.weight is of torch.float8_e4m3fn"):
+        ResidualModel(model)
+
+
+def test_clipped_values_are_refused():
+    model = mixture("olmoe")
+    model.config.clip_qkv = 0.5
+    with pytest.raises(BilensError, match="has clip_qkv=0.5"):
+        ResidualModel(model)
+
+
+@pytest.mark.parametrize("name", ["embedding_multiplier", "residual_multiplier"])
+def test_a_factor_of_zero_is_zero(name):
+    settings = {**FAMILIES["granite"][1], name: 0.0}
+    config = transformers.GraniteConfig(**settings)
+    view = ResidualModel(transformers.GraniteForCausalLM(config))
+    trace = view.trace(some_text()[0])
+    torch.testing.assert_close(sum_of_parts(view, trace), trace.logits, rtol=1e-4, atol=1e-5)
+    settings = {**FAMILIES["cohere2"][1], "logit_scale": 0.0}
+    view = ResidualModel(transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**settings)))
+    assert not view.W_U.any()
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_experts_in_float64_are_read(name):
+    view = ResidualModel(mixture(name).double())
+    trace = view.trace(some_text()[0])
+    torch.testing.assert_close(sum_of_parts(view, trace), trace.logits, rtol=1e-5, atol=1e-5)
+    flow(view, some_text()[0], view.direction(5), m=2, threshold=0.1)
+    # Products of groups, the default of transformers, do not run in float64.
+    view.model.set_experts_implementation("grouped_mm")
+    with pytest.raises(BilensError, match=r"cannot run in torch.float64: .*mplementation\("):
+        ResidualModel(view.model)
+
+
+def test_without_a_tokenizer_the_message_names_a_way_that_works():
+    view = ResidualModel(random_model())
+    with pytest.raises(BilensError, match="pass model.direction with the number of the token"):
+        flow(view, some_text()[0], "t5", m=2, threshold=0.1)
+    flow(view, some_text()[0], view.direction(5), m=2, threshold=0.1)
+
+
+def test_other_threads_run_the_model_as_it_is_while_one_reads():
+    view = ResidualModel(tiny("qwen3"))
+    ids = some_text()
+    expected = view.model(ids).logits
+    stop, failures = Event(), []
+
+    def run():
+        while not stop.is_set():
+            try:
+                torch.testing.assert_close(view.model(ids).logits, expected)
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    threads = [Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        view.qk(0, 1)
+        view.trace(ids[0])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert view.model.config._attn_implementation == "sdpa"
+
+
+def test_the_size_of_stored_numbers_is_told():
+    assert repr(ResidualModel(tiny("llama", dtype=torch.bfloat16))).endswith("tokens, bfloat16)")
