@@ -1,3 +1,4 @@
+import copy
 import json
 from functools import cache
 
@@ -16,6 +17,7 @@ from bilens.read import (
     rank_accuracies,
     read_bonds,
 )
+from bilens.read.cuts import chosen_edges
 from bilens.read.fidelity import clopper_pearson, held_out
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_model, digits
@@ -192,3 +194,33 @@ def test_clopper_pearson_against_tails_of_the_binomial():
     low, high = clopper_pearson(9_600, 10_000, 0.95)
     assert low < 0.96 < high
     assert high - low == pytest.approx(2 * 1.96 * (0.96 * 0.04 / 10_000) ** 0.5, rel=0.02)
+
+
+def drawn(model: ImageClassifier, threads: int = 1) -> tuple:
+    """Return all that the networks of a model show: nodes, percentages, colours and images."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        reading = read_bonds(model, digits(), drop=0.02).cut_reading
+    finally:
+        torch.set_num_threads(before)
+    edges, images = [], {}
+    for label in range(10):
+        edges += chosen_edges(reading.products, 2, label)
+    for node in {node for edge in edges for node in edge.sources}:
+        images[node] = [end.images for end in reading.direction(*node).ends]
+    return [(e.target, e.sources, e.coefficient > 0, f"{e.part:.0%}") for e in edges], images
+
+
+def test_a_model_has_one_picture():
+    """On any number of threads, and within rounding of its weights."""
+    model = digit_model(n_layers=2)
+    edges, images = drawn(model)
+    assert drawn(model, threads=2) == (edges, images)
+    for seed in range(3):
+        other = copy.deepcopy(model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in other.parameters():
+                weight *= 1 + 1e-7 * torch.randn(weight.shape, generator=generator)
+        assert drawn(other) == (edges, images)

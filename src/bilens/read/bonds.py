@@ -294,11 +294,12 @@ def classifier_function_bonds(
 def _centred(model: TensorChain, data: ImageData) -> tuple[list[BilinearTensor], Tensor, Tensor]:
     """Return the tensors of the centred logits, the embedding, and a direction for each class."""
     tensors, embedding = chain.open_chain(model)
-    *lower, last = (tensor.to("cpu") for tensor in tensors)
-    classes = torch.eye(data.n_classes, device="cpu")
+    # Rounding of float32 here would be larger than all that follows.
+    *lower, last = (tensor.to("cpu").to(torch.float64) for tensor in tensors)
+    classes = torch.eye(data.n_classes, dtype=torch.float64, device="cpu")
     # A number added to all logits changes no prediction, and directions would be spent on it.
-    centred = last.change_basis(outputs=(classes - 1 / data.n_classes).to(last.out))
-    return [*lower, centred], embedding.to("cpu"), classes
+    centred = last.change_basis(outputs=classes - 1 / data.n_classes)
+    return [*lower, centred], embedding.to("cpu", torch.float64), classes
 
 
 def sample_inputs(data: ImageData, metric: Metric) -> Float64[Tensor, "samples n_in"]:
