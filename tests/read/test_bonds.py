@@ -222,5 +222,5 @@ def test_a_model_has_one_picture():
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in other.parameters():
-                weight *= 1 + 1e-7 * torch.randn(weight.shape, generator=generator)
+                weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=generator))
         assert drawn(other) == (edges, images)
