@@ -3,7 +3,7 @@
 import pytest
 
 from bilens.cli import main
-from bilens.explore.language import LanguageState, LanguageView
+from bilens.explore.pages import LanguagePage
 from bilens.models import load
 from bilens.tensor import bonds
 from tests.command_line import in_json
@@ -53,10 +53,11 @@ def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
 
 
 def test_the_explorer_reads_it(tensor):
-    view = LanguageView(load(str(tensor)), small_corpus())
-    state = LanguageState(TOKEN, ("tom",), prompt=PROMPT, layer=1)
-    assert len(view.spectrum(state).values) == 17, "the stream and the constant"
-    assert view.prediction(state)[1]
+    page = LanguagePage(load(str(tensor)), small_corpus())
+    contexts = next(panel for panel in page.panels if panel.analysis.name == "contexts")
+    state = type(page.start)(TOKEN, ("tom",), 1)
+    values = contexts.reading(state).all_eigenvectors.values
+    assert len(values) == 17, "the stream and the constant"
 
 
 def test_its_layers_have_bonds(tensor):

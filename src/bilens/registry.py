@@ -42,6 +42,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Heads and directions that recur in the flows of many texts.",
         ),
         "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
+        "explain": ("classifier", "The eigenvectors that make the highest logits of an image."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),
         "masks": ("classifier", "Pictures from the weights that turn images into a class."),

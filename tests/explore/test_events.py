@@ -1,4 +1,4 @@
-"""Clicks on a flow and on edits, as handlers of the screen receive them, for four visitors."""
+"""Clicks on a flow, as handlers of the screen receive them, for four visitors."""
 
 import json
 import threading
@@ -9,10 +9,10 @@ from html import escape
 import pytest
 
 from bilens.explore.flows import FlowOf
-from bilens.explore.language import LanguageState, LanguageView, language_screen
+from bilens.explore.pages import LanguagePage, LanguageState
 from bilens.explore.screen import AT_ONCE, Screen, write_address
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import edit_heads, remove
+from bilens.read.flow import remove
 from bilens.residual import ResidualModel
 from tests.language import random_model, small_corpus
 
@@ -20,12 +20,11 @@ TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
 
 
 @pytest.fixture(scope="module")
-def screen(tmp_path_factory) -> Screen[LanguageState]:
+def screen() -> Screen[LanguageState]:
     corpus = small_corpus()
     model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
-    folder = tmp_path_factory.mktemp("edits")
     with gr.Blocks():
-        return language_screen(LanguageView(ResidualModel(model, corpus.tokenizer), corpus, folder))
+        return LanguagePage(ResidualModel(model, corpus.tokenizer), corpus).screen()
 
 
 class Visitor:
@@ -74,7 +73,7 @@ def removable(graph: str) -> list[str]:
     return [node["name"] for node in json.loads(graph)["nodes"] if node["removable"]]
 
 
-def expected_removal(view: LanguageView, of: FlowOf, name: str) -> str:
+def expected_removal(view: LanguagePage, of: FlowOf, name: str) -> str:
     split, _ = view.flows.split(of)
     (number,) = (i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
     result = remove(view.model, split, [number])
@@ -83,7 +82,7 @@ def expected_removal(view: LanguageView, of: FlowOf, name: str) -> str:
 
 def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     visitor = Visitor(screen)
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
     graph = visitor.page("flow")
     assert json.loads(graph)["direction"] == '"lily"'
     name = next(name for name in removable(graph) if name.endswith(' at "once"'))
@@ -91,16 +90,16 @@ def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     assert expected_removal(screen.view, FlowOf(TEXTS[0], "lily"), name) in visitor.page(
         "flow-removed"
     )
-    assert not updated & {"flow", "flow-text", "edit-page"}
+    assert not updated & {"flow", "flow-text"}
     # Another text has other nodes, and the sentence on the old one goes.
-    assert {"flow", "flow-removed", "edit-page"} <= visitor.sets(flow_prompt=TEXTS[1])
+    assert {"flow", "flow-removed"} <= visitor.sets(flow_prompt=TEXTS[1])
     assert visitor.page("flow-removed") == ""
     assert [t for t in json.loads(visitor.page("flow"))["tokens"] if t != "[BOS]"] == ["tom", "ate"]
 
 
 def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen):
     visitor = Visitor(screen)
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
     before = visitor.state
     assert "flow" not in visitor.sets(flow_token="zebra")
     assert visitor.state == before
@@ -108,32 +107,15 @@ def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen)
     assert visitor.page("flow-removed") == ""
 
 
-def test_clicks_on_edits_change_the_predictions_and_save_the_model(screen):
-    visitor, view = Visitor(screen), screen.view
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
-    assert "Choose heads or directions" in visitor.page("edit-page")
-    of = FlowOf(TEXTS[0], "lily")
-    head = next(name for name in view.edits.nodes(of) if name.startswith("head "))
-    graph = visitor.page("flow")
-    assert "flow" not in visitor.sets(edited=[head], edit_percent=50)
-    layer, number = map(int, head.removeprefix("head ").split("."))
-    ids = view.model.ids(TEXTS[0])[None]
-    edited = edit_heads(view.model, layer, [number], scale=0.5)
-    logit = edited.logits(ids)[0, -1, view.model.token("lily")]
-    assert f"{logit:+#.3g} after" in visitor.page("edit-page")
-    # The model itself stays as it is.
-    assert visitor.page("flow") == graph
-    ((_, _, save),) = screen.actions
-    assert f"{head} at 50 %" in save(visitor.state)
-    (folder,) = view.edits.save_to.iterdir()
-    assert json.loads((folder / "edit.json").read_text())["nodes"] == [head]
-    # The address restores all of it for another visitor.
-    query, left_out = write_address(visitor.state, view.start)
+def test_an_address_restores_the_view_for_another_visitor(screen):
+    visitor = Visitor(screen)
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
+    query, left_out = write_address(visitor.state, screen.view.start)
     other = Visitor(screen)
     other.opens(query)
     assert left_out == []
     assert other.state == visitor.state
-    assert other.page("edit-page") == visitor.page("edit-page")
+    assert other.page("flow") == visitor.page("flow")
 
 
 def test_four_visitors_at_once_see_each_their_own(screen):
@@ -143,19 +125,13 @@ def test_four_visitors_at_once_see_each_their_own(screen):
         visitor, pages = Visitor(screen), []
         for token in ("lily", "ate", "tom"):
             meet()
-            visitor.sets(flow_prompt=text, flow_token=token)
+            visitor.sets(flow_prompt=text, flow_token=token, flow_against="")
             pages.append(visitor.page("flow"))
             for name in removable(pages[-1])[:3]:
                 meet()
                 visitor.sets(removed=json.dumps([name]))
                 pages.append(visitor.page("flow-removed"))
-            heads = [*screen.view.edits.nodes(visitor.state.flow)][:2]
-            meet()
-            visitor.sets(edited=heads, edit_percent=30)
-            pages.append(visitor.page("edit-page"))
-            assert visitor.state == replace(
-                visitor.state, flow_prompt=text, flow_token=token, edited=tuple(heads)
-            )
+            assert visitor.state == replace(visitor.state, flow_prompt=text, flow_token=token)
         return pages
 
     assert len(TEXTS) == AT_ONCE

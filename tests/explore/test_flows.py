@@ -241,7 +241,7 @@ def gate(monkeypatch):
 def test_text_that_is_typed_during_a_computation_stays(language_site, browser, gate):
     begun, may_end = gate
     with visiting(browser) as visit:
-        page = visit.open(language_site, "#flow svg .node")
+        page = visit.open(language_site + "?flow_against=", "#flow svg .node")
         prompt, against = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "against"))
         begun.clear(), may_end.clear()
         prompt.fill("once lily ate")
@@ -260,7 +260,7 @@ def test_text_that_is_typed_during_a_computation_stays(language_site, browser, g
 def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_site, browser, gate):
     begun, may_end = gate
     with visiting(browser) as visit:
-        page = visit.open(language_site + "?flow_token=kite", "#flow svg .node")
+        page = visit.open(language_site + "?flow_token=kite&flow_against=", "#flow svg .node")
         direction = "document.querySelector('#flow-text').innerText"
         prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
         start = prompt.input_value()

@@ -5,20 +5,9 @@ import io
 import re
 
 import pandas as pd
-import pytest
-import torch
 
-from bilens.errors import BilensError
-from bilens.read import TruncationCurve
 from bilens.reading import ContextLine, ContextList, Table
-from bilens.report import (
-    contexts_html,
-    direction_figure,
-    kept_figure,
-    logits_figure,
-    summands_figure,
-    table_html,
-)
+from bilens.report import contexts_html, table_html
 
 EVIL = '<img src=x onerror="alert(1)">'
 
@@ -56,31 +45,3 @@ def test_what_tokens_contribute_can_be_read_without_colours_and_without_a_mouse(
     assert "<details><summary><b>-0.000100</b>" in page
     assert page.count("<summary>") == page.count("</summary>") == 1
     assert page.endswith("</summary>\n<p>b&nbsp;-0.25 · a&nbsp;+0.001</p></details>\n</div>")
-
-
-def test_bars_of_logits():
-    full, remaining = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -1.0])
-    figure = logits_figure(full, remaining, [EVIL, "b"], title=EVIL)
-    assert [list(trace.y) for trace in figure.data] == [remaining.tolist(), full.tolist()]
-    assert EVIL not in figure.to_json()
-    figure = direction_figure(full, [EVIL, "b"], title=EVIL)
-    assert list(figure.data[0].y) == full.tolist()
-    assert len(set(figure.data[0].marker.color)) == 2
-    assert EVIL not in figure.to_json()
-
-
-def test_summands_end_in_their_sum():
-    figure = summands_figure([EVIL, "b"], [1.5, -2.0], title=EVIL)
-    assert list(figure.data[0].x) == [1.5, -2.0, -0.5]
-    assert EVIL not in figure.to_json()
-    lowest, highest = figure.layout.xaxis.range
-    assert lowest < -2
-    assert highest > 1.5
-
-
-def test_the_mark_stands_on_the_curve():
-    curve = TruncationCurve((0.5, 0.9, 1.0), 1.0)
-    mark = kept_figure(curve, 2).data[-1]
-    assert (mark.x, mark.y) == ((2,), (90.0,))
-    with pytest.raises(BilensError, match="k=4, expected a whole number, 1 to 3"):
-        kept_figure(curve, 4)

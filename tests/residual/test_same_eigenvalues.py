@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from bilens.convert import process, read_spectra, write_spectra
-from bilens.explore.language import LanguageState, LanguageView
 from bilens.nn.language import LanguageModel
 from bilens.read.language import TokenDirection, read_direction
 from bilens.residual import ResidualModel
@@ -22,7 +21,6 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
     u = DIRECTION.vector(model)
     expected = torch.linalg.eigvalsh(model.mlp(LAYER).interaction(u).dense())
 
-    state = LanguageState(DIRECTION.token, DIRECTION.minus, LAYER)
     write_spectra(model.mlp(LAYER), u[None], tmp_path / "spectra", k=len(expected))
     changed = LanguageModel(plain.config)
     changed.load_state_dict(plain.state_dict())
@@ -32,7 +30,6 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
         "report, contexts": read_direction(
             model, corpus, DIRECTION.token, minus=DIRECTION.minus, layer=LAYER, k=1
         ).all_eigenvectors.values,
-        "explorer": LanguageView(model, corpus).spectrum(state).values,
         "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
         "the model behind process": after.mlp(LAYER)
         .interaction(DIRECTION.vector(after))

@@ -28,7 +28,7 @@ else:  # It imports torch, and `bilens --help` does without it.
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
 JSON = "--json"
-OUTPUTS = ("output", "viewer", "save_graph", "figure", "neuronpedia", "save_to", "space")
+OUTPUTS = ("output", "viewer", "save_graph", "figure", "neuronpedia", "space")
 """Options that name a file or a folder to write."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 

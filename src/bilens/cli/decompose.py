@@ -165,8 +165,6 @@ class Explore:
         port: by default the first free one from 7860.
         share: also open a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.
-        save_to: (language models) folder where the page's visitors may save models that they edit,
-            each under a name of its own; by default nothing is written.
         add: names of further readings, such as heads, and files with readings of your own.
         space: write a folder instead that Hugging Face runs as a Space, the model in it.
     """
@@ -178,7 +176,6 @@ class Explore:
     port: int | None = None
     share: bool = False
     open_browser: bool = False
-    save_to: Path | None = None
     add: tuple[str, ...] = ()
     space: Path | None = None
     device: Device = "auto"
@@ -192,12 +189,7 @@ class Explore:
             return {"space": self.space}
         device = str(choose_device(self.device))
         app = bilens.explore.explorer(
-            self.model,
-            data=self.data,
-            data_dir=self.data_dir,
-            device=device,
-            save_to=self.save_to,
-            add=self.add,
+            self.model, data=self.data, data_dir=self.data_dir, device=device, add=self.add
         )
         address = app.launch(
             host=self.host, port=self.port, share=self.share, open_browser=self.open_browser

@@ -25,8 +25,6 @@ from bilens.analyses import check_data, data_of
 from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
-from bilens.explore.deep import DeepView, deep_screen
-from bilens.explore.images import ImageView, image_screen
 from bilens.explore.screen import html
 from bilens.files import folder_written_whole
 from bilens.lazy_imports import gradio as gr
@@ -38,10 +36,10 @@ from bilens.registry import named_analyses
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:
-    from bilens.explore import language
+    from bilens.explore import pages
     from bilens.read.language import contexts
 else:
-    language = lazy_import("bilens.explore.language")
+    pages = lazy_import("bilens.explore.pages")
     contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
@@ -127,7 +125,6 @@ def explorer(
     data: str | ImageData | None = None,
     data_dir: str | Path | None = None,
     device: str = "cpu",
-    save_to: str | Path | None = None,
     add: Sequence[str] = (),
 ) -> Explorer:
     """Build an app that shows a model: directions, eigenvectors, and their effect on inputs.
@@ -140,13 +137,10 @@ def explorer(
         data: name of the data, by default that of the training, or images of your own.
         data_dir: folder of the data; see `bilens.data.load_images`.
         device: device of the model.
-        save_to: folder in which visitors may save the language models that they edit, each under a
-            name of its own; by default nothing is written.
         add: names of further readings, such as heads, and files with readings of your own.
 
     Raises:
-        BilensError: Gradio is not installed, this kind of model has no explorer, or it is
-            one that is not edited.
+        BilensError: Gradio is not installed, or this kind of model has no explorer.
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
@@ -158,8 +152,6 @@ def explorer(
     of = source if isinstance(source, str | Path) else type(model).__name__
     if isinstance(model, SparseAutoencoder):
         raise BilensError(f"{of} holds a sparse autoencoder, which has no explorer")
-    if save_to is not None and isinstance(model, TensorChain):
-        raise BilensError(f"save_to={save_to}, but {of} is a classifier, which is not edited")
     if data is None and not isinstance(source, str | Path):
         raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
     # Refused before texts are tokenized, which takes seconds.
@@ -174,16 +166,10 @@ def explorer(
         html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
         if isinstance(model, TensorChain):
             images = data if isinstance(data, ImageData) else load_images(name, data_dir)
-            images = images.to(device)
-            if len(model.layer_tensors()) > 1:
-                deep_screen(DeepView(model, images, Path(of), added))
-            else:
-                image_screen(ImageView(model, images, added))
+            pages.ImagePage(model, images.to(device), added).screen()
         else:
             corpus = contexts.corpus_for(model, name, data_dir)
-            folder = None if save_to is None else Path(save_to)
-            view = language.LanguageView(model, corpus, folder, added)
-            language.language_screen(view)
+            pages.LanguagePage(model, corpus, added).screen()
     return Explorer(blocks)
 
 
@@ -207,7 +193,7 @@ def explore(
         port: by default the first free one from 7860.
         open_browser: open it in the default browser.
         wait: False serves in the background and returns at once.
-        settings: data, data_dir, device, save_to and add of `explorer`.
+        settings: data, data_dir, device and add of `explorer`.
 
     Raises:
         BilensError: as `explorer`, or host and port cannot be listened on.

@@ -19,8 +19,6 @@ from bilens.lazy_imports import gradio as gr
 from bilens.reading import Fact
 from bilens.reading import shown as shown_fact
 from bilens.report.page import CONFIG
-from bilens.residual import ResidualModel
-from bilens.residual.trace import prepare_text
 
 BAR = """
 <button type="button">Copy the address of this view</button>
@@ -76,38 +74,6 @@ def plot_of(figure: go.Figure, name: str) -> Any:
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
     shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
     return gr.components.plot.PlotData(type="plotly", plot=to_json_plotly(shown))
-
-
-SHOWN = 8
-"""Words that are named."""
-
-
-def prompt_notice(model: ResidualModel, prompt: str) -> str:
-    """Return a sentence that names the unknown words, as HTML; empty if there are none.
-
-    Args:
-        model: with its tokenizer.
-        prompt: the text.
-    """
-    text, tokenizer = prepare_text(prompt, model.tokenizer), model.tokenizer
-    if tokenizer is None or tokenizer.unk_token_id is None:
-        return ""
-    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    unknown = list(
-        dict.fromkeys(
-            text[start:end]
-            for id_, (start, end) in zip(
-                encoded["input_ids"], encoded["offset_mapping"], strict=True
-            )
-            if id_ == tokenizer.unk_token_id
-        )
-    )
-    if not unknown:
-        return ""
-    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-    named = ", ".join(unknown[:SHOWN]) + more
-    sentence = f"Not in the vocabulary, and read as {tokenizer.unk_token}: {named}."
-    return f'<p class="bilens-notice">{escape(sentence)}</p>'
 
 
 class StateError(BilensError):
@@ -291,7 +257,6 @@ class Screen(Generic[State]):
         self.controls: dict[str, Control] = {}
         self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
         self.outputs: list[Any] = []
-        self.actions: list[tuple[Any, Any, Callable[[State], str]]] = []
 
     def control(self, field: str, component: Any, **how: Any) -> None:
         """Let a component set a field of the state; see `Control`."""
@@ -346,28 +311,9 @@ class Screen(Generic[State]):
             (frozenset(names.split()), lambda state: dict(zip(outputs, show(state), strict=True)))
         )
 
-    def picture(self, name: str, names: str, draw: Callable[[State], Any]) -> None:
-        """Lay out a figure of the state; without one, its place is hidden.
-
-        Args:
-            name: of the place, and of a saved picture.
-            names: of the fields that it depends on, as in `part`.
-            draw: the figure of a state, or None.
-        """
-
-        def show(state: State) -> list[Any]:
-            figure = draw(state)
-            return [gr.update(value=figure and plot_of(figure, name), visible=figure is not None)]
-
-        self.part(names, [picture(name)], show)
-
     def content(self, name: str, names: str, show: Callable[[State], str]) -> None:
-        """Lay out HTML of the state, escaped by `show`; see `picture`."""
+        """Lay out HTML of the state, escaped by `show`; names are as in `part`."""
         self.part(names, [html(name)], lambda state: [show(state)])
-
-    def action(self, event: Any, output: Any, act: Callable[[State], str]) -> None:
-        """On an event, act on the state, and show the message."""
-        self.actions.append((event, output, act))
 
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
@@ -394,8 +340,6 @@ class Screen(Generic[State]):
         fields: set[Any] = {self.restored, *components}
         gr.on([self.bar.input], self.on_address, [self.bar], fields, **EVENT)
         gr.on(None, self.on_load, None, fields, **EVENT)
-        for event, output, act in self.actions:
-            gr.on([event], act, [self.seen], [output], **how)
 
     def on_change(self, seen: State | None, *values: Any) -> Updates:
         """Show the state of the controls; a control with a value that is not there goes back.

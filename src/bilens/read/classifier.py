@@ -1,5 +1,6 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -23,8 +24,10 @@ from bilens.lazy_imports import go, pd
 from bilens.read import chain
 from bilens.read.chain import predict
 from bilens.read.explanation import (
+    Explanation,
     SharedFeatures,
     explain,
+    explanation_figure,
     explanation_figures,
     shared_by_classes,
     shared_figure,
@@ -464,3 +467,50 @@ def read_masks(
         for drawn in (masks, noise)
     )
     return MaskReading(data.class_names, norm, ours, random)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageExplanation(Explanation):
+    """The explanation of an image, with its picture.
+
+    Attributes:
+        shape: rows and columns of the image.
+        class_names: name of each class.
+    """
+
+    shape: tuple[int, int]
+    class_names: Sequence[str]
+
+    title: ClassVar[str] = "The eigenvectors that make the highest logits"
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw the image, and the eigenvectors that move its highest logits most."""
+        figure = explanation_figure(self, self.shape, self.class_names, title=self.title)
+        return {"explanation": figure}
+
+
+@reading("explain")
+@detached
+def read_explanation(
+    model: TensorChain,
+    data: ImageData,
+    image: int | Float[Tensor, " n_in"] = 0,
+    n_classes: Count = 3,
+    k: Count = 5,
+) -> ImageExplanation:
+    """Split the highest logits of an image into the activations of eigenvectors.
+
+    Args:
+        model: a classifier of one layer.
+        data: images that the model was trained on.
+        image: number of a test image, or the pixels of one.
+        n_classes: number of logits, the highest first.
+        k: number of eigenvectors of each.
+
+    Raises:
+        NotBilinearError: the model has several layers.
+    """
+    if isinstance(image, int):
+        image = data.test_images[check_index("image", image, len(data.test_images))]
+    split = explain(spectra(model), image.to(model.device), n_classes, k)
+    return ImageExplanation(split.x, split.logits, split.parts, data.shape, data.class_names)

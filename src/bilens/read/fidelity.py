@@ -17,7 +17,7 @@ from bilens.lazy_imports import go, pd
 from bilens.progress import progress_bar
 from bilens.read.chain import accuracy_frame, share_right
 from bilens.read.explanation import check_classes
-from bilens.read.figures.plots import accuracy_curve, mark_kept
+from bilens.read.figures.plots import accuracy_curve
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Spectrum
 
@@ -105,12 +105,6 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     ticks = [k for k in TICKS if k <= len(curve.accuracy)]
     figure.update_xaxes(dtick=None, tickvals=ticks, ticks="outside")
     return figure.update_traces(marker={"size": 4})
-
-
-@checked
-def kept_figure(curve: TruncationCurve, k: int) -> "go.Figure":
-    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class."""
-    return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
 
 
 @dataclass(frozen=True)

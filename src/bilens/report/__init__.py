@@ -5,16 +5,9 @@ from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
-from bilens.read.fidelity import kept_figure, truncation_figure
+from bilens.read.fidelity import truncation_figure
 from bilens.read.figures.canvas import Branch, branches_html, save_figure, save_figures, tree_figure
-from bilens.read.figures.plots import (
-    direction_figure,
-    heat_figure,
-    logits_figure,
-    path_figure,
-    spectrum_figure,
-    summands_figure,
-)
+from bilens.read.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.report.compare import Axis, ComparisonReading, loss_figure
 from bilens.report.page import (
     contexts_html,
@@ -32,14 +25,11 @@ __all__ = [
     "bond_figure",
     "branches_html",
     "contexts_html",
-    "direction_figure",
     "directions_figure",
     "eigenvector_figure",
     "explanation_figure",
     "heat_figure",
     "kept_directions_figure",
-    "kept_figure",
-    "logits_figure",
     "loss_figure",
     "matrices_figure",
     "network_figure",
@@ -49,7 +39,6 @@ __all__ = [
     "save_figures",
     "shared_figure",
     "spectrum_figure",
-    "summands_figure",
     "table_html",
     "tree_figure",
     "truncation_figure",

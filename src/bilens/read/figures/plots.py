@@ -9,7 +9,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
-from bilens.reading import plotly_text, signed
+from bilens.reading import plotly_text
 from bilens.tensor import Spectrum
 
 
@@ -71,19 +71,6 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
     return accuracy_curve(counts, accuracies, full, **names)
 
 
-@checked
-def logits_figure(
-    logits: Float[Tensor, " classes"],
-    truncated: Float[Tensor, " classes"],
-    class_names: Sequence[str],
-    *,
-    title: str,
-) -> "go.Figure":
-    """Draw a pair of bars for each class: the logit of the full and of the truncated model."""
-    bars = {"kept": (BLUE, truncated), "all": (GREY, logits)}
-    return pair_figure(bars, class_names, "logit", title)
-
-
 def pair_figure(
     bars: Mapping[str, tuple[str | list[str], Tensor]],
     class_names: Sequence[str],
@@ -107,42 +94,6 @@ def pair_figure(
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     dress(figure, height=260, title=plotly_text(title))
     return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
-
-
-@checked
-def direction_figure(
-    direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
-) -> "go.Figure":
-    """Draw a bar for each class: the weight of its logit in a direction."""
-    colors = [BLUE if value > 0 else RED for value in direction.tolist()]
-    return pair_figure({"": (colors, direction)}, class_names, "weight", title)
-
-
-@checked
-def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> "go.Figure":
-    """Draw a bar for each summand from the top down, and below them their sum."""
-    figure = go.Figure()
-    labels = [*(plotly_text(name) for name in names), "<b>sum</b>"]
-    numbers = [*values, sum(values)]
-    colors = [*(BLUE if value > 0 else RED for value in values), GREY]
-    figure.add_bar(
-        x=numbers,
-        y=labels,
-        orientation="h",
-        marker={"color": colors},
-        text=[signed(value, ".2f") for value in numbers],
-        textposition="outside",
-        cliponaxis=False,
-        hovertemplate="%{y}: %{x:.4g}<extra></extra>",
-    )
-    # Bars are drawn from the bottom up, and a sum is read from the top down.
-    figure.update_yaxes(type="category", autorange="reversed")
-    lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
-    # Numbers are outside of their bars, and need room there on a phone, too.
-    room = 0.3 * (highest - lowest)
-    ends = [lowest - (room if lowest < 0 else 0), highest + room]
-    figure.update_xaxes(title="logit", zeroline=True, range=ends)
-    return dress(figure, height=100 + 24 * len(labels), title=plotly_text(title))
 
 
 SHOWN = 20

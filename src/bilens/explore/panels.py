@@ -51,7 +51,7 @@ class ReadingPanel:
         inputs: Texts or images of the page.
         page_fields: Options that fields of the page's own state set, with the names of these.
         fixed: Values of options that have no control.
-        defaults: Values that controls start with, instead of those of the function.
+        readers: Functions from the text of a page's field to the value of the option it sets.
     """
 
     def __init__(
@@ -61,14 +61,11 @@ class ReadingPanel:
         inputs: Sequence[Any],
         page_fields: Mapping[str, str],
         fixed: Mapping[str, Any],
-        defaults: Mapping[str, Any] = MappingProxyType({}),
+        readers: Mapping[str, Callable[[str], Any]],
     ) -> None:
         self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
-        options = [
-            replace(option, default=defaults.get(option.name, option.default))
-            for option in options_of(analysis)
-            if option.name not in NOT_HERE
-        ]
+        self.readers = readers
+        options = [option for option in options_of(analysis) if option.name not in NOT_HERE]
         self.page_fields = {
             option.name: page_fields[option.name]
             for option in options
@@ -112,6 +109,8 @@ class ReadingPanel:
     def _read(self, settings: tuple[tuple[str, Any], ...]) -> Reading:
         # An empty box stands for the default of the function.
         values = {**self.fixed, **{name: value for name, value in settings if value != ""}}
+        for name in self.readers.keys() & values.keys():
+            values[name] = self.readers[name](values[name])
         return run_analysis(self.analysis, self.model(), values, inputs=self.inputs)
 
     def lay_out(self, screen: Screen[Any]) -> None:
@@ -187,11 +186,11 @@ class PanelView:
         inputs: Sequence[Any],
         page_fields: Mapping[str, str] = MappingProxyType({}),
         fixed: Mapping[str, Any] = MappingProxyType({}),
-        defaults: Mapping[str, Any] = MappingProxyType({}),
+        readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
     ) -> None:
         """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
         panels = [
-            ReadingPanel(entry, self._model, inputs, page_fields, fixed, defaults)
+            ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers)
             for entry in analyses
         ]
         added = [field for panel in panels for field in panel.state_fields]

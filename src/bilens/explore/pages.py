@@ -1,0 +1,225 @@
+"""Pages of the explorer: panels of the registered analyses, and the flow of a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from bilens.data import Corpus, ImageData
+from bilens.errors import BilensError
+from bilens.explore.flows import FIELDS, FlowOf, FlowView, flow_screen
+from bilens.explore.panels import PanelView, lay_out
+from bilens.explore.screen import Screen, check_ranges, check_tokens, heading
+from bilens.explore.sketchpad import sketchpad, unpack_input
+from bilens.lazy_imports import gradio as gr
+from bilens.read.flow.contrast import Target
+from bilens.read.flow.graph import first_texts
+from bilens.read.language import example_directions, model_facts, token_names
+from bilens.read.language.names import in_words
+from bilens.read.summary import (
+    EXAMPLE,
+    LARGE_VOCABULARY,
+    PROMPT_TOKENS,
+    example_prompt,
+    is_bilinear,
+)
+from bilens.registry import Analysis, analysis
+from bilens.residual import ResidualModel
+from bilens.tensor import TensorChain
+
+
+@dataclass(frozen=True)
+class ImageState:
+    """State of the page of a classifier.
+
+    Attributes:
+        input: the image that is explained; see `bilens.explore.sketchpad`.
+    """
+
+    input: str = "test-0"
+
+
+class ImagePage(PanelView):
+    """The page of a classifier: its analyses, and an image to draw if it has one layer.
+
+    Args:
+        model: a classifier whose inputs are images.
+        data: images to measure it on.
+        added: further analyses, each with a panel.
+    """
+
+    def __init__(self, model: TensorChain, data: ImageData, added: Sequence[Analysis] = ()) -> None:
+        self.model, self.data = model, data
+        self.is_deep = len(model.layer_tensors()) > 1
+        self.start = ImageState()
+        names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
+        analyses = [*map(analysis, names), *added]
+        image = {"image": lambda text: unpack_input(text, data)}
+        self.add_panels(analyses, [data], {"image": "input"}, readers=image)
+
+    def checked(self, state: ImageState) -> ImageState:
+        """Return the state, if its input is an image of this data set.
+
+        Raises:
+            StateError: it is none.
+        """
+        unpack_input(state.input, self.data)
+        return state
+
+    def screen(self) -> Screen[Any]:
+        """Lay the page out inside a `gr.Blocks`."""
+        facts = [("images", self.data.name), ("classes", len(self.data.class_names))]
+        return lay_out(self, facts, *([] if self.is_deep else [_sheet]))
+
+
+def _sheet(page: ImagePage, screen: Screen[Any]) -> None:
+    heading(
+        "An image", "Draw on it, use a picture, or choose a test image; the panel below reads it."
+    )
+    sketchpad(screen, page.data)
+
+
+@dataclass(frozen=True)
+class LanguageState:
+    """State of the page of a language model.
+
+    Attributes:
+        token: the predicted one, of panels on the weights.
+        minus: tokens whose mean is subtracted.
+        layer: number of the block.
+        flow_prompt: the text whose flow is shown.
+        flow_token: its next token; empty for the most likely one, minus the next likely one.
+        flow_minus: tokens whose mean is subtracted.
+        flow_against: a second text, or several; empty for the flow of one text.
+        flow_replace: words and their replacements in a second text.
+        flow_mean: take the mean embedding as the second run.
+        flow_target: the number whose change is split.
+        removed: names of the nodes of the flow that are removed from the running model.
+        lookup: whether texts are searched for contexts of these nodes.
+    """
+
+    token: str
+    minus: tuple[str, ...] = ()
+    layer: int = 0
+    flow_prompt: str = ""
+    flow_token: str = ""
+    flow_minus: tuple[str, ...] = ()
+    flow_against: str = ""
+    flow_replace: str = ""
+    flow_mean: bool = False
+    flow_target: Target = "logit"
+    removed: tuple[str, ...] = ()
+    lookup: bool = False
+
+    @property
+    def flow(self) -> FlowOf:
+        """The text and the logit whose flow is shown."""
+        return FlowOf(*(getattr(self, name) for name in FIELDS.split()))
+
+
+class LanguagePage(PanelView):
+    """The page of a language model: the flow of a text, then panels of the registered analyses.
+
+    Args:
+        model: any, with its tokenizer.
+        corpus: texts in its tokens.
+        added: further analyses, each with a panel.
+    """
+
+    def __init__(
+        self, model: ResidualModel, corpus: Corpus, added: Sequence[Analysis] = ()
+    ) -> None:
+        self.corpus = corpus
+        prompt, split = example_prompt(model, corpus)
+        self.flows = FlowView(model, prompt, list(first_texts(corpus)))
+        direction = split or example_directions(model, corpus)[0]
+        self.start = LanguageState(
+            direction.token,
+            direction.minus,
+            flow_prompt=self.flows.start,
+            flow_token=split.token if split else "",
+            flow_minus=split.minus if split else (),
+            flow_against=_second_text(model, corpus, self.flows.start),
+        )
+        positions = model.parts.positions or model.parts.hidden_positions
+        # All pairs of a large vocabulary would take minutes a head.
+        fixed = {"among": self.frequent, "position": 1 if positions else None}
+        # Eigenvectors and n-grams are those of one layer, whose MLP is a tensor.
+        names = ["ngrams", "contexts"] if is_bilinear(model) else []
+        fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
+        self.add_panels([*map(analysis, names), *added], [corpus], fields, fixed)
+
+    @property
+    def model(self) -> ResidualModel:
+        """The model, for this thread."""
+        return self.flows.model
+
+    @cached_property
+    def frequent(self) -> list[int]:
+        """The most frequent tokens of the texts, the most frequent first."""
+        ids = self.corpus.validation[:200]["input_ids"].flatten()
+        counts = torch.bincount(ids, minlength=self.model.vocab_size)
+        return counts.argsort(descending=True)[:500].tolist()
+
+    def checked(self, state: LanguageState) -> LanguageState:
+        """Return the state, if it fits the model.
+
+        Raises:
+            StateError: it has no such token or layer, or cannot read the text.
+        """
+        check_tokens(self.model, token=[state.token], minus=state.minus)
+        check_ranges(state, layer=(0, self.model.n_layers - 1))
+        self.flows.check(state.flow)
+        return state
+
+    def screen(self) -> Screen[Any]:
+        """Lay the page out inside a `gr.Blocks`."""
+        used = {field for panel in self.panels for field in panel.page_fields.values()}
+        parts = [_flow, _direction] if used & {"token", "minus", "layer"} else [_flow]
+        return lay_out(self, model_facts(self.model, self.corpus), *parts)
+
+
+def _second_text(model: ResidualModel, corpus: Corpus, prompt: str) -> str:
+    """Return a text of as many tokens as the prompt; empty if there is none."""
+    if prompt == EXAMPLE[0]:
+        other = EXAMPLE[0].replace("keys", "key")
+    else:
+        ids = corpus.validation[1]["input_ids"][:PROMPT_TOKENS]
+        other = str(corpus.tokenizer.decode(ids, True)).strip()
+    try:
+        fits = bool(prompt) and len(model.ids(other)) == len(model.ids(prompt))
+    except BilensError:
+        fits = False
+    return other if fits else ""
+
+
+def _flow(page: LanguagePage, screen: Screen[Any]) -> None:
+    flow_screen(page.flows, screen)
+
+
+def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
+    """Lay out the token, the tokens to subtract, and the layer of the panels below."""
+    heading("A direction", "The token and the layer that the panels below read, from the weights.")
+    offered = range(page.model.vocab_size)
+    if page.model.vocab_size > LARGE_VOCABULARY:
+        # Browsers take long over lists of a large vocabulary.
+        offered = page.frequent
+    names = [page.start.token, *page.start.minus, *token_names(page.model, torch.tensor(offered))]
+    choices = [(in_words(name), name) for name in dict.fromkeys(names)]
+    last = page.model.n_layers - 1
+    with gr.Row():
+        screen.choice("token", choices, label="The next token")
+        minus = gr.Dropdown(
+            choices,
+            value=list(page.start.minus),
+            multiselect=True,
+            allow_custom_value=True,
+            label="minus the mean of",
+            scale=3,
+            min_width=280,
+        )
+        layer = gr.Slider(0, max(1, last), value=0, step=1, label="Layer", visible=last > 0)
+    screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
+    screen.control("layer", layer)

@@ -1,0 +1,176 @@
+"""An image as an input of a reading: drawn, uploaded or chosen from the test set."""
+
+import base64
+import binascii
+import io
+import time
+import zlib
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from bilens.data import ImageData, fit_drawing, ink_of
+from bilens.explore.screen import Screen, StateError
+from bilens.lazy_imports import gradio as gr
+from bilens.read.figures.canvas import as_image, grey
+
+TEST, DRAWN, SKETCH = "test-", "drawn-", "data:image/png;base64,"
+
+LARGEST = 1024
+"""Pixels of a side of a drawing that is read."""
+
+
+def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
+    """Return a drawing in 255 levels of grey, compressed."""
+    levels = (255 * x.clamp(0, 1)).round().byte().cpu().numpy()
+    return DRAWN + base64.urlsafe_b64encode(zlib.compress(levels.tobytes(), 9)).decode().rstrip("=")
+
+
+def read_sketch(text: str, data: ImageData) -> str:
+    """Return the input of a sketchpad: a drawing as a picture, or a text as here.
+
+    A drawing is framed as the images of the data set are; an empty sheet is an empty image.
+
+    Raises:
+        StateError: the picture cannot be read.
+    """
+    if not text.startswith(SKETCH):
+        return text
+    ink = ink_of(_read_picture(text.removeprefix(SKETCH)))
+    return pack_drawing(fit_drawing(ink, data) if ink.max() > 0.05 else torch.zeros(data.n_inputs))
+
+
+def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
+    """Return the image of a text.
+
+    Raises:
+        StateError: it names no image of this data set.
+    """
+    if text.startswith(TEST):
+        digits = text.removeprefix(TEST)
+        if digits.isascii() and digits.isdigit() and len(digits) < 10:
+            number = int(digits)
+            if number < len(data.test_images):
+                return data.test_images[number]
+    elif text.startswith(DRAWN):
+        packed = text.removeprefix(DRAWN)
+        try:
+            raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
+            # Never more than an image, whatever the address claims to hold.
+            levels = zlib.decompressobj().decompress(raw, data.n_inputs + 1)
+        except (binascii.Error, ValueError, zlib.error):
+            levels = b""
+        if len(levels) == data.n_inputs:
+            return torch.from_numpy(np.frombuffer(levels, np.uint8) / np.float32(255))
+    raise StateError(
+        "input",
+        f"{text[:40]!r} is neither a test image from 0 to {len(data.test_images) - 1} nor a "
+        f"drawing of {data.n_inputs} pixels",
+    )
+
+
+def _read_picture(packed: str) -> Image.Image:
+    try:
+        picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
+        # The size is in the file's head: a file that is too large is never unpacked.
+        if max(picture.size) > LARGEST:
+            raise ValueError("too large")
+        picture.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise StateError(
+            "input", f"the drawing is not a picture of up to {LARGEST} pixels on a side; draw again"
+        ) from error
+    return picture
+
+
+SIDE = 280
+TEMPLATE = """
+<p class="label">The image that is explained: draw on it</p>
+<canvas width="${width}" height="${height}" role="img"
+  aria-label="A sheet to draw on"></canvas>
+<div class="row">
+  <button type="button" class="clear">Clear</button>
+  <label class="button">Use a picture<input type="file" accept="image/*"></label>
+</div>
+<label class="test">Test image
+  <input type="number" min="0" max="${last}" step="1" value="0" inputmode="numeric"></label>
+<input type="range" min="0" max="${last}" step="1" value="0" aria-label="Test image">
+<p class="message" role="alert">${message}</p>
+"""
+STYLE = """
+.label { margin: 0 0 8px; font-size: .85rem; color: var(--block-label-text-color); }
+canvas { display: block; width: 100%; max-width: 280px; background: #fff;
+  border: 1px solid var(--border-color-primary); border-radius: 8px; cursor: crosshair;
+  touch-action: none; }
+.row { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0; }
+button, .button { padding: 4px 10px; border-radius: 6px; cursor: pointer; font-size: .85rem;
+  color: var(--button-secondary-text-color); background: var(--button-secondary-background-fill);
+  border: 1px solid var(--border-color-primary); }
+.button:focus-within { outline: 2px solid var(--color-accent); }
+input[type=file] { position: absolute; opacity: 0; width: 1px; }
+.test { display: flex; align-items: center; gap: 8px; font-size: .85rem;
+  color: var(--body-text-color); }
+input[type=number] { width: 6em; padding: 2px 6px; border-radius: 6px;
+  border: 1px solid var(--border-color-primary); color: var(--body-text-color);
+  background: var(--input-background-fill); }
+input[type=range] { width: 100%; max-width: 280px; accent-color: var(--color-accent); }
+.message { margin: 4px 0 0; font-size: .85rem; color: var(--error-text-color, #b2182b); }
+.message:empty { display: none; }
+"""
+
+
+def sketchpad(screen: Screen[Any], data: ImageData) -> None:
+    """Lay out a control of the field `input`.
+
+    Its component sends the sheet as a data address, whenever it has changed, or
+    the text of a test image.
+
+    Args:
+        screen: whose state has the field.
+        data: whose images a drawing is made to look like.
+    """
+    height, width = data.shape
+    scale = max(1, SIDE // max(data.shape))
+
+    def drawn(text: str) -> dict[str, Any]:
+        # The fragment makes it another address each time: the sheet may have been drawn on since.
+        picture = grey(as_image(unpack_input(text, data), data.shape))
+        return {"picture": f"{picture}#{time.monotonic_ns()}"}
+
+    def shown(text: str) -> dict[str, Any]:
+        return {"value": text, **drawn(text)}
+
+    # Gradio's own sketch sends whole layers as files, which the guard of requests refuses.
+    component = gr.HTML(
+        **shown(screen.view.start.input),
+        html_template=TEMPLATE,
+        css_template=STYLE,
+        js_on_load=Path(__file__).with_name("sketchpad.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+        container=True,
+        padding=True,
+        elem_id="sketchpad",
+        width=scale * width,
+        height=scale * height,
+        last=len(data.test_images) - 1,
+        message="",
+    )
+    screen.control(
+        "input",
+        component,
+        read=lambda text: read_sketch(text, data),
+        write=shown,
+        say=lambda text: {"message": escape(text)},
+    )
+    # A drawing is on the sheet already, and may have gone on meanwhile.
+    screen.part(
+        "input",
+        [component],
+        lambda state: [gr.update(**drawn(state.input) if state.input.startswith(TEST) else {})],
+    )

@@ -1,0 +1,112 @@
+"""Pages of the explorer: a panel for each analysis, and the flow of two texts."""
+
+import gradio as gr
+import pytest
+import torch
+
+from bilens.explore.pages import ImagePage, LanguagePage
+from bilens.explore.panels import sections_html
+from bilens.explore.screen import StateError
+from bilens.registry import analysis
+from bilens.residual import ResidualModel
+from tests.explore.browser import needs_chrome, visiting
+from tests.families import tiny
+from tests.language import random_model, small_corpus
+from tests.models import digit_model, digits
+
+
+def language_page(**parts) -> LanguagePage:
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), **parts)
+    return LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
+
+
+def panel_of(page, name):
+    return next(panel for panel in page.panels if panel.analysis.name == name)
+
+
+def test_an_image_is_split_into_its_eigenvectors():
+    page = ImagePage(digit_model(), digits())
+    reading = panel_of(page, "explain").reading(page.start)
+    logits = digit_model()(digits().test_images[0]).detach()
+    assert torch.allclose(reading.logits.float(), logits, atol=1e-4)
+    for part in reading.parts:
+        total = sum(branch.activation for branch in part.branches) + part.remainder
+        assert total == pytest.approx(float(logits[part.label]), abs=1e-4)
+    with pytest.raises(StateError, match="neither a test image"):
+        page.checked(type(page.start)(input="test-999"))
+
+
+def test_a_deep_model_has_its_bonds_and_no_sheet():
+    page = ImagePage(digit_model(n_layers=2), digits())
+    assert [panel.analysis.name for panel in page.panels] == ["bonds", "paths"]
+    with gr.Blocks():
+        assert "input" not in page.screen().controls
+
+
+def test_the_page_of_a_bilinear_model_reads_its_weights():
+    page = language_page(n_layers=2)
+    assert [panel.analysis.name for panel in page.panels] == ["ngrams", "contexts"]
+    state = type(page.start)("lily", ("tom", "ben"), 1)
+    spectrum = panel_of(page, "contexts").reading(state).all_eigenvectors
+    u = page.model.direction("lily", minus=["tom", "ben"])
+    expected = torch.linalg.eigvalsh(page.model.mlp(1).interaction(u).dense())
+    assert torch.allclose(spectrum.values.sort().values, expected)
+    sections = panel_of(page, "ngrams").reading(state).sections()
+    assert "N-grams of lily minus tom, ben" in sections_html(sections, "ngrams")
+
+
+def test_it_opens_with_two_texts_of_as_many_tokens():
+    page = language_page()
+    ids = [page.model.ids(text) for text in (page.start.flow_prompt, page.start.flow_against)]
+    assert len(ids[0]) == len(ids[1])
+    assert not torch.equal(*ids)
+
+
+def test_what_needs_a_tensor_has_no_panel_and_no_control():
+    corpus = small_corpus()
+    model = tiny("llama")
+    model.resize_token_embeddings(len(corpus.tokenizer))
+    page = LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
+    with gr.Blocks():
+        screen = page.screen()
+    assert not page.panels
+    assert not {"token", "minus", "layer"} & screen.controls.keys()
+    added = LanguagePage(page.model, corpus, [analysis("heads")])
+    assert [panel.analysis.name for panel in added.panels] == ["heads"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("lilly",), "token: expected a single token of the vocabulary; .*the nearest are lily"),
+        (("lily", ("<script>",)), "minus: expected a single token of the vocabulary"),
+        (("lily", (), 1), "layer: 1 is not a whole number from 0 to 0"),
+        (("lily", (), 0, "  "), "flow_prompt: .*holds no token that the model knows"),
+    ],
+)
+def test_a_state_that_the_model_has_not(changes, message):
+    page = language_page()
+    with pytest.raises(StateError, match=message):
+        page.checked(type(page.start)(*changes))
+
+
+@needs_chrome
+def test_a_language_model_in_the_browser(language_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(language_site, "#reading-ngrams table")
+        token = page.get_by_label("The next token")
+        token.fill("kit")
+        page.get_by_role("option", name="kite").click()
+        visit.wait("document.querySelector('#reading-ngrams').innerText.includes('of kite')")
+        visit.wait("location.search.includes('token=kite')")
+        token.fill("zebra")
+        token.press("Enter")
+        page.wait_for_selector("text=expected a single token of the vocabulary")
+        assert token.input_value() == "kite"
+        with page.expect_download() as download:
+            page.locator("#reading-ngrams .save").first.click()
+        assert download.value.suggested_filename.startswith("ngrams-N-grams-of-kite")
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.wait_for_timeout(300)
+        visit.fits()

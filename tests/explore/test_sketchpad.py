@@ -1,0 +1,221 @@
+"""Images as inputs: their addresses, drawings that are refused, and a sheet in a browser."""
+
+import base64
+import io
+import json
+import time
+import tracemalloc
+import urllib.error
+import urllib.request
+import zlib
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import torch
+from PIL import Image
+
+from bilens.data import fit_drawing, ink_of
+from bilens.errors import BilensError
+from bilens.explore.panels import ReadingPanel
+from bilens.explore.screen import StateError
+from bilens.explore.sketchpad import pack_drawing, read_sketch, unpack_input
+from tests.explore.browser import needs_chrome, visiting
+from tests.models import digit_model, digits
+
+
+def sketch(picture: Image.Image, kind: str = "PNG") -> str:
+    """Return a picture as the sketchpad returns it."""
+    buffer = io.BytesIO()
+    picture.save(buffer, kind)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_a_drawing_has_an_address():
+    picture = Image.new("L", (50, 50), 255)
+    picture.paste(0, (20, 10, 25, 40))
+    text = read_sketch(sketch(picture), digits())
+    x = unpack_input(text, digits())
+    assert torch.allclose(x, fit_drawing(ink_of(picture), digits()), atol=1 / 255)
+    assert len(text) < 120
+
+
+@pytest.mark.parametrize(
+    "text", ["test-360", "test-²", "../../etc/passwd", "drawn-!!!", "drawn-AAAA"]
+)
+def test_what_is_no_image_of_the_data_is_refused(text):
+    with pytest.raises(StateError, match="neither a test image from 0 to 359 nor a drawing of 64"):
+        unpack_input(text, digits())
+
+
+def test_an_address_cannot_fill_the_memory():
+    bomb = base64.urlsafe_b64encode(zlib.compress(bytes(10**8), 9)).decode()
+    tracemalloc.start()
+    with pytest.raises(BilensError, match="nor a drawing of 64 pixels"):
+        unpack_input("drawn-" + bomb, digits())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10**6
+
+
+def test_an_empty_sheet_is_an_empty_image():
+    blank = read_sketch(sketch(Image.new("L", (50, 50), 255)), digits())
+    assert not unpack_input(blank, digits()).any()
+
+
+def test_what_is_not_a_drawing_is_passed_on():
+    assert read_sketch("test-3", digits()) == "test-3"
+    assert read_sketch("drawn-x", digits()) == "drawn-x"
+
+
+@pytest.mark.parametrize(
+    "sheet",
+    [
+        "data:image/png;base64,A",
+        "data:image/png;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSk+",
+        sketch(Image.new("L", (20, 20)), "GIF"),
+        sketch(Image.new("L", (1025, 1))),
+    ],
+    ids=["no base64", "svg", "gif", "large"],
+)
+def test_a_sheet_that_is_not_a_picture_is_refused(sheet):
+    message = "input: the drawing is not a picture of up to 1024 pixels"
+    with pytest.raises(StateError, match=message):
+        read_sketch(sheet, digits())
+
+
+def test_a_packed_drawing_is_exact_to_a_level():
+    x = torch.arange(64) / 63
+    assert torch.allclose(unpack_input(pack_drawing(x), digits()), x, atol=0.5 / 255 + 1e-6)
+
+
+def read_png(address: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
+
+
+def status(address: str) -> int:
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return int(error.code)
+
+
+SHEET = "document.querySelector('#sketchpad canvas').toDataURL('image/png')"
+READY = "#explain-0 .main-svg"
+INPUT = "new URLSearchParams(location.search).get('input')"
+
+
+def draw_three(page, steps: int, pause: int) -> None:
+    """Draw a 3 in one stroke, with n moves of the pointer on each of its lines."""
+    page.locator("#sketchpad canvas").scroll_into_view_if_needed()
+    box = page.locator("#sketchpad canvas").bounding_box()
+    first, *others = [(70, 60), (200, 60), (130, 130), (200, 190), (130, 240), (70, 210)]
+    page.mouse.move(box["x"] + first[0], box["y"] + first[1])
+    page.mouse.down()
+    for x, y in others:
+        page.mouse.move(box["x"] + x, box["y"] + y, steps=steps)
+        page.wait_for_timeout(pause)
+    page.mouse.up()
+
+
+@needs_chrome
+@pytest.mark.parametrize(("steps", "pause", "taken"), [(8, 60, 0.0), (4, 150, 0.9)])
+def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
+    """The explanation and the address are those of the final drawing, also if answers are slow."""
+    plain = ReadingPanel.reading
+
+    def slow(panel, state):
+        time.sleep(taken)
+        return plain(panel, state)
+
+    monkeypatch.setattr(ReadingPanel, "reading", slow)
+    with visiting(browser) as visit:
+        page = visit.open(image_site, READY)
+        page.locator("#sketchpad .clear").click()
+        draw_three(page, steps, pause)
+        page.wait_for_timeout(400)
+        text = read_sketch(page.evaluate(SHEET), digits())
+        visit.wait(f"{INPUT} === '{text}'")
+        logits = digit_model()(unpack_input(text, digits())).detach()
+        shown = f"logit of class {int(logits.argmax())} {float(logits.max()):.4g}"
+        visit.wait(f"document.querySelector('#reading-explain').innerText.includes('{shown}')")
+        page.wait_for_timeout(500)
+        assert page.evaluate(INPUT) == text
+
+
+@needs_chrome
+def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, READY)
+        page.locator("#sketchpad .clear").click()
+        draw_three(page, 5, 0)
+        visit.wait(f"({INPUT} ?? '').length > 30")
+        address = page.url
+    (text,) = parse_qs(urlsplit(address).query)["input"]
+    with visiting(browser) as visit:
+        page = visit.open(address, READY)
+        page.wait_for_timeout(300)
+        x = unpack_input(text, digits()).reshape(8, 8)
+        ink = ink_of(read_png(page.evaluate(SHEET)))
+        cells = torch.tensor(ink).reshape(8, 35, 8, 35).mean((1, 3))
+        assert torch.allclose(cells.float(), x, atol=0.02)
+
+
+@needs_chrome
+def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_path):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, READY)
+        page.locator("#sketchpad input[type=number]").fill("5")
+        visit.wait("location.search === '?input=test-5'")
+        before = page.evaluate(SHEET)
+        page.locator("#sketchpad .clear").click()
+        visit.wait("location.search.startsWith('?input=drawn-')")
+        page.locator("#sketchpad input[type=range]").fill("5")
+        visit.wait(f"{SHEET} === '{before}'")
+        picture = Image.new("L", (120, 60), 255)
+        picture.paste(0, (20, 10, 100, 20))
+        picture.save(tmp_path / "bar.png")
+        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
+        visit.wait("location.search.startsWith('?input=drawn-')")
+        assert page.evaluate(INPUT) == read_sketch(page.evaluate(SHEET), digits())
+        (tmp_path / "bar.png").write_text("<svg onload=alert(1)>")
+        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
+        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('not a')")
+        page.locator("#sketchpad input[type=number]").fill("360")
+        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('0 to 359')")
+        assert page.locator("#sketchpad input[type=number]").input_value() == "5"
+
+
+@needs_chrome
+def test_a_setting_that_is_refused_is_said_where_it_was_typed(image_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, READY)
+        box = page.locator("#explain_k input")
+        for typed in ("2.5", "1e9999"):
+            box.fill(typed)
+            box.press("Enter")
+            visit.wait("document.querySelector('#explain_k').innerText.includes('is not a')")
+        box.fill("2")
+        box.press("Enter")
+        visit.wait("location.search === '?explain_k=2'")
+        page.go_back()
+        visit.wait("location.search === ''")
+        for width in (1400, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(700)
+            visit.fits()
+
+
+@pytest.mark.parametrize("folder", ["image_run", "/etc"])
+def test_files_outside_of_the_page_are_refused(image_site, image_run, folder):
+    name = str(image_run / "model.safetensors") if folder == "image_run" else "/etc/hostname"
+    for path in (name, "../../../../../../../" + name, "..%2f..%2f..%2f" + name, name + "%00"):
+        for route in ("gradio_api/file=", "file=", "gradio_api/file/", "assets/../", "static/"):
+            assert status(f"{image_site}{route}{path}") in (400, 403, 404), route + path
+
+
+def test_the_page_tells_nobody_of_itself(image_site):
+    with urllib.request.urlopen(image_site + "config", timeout=60) as answer:
+        config = json.load(answer)
+    assert config["analytics_enabled"] is False
+    assert image_site.startswith("http://127.0.0.1:")
