@@ -25,6 +25,7 @@ from bilens.read.summary import (
     example_prompt,
     is_bilinear,
 )
+from bilens.reading import Fact
 from bilens.registry import Analysis, analysis
 from bilens.residual import ResidualModel
 from bilens.tensor import TensorChain
@@ -70,7 +71,7 @@ class ImagePage(PanelView):
 
     def screen(self) -> Screen[Any]:
         """Lay the page out inside a `gr.Blocks`."""
-        facts = [("images", self.data.name), ("classes", len(self.data.class_names))]
+        facts: list[Fact] = [("images", self.data.name), ("classes", len(self.data.class_names))]
         return lay_out(self, facts, *([] if self.is_deep else [_sheet]))
 
 
@@ -202,7 +203,7 @@ def _flow(page: LanguagePage, screen: Screen[Any]) -> None:
 def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
     """Lay out the token, the tokens to subtract, and the layer of the panels below."""
     heading("A direction", "The token and the layer that the panels below read, from the weights.")
-    offered = range(page.model.vocab_size)
+    offered = list(range(page.model.vocab_size))
     if page.model.vocab_size > LARGE_VOCABULARY:
         # Browsers take long over lists of a large vocabulary.
         offered = page.frequent

@@ -512,5 +512,6 @@ def read_explanation(
     """
     if isinstance(image, int):
         image = data.test_images[check_index("image", image, len(data.test_images))]
-    split = explain(spectra(model), image.to(model.device), n_classes, k)
+    spectrum = spectra(model)
+    split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
     return ImageExplanation(split.x, split.logits, split.parts, data.shape, data.class_names)
