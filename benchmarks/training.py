@@ -1,4 +1,4 @@
-"""An epoch of training on MNIST's shapes, one seed and five as one, against its products only."""
+"""An epoch of training on MNIST's shapes against its products only."""
 
 import statistics
 from dataclasses import replace
@@ -9,10 +9,10 @@ import torch
 from benchmarks.clock import machine, seconds
 from bilens.data import ImageData
 from bilens.nn import ClassifierConfig
-from bilens.train import ClassifierTraining, train_classifiers
+from bilens.train import ClassifierTraining, train_classifier
 
 IMAGES, PIXELS, CLASSES, WIDTH, BATCH = 60_000, 784, 10, 300, 100
-SEEDS, ROUNDS = (1, 5), 5
+ROUNDS = 5
 PLAIN = ClassifierTraining(epochs=1, batch_size=BATCH, weight_decay=0.0, input_noise=0.0)
 KINDS = {
     "no noise": PLAIN,
@@ -38,11 +38,11 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
 
 
 def seconds_of_an_epoch(
-    config: ClassifierConfig, data: ImageData, kind: ClassifierTraining, seeds: int
+    config: ClassifierConfig, data: ImageData, kind: ClassifierTraining
 ) -> float:
-    """Return the seconds of an epoch of n seeds, trained as one."""
-    trained = train_classifiers(config, data, kind, range(seeds))
-    return sum(float(history[0]["train_seconds"]) for _, history in trained)
+    """Return the seconds of an epoch of training."""
+    _, history = train_classifier(config, data, kind)
+    return float(history[0]["train_seconds"])
 
 
 def main() -> None:
@@ -56,19 +56,17 @@ def main() -> None:
     print(machine())
     print(f"{IMAGES} images of {PIXELS} pixels, width {WIDTH}, batch {BATCH}; seconds an epoch")
     for name, kind in KINDS.items():
-        for seeds in SEEDS:
-            products = partial(products_of_an_epoch, images)
-            training = partial(seconds_of_an_epoch, config, data, kind, seeds)
-            products(), training()
-            turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
-            ratios = sorted(taken / (seeds * floor) for floor, taken in turns)
-            floor, taken = map(statistics.median, zip(*turns, strict=True))
-            print(
-                f"{name:13} {seeds} seed{'s' * (seeds > 1):1} {taken:7.2f}   products alone "
-                f"{seeds * floor:6.2f}   {statistics.median(ratios):5.2f} x "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
-                flush=True,
-            )
+        products = partial(products_of_an_epoch, images)
+        training = partial(seconds_of_an_epoch, config, data, kind)
+        products(), training()
+        turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
+        ratios = sorted(taken / floor for floor, taken in turns)
+        floor, taken = map(statistics.median, zip(*turns, strict=True))
+        print(
+            f"{name:13} {taken:7.2f}   products alone {floor:6.2f}   "
+            f"{statistics.median(ratios):5.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def stop_after(monkeypatch, steps: int) -> None:
     taken = module._Session.take_step
 
     def counting(self):
-        if self.step + 1 == steps:
+        if self.place["step"] + 1 == steps:
             os.kill(os.getpid(), signal.SIGINT)
         taken(self)
 
@@ -164,7 +164,7 @@ def test_a_run_is_written_while_it_trains(tmp_path, monkeypatch):
     taken = module._Session.take_step
 
     def failing(self):
-        if self.step == 25:
+        if self.place["step"] == 25:
             raise OSError("the power is off")
         taken(self)
 

@@ -70,8 +70,7 @@ class TrainImages:
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
             environment variable BILENS_DATA, and without that the Hugging Face hub.
         output: run directory; by default runs/NAME-OF-THE-DATA.
-        seeds: train this many models at once, from --seed on, each in a directory of its own below
-            output.
+        seeds: train this many models, from --seed on, each in a directory of its own below output.
         resume: continue an earlier training in output.
         device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU if the machine has one.
     """

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,8 @@ from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
 from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.tensor import BilinearTensor
-from bilens.train.run_directory import RunDirectory, interrupt_between_steps, open_run, part
+from bilens.train.run_directory import RunDirectory, interrupt_between_steps, open_run
+from bilens.train.session import Session, initialised
 
 SAVE_EVERY = 500
 """Steps between checkpoints: half a minute for the sizes of the case study."""
@@ -133,14 +135,15 @@ def train_autoencoder(
         bar = stack.enter_context(progress_bar())
         interrupt = stack.enter_context(interrupt_between_steps())
         task = bar.add_task(
-            "sparse autoencoder", total=training.steps, completed=session.step, note=""
+            "sparse autoencoder", total=training.steps, completed=session.place["step"], note=""
         )
-        while session.step < training.steps:
+        place = session.place
+        while place["step"] < training.steps:
             session.take_step()
             bar.advance(task)
-            ended = session.step == training.steps
-            if interrupt.requested or session.step % SAVE_EVERY == 0 or ended:
-                session.save(directory)
+            ended = place["step"] == training.steps
+            if interrupt.requested or place["step"] % SAVE_EVERY == 0 or ended:
+                session.save_all(directory)
             if interrupt.requested and not ended:
                 raise KeyboardInterrupt
         if directory is not None and not directory.finished:
@@ -148,82 +151,59 @@ def train_autoencoder(
     return session.finished()
 
 
-class _Session:
-    """The moving parts of one training, and how they are saved."""
+class _Session(Session):
+    """One training of an autoencoder; its place has the step and the scale of the vectors."""
+
+    model: SparseAutoencoder
 
     def __init__(
         self, config: AutoencoderConfig, sample: Sampler, training: AutoencoderTraining
     ) -> None:
         self.sample, self.training = sample, training
-        self.generator = torch.Generator().manual_seed(training.seed)
-        first = sample(4096, self.generator)
+        generator = torch.Generator().manual_seed(training.seed)
+        first = sample(4096, generator)
         if first.shape[-1] != config.d_in:
             raise BilensError(
                 f"sample returns vectors of {first.shape[-1]} elements, expected d_in={config.d_in}"
             )
-        self.scale = float(first.pow(2).sum(-1).mean().sqrt())
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise BilensError(
-                f"The vectors have mean length {self.scale}; expected a number above 0"
-            )
-        with torch.device("meta"):
-            self.model = SparseAutoencoder(config)
-        self.model.to_empty(device="cpu")
-        self.model.reset_parameters(torch.Generator().manual_seed(training.seed))
-        self.model.to(first.device)
+        scale = float(first.pow(2).sum(-1).mean().sqrt())
+        if not (math.isfinite(scale) and scale > 0):
+            raise BilensError(f"The vectors have mean length {scale}; expected a number above 0")
+        model = initialised(SparseAutoencoder, config, training.seed).to(first.device)
         with torch.no_grad():
-            self.model.decoder_bias.copy_(first.mean(0) / self.scale)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), training.learning_rate, fused=True
-        )
-        self.step, self.loss = 0, torch.zeros(())
+            model.decoder_bias.copy_(first.mean(0) / scale)
+        optimizer = torch.optim.Adam(model.parameters(), training.learning_rate, fused=True)
+        super().__init__(model, optimizer, generator, {"step": 0, "scale": scale})
+        self.loss = torch.zeros(())
 
-    def load(self, run: RunDirectory) -> None:
-        state = run.load_state(self.model.features.device)
-        if state is None:
-            return
-        record, tensors = state
+    def check(self, place: dict[str, Any], run: RunDirectory) -> None:
+        """Raise CheckpointError if the vectors differ from those of the run."""
+        scale = self.place["scale"]
         # Vectors cannot be compared, since a sampler draws them; their mean length can.
-        if not math.isclose(record["scale"], self.scale, rel_tol=1e-3):
+        if not math.isclose(place["scale"], scale, rel_tol=1e-3):
             raise CheckpointError(
-                f"sample returns vectors of mean length {self.scale:.6g}, but {run.path} was "
-                f"trained on vectors of {record['scale']:.6g}. Resume with the same vectors, or "
+                f"sample returns vectors of mean length {scale:.6g}, but {run.path} was "
+                f"trained on vectors of {place['scale']:.6g}. Resume with the same vectors, or "
                 "train elsewhere."
             )
-        self.step, self.scale = record["step"], record["scale"]
-        self.model.load_state_dict(part(tensors, "model"))
-        for name, weight in self.model.named_parameters():
-            self.optimizer.state[weight] = part(tensors, f"optimizer.{name}")
-        self.generator.set_state(tensors["generator.state"].cpu())
 
-    def save(self, run: RunDirectory | None) -> None:
+    def save_all(self, run: RunDirectory | None) -> None:
         """Write the run; raise instead if the training diverged, and leave the files unchanged."""
+        step = self.place["step"]
         tensors = (self.loss, *self.model.parameters())
-        finite = all(torch.isfinite(tensor).all() for tensor in tensors)
-        if not finite:
+        if not all(torch.isfinite(tensor).all() for tensor in tensors):
             raise BilensError(
-                f"The loss became infinite or NaN by step {self.step}; lower learning_rate"
+                f"The loss became infinite or NaN by step {step}; lower learning_rate"
             )
-        if run is None:
-            return
-        self.finished().save_files(run.path)
-        slots = {
-            f"{name}.{slot}": value
-            for name, weight in self.model.named_parameters()
-            for slot, value in self.optimizer.state[weight].items()
-        }
-        run.save_state(
-            self.step,
-            {"step": self.step, "scale": self.scale},
-            model=self.model.state_dict(),
-            optimizer=slots,
-            generator={"state": self.generator.get_state()},
-        )
+        if run is not None:
+            self.finished().save_files(run.path)
+            self.save(run, step)
 
     def take_step(self) -> None:
         training, model, generator = self.training, self.model, self.generator
+        place = self.place
         # In the dtype of the weights: rows may be in float64.
-        y = self.sample(training.batch_size, generator).to(self.model.encoder.dtype) / self.scale
+        y = self.sample(training.batch_size, generator).to(model.encoder.dtype) / place["scale"]
         f = model.encode(y)
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
         n_features = model.config.n_features
@@ -235,14 +215,15 @@ class _Session:
         loss.backward()
         self.optimizer.step()
         model.normalise()
-        self.step, self.loss = self.step + 1, loss.detach()
+        place["step"] += 1
+        self.loss = loss.detach()
 
     @torch.no_grad()
     def finished(self) -> SparseAutoencoder:
         """Return a copy of the autoencoder for vectors at their original scale."""
         model = deepcopy(self.model)
-        model.encoder_bias.mul_(self.scale)
-        model.decoder_bias.mul_(self.scale)
+        model.encoder_bias.mul_(self.place["scale"])
+        model.decoder_bias.mul_(self.place["scale"])
         return model.eval()
 
 

@@ -180,14 +180,9 @@ def open_run(
     tracker = settings.get("report_to", "none")
     check_tracker(tracker)
     with only_process_in(path):
-        taken = [n for n in (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME) if (path / n).exists()]
-        if taken and not resume:
-            raise CheckpointError(
-                f"{path} holds {' and '.join(taken)} already. Resume that training with --resume "
-                "(resume=True in Python), or choose another --output; to train again from the "
-                "start, delete the folder first."
-            )
-        if resume and TRAINING_NAME not in taken:
+        if not resume:
+            check_free(path)
+        elif not is_begun(path):
             raise CheckpointError(
                 f"Nothing to resume in {path}: no training was begun there. Train without --resume."
             )
@@ -205,6 +200,18 @@ def open_run(
             run.write_settings()
         with open_tracker(tracker, path, settings) as run.track:
             yield run
+
+
+def check_free(run: Path) -> None:
+    """Raise CheckpointError if a directory holds a training or a model."""
+    names = (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME)
+    taken = [name for name in names if (run / name).exists()]
+    if taken:
+        raise CheckpointError(
+            f"{run} holds {' and '.join(taken)} already. Resume that training with --resume "
+            "(resume=True in Python), or choose another --output; to train again from the "
+            "start, delete the folder first."
+        )
 
 
 def is_begun(run: Path) -> bool:
