@@ -117,14 +117,14 @@ def same_weights(a: SparseAutoencoder, b: SparseAutoencoder) -> bool:
 
 def stop_after(monkeypatch, steps: int) -> None:
     """Press ctrl-C in the middle of the given step."""
-    taken = module._Session.take_step
+    taken = module._AutoencoderSession.take_step
 
     def counting(self):
         if self.place["step"] + 1 == steps:
             os.kill(os.getpid(), signal.SIGINT)
         taken(self)
 
-    monkeypatch.setattr(module._Session, "take_step", counting)
+    monkeypatch.setattr(module._AutoencoderSession, "take_step", counting)
 
 
 @pytest.mark.parametrize("steps", [1, 17])
@@ -161,7 +161,7 @@ def test_resume_adds_steps(tmp_path):
 def test_a_run_is_written_while_it_trains(tmp_path, monkeypatch):
     sample = row_sampler(planted()[1])
     monkeypatch.setattr(module, "SAVE_EVERY", 20)
-    taken = module._Session.take_step
+    taken = module._AutoencoderSession.take_step
 
     def failing(self):
         if self.place["step"] == 25:
@@ -169,7 +169,7 @@ def test_a_run_is_written_while_it_trains(tmp_path, monkeypatch):
         taken(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Session, "take_step", failing)
+        patch.setattr(module._AutoencoderSession, "take_step", failing)
         with pytest.raises(OSError, match="power"):
             train_autoencoder(CONFIG, sample, SHORT, tmp_path)
     at_20 = train_autoencoder(CONFIG, sample, replace(SHORT, steps=20))

@@ -31,7 +31,7 @@ BRIEF = ClassifierTraining(epochs=3, input_noise=0.5, latent_noise=0.1, batch_si
 
 def stop_after(monkeypatch, steps: int) -> None:
     """Press ctrl-C in the middle of the given step."""
-    taken = classifier._Session.take_step
+    taken = classifier._ClassifierSession.take_step
 
     def counting(self, selected):
         counting.steps += 1
@@ -40,7 +40,7 @@ def stop_after(monkeypatch, steps: int) -> None:
         taken(self, selected)
 
     counting.steps = 0
-    monkeypatch.setattr(classifier._Session, "take_step", counting)
+    monkeypatch.setattr(classifier._ClassifierSession, "take_step", counting)
 
 
 def same_weights(a: ImageClassifier, b: ImageClassifier) -> bool:

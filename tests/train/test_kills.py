@@ -80,7 +80,7 @@ def stopped(tmp_path_factory) -> dict[str, Path]:
     """For each kind an uninterrupted run and, in the same folder, a stopped one."""
     result = {}
     places = {"words": (train_words, trainer, "collate", 8)}
-    places["images"] = (train_images, classifier._Session, "take_step", 29)
+    places["images"] = (train_images, classifier._ClassifierSession, "take_step", 29)
     for kind, (train, *place) in places.items():
         folder = result[kind] = tmp_path_factory.mktemp(kind)
         train(folder / "whole")

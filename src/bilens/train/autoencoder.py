@@ -126,7 +126,7 @@ def train_autoencoder(
     settings = {**asdict(training), "model": asdict(config)}
     with ExitStack() as stack:
         directory = None
-        session = _Session(config, sample, training)
+        session = _AutoencoderSession(config, sample, training)
         if run is not None:
             opened = open_run(run, settings, resume=resume, length="steps")
             directory = stack.enter_context(opened)
@@ -151,7 +151,7 @@ def train_autoencoder(
     return session.finished()
 
 
-class _Session(Session):
+class _AutoencoderSession(Session):
     """One training of an autoencoder; its place has the step and the scale of the vectors."""
 
     model: SparseAutoencoder

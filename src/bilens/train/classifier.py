@@ -63,7 +63,7 @@ def latent_noise(
             handle.remove()
 
 
-class _Session(Session):
+class _ClassifierSession(Session):
     """One training of a classifier.
 
     Its place has the finished epochs, the steps of the current one and their sums: of the losses,
@@ -216,7 +216,7 @@ def train_classifier(
         if run is not None:
             opened = open_run(run, settings, resume=resume, length="epochs")
             directory = stack.enter_context(opened)
-        session = _Session(config, data, training)
+        session = _ClassifierSession(config, data, training)
         if directory is not None and resume:
             session.load(directory)
         if directory is None or not directory.finished:
@@ -224,7 +224,7 @@ def train_classifier(
     return session.model.eval(), session.place["history"]
 
 
-def _train(session: _Session, run: RunDirectory | None) -> None:
+def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
     """Train to the end, or to ctrl-C."""
     place, epochs, steps = session.place, session.training.epochs, session.steps
     if run is not None:
