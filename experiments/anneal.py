@@ -37,6 +37,7 @@ from bilens.train.linearise import anneal, linearise
 from bilens.train.settings import AnnealTraining
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line
+from experiments.llama2c import converted
 
 __all__ = ["run"]
 
@@ -103,6 +104,7 @@ def _open(context: RecipeContext) -> tuple[Path, Corpus]:
             f"{path} is missing; this recipe needs stories260K.bin and tok512.bin of "
             "karpathy/tinyllamas in the folder llama2c of --data-dir"
         )
+    path = converted(path, context.models / MODEL.stem)
     model = open_model(path)
     corpus = load_documents(
         "tinystories",

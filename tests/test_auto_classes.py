@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
+from experiments.llama2c import llama2c_tokenizer
 from transformers import pipeline
 
-from bilens.convert.llama2c import llama2c_tokenizer
 from bilens.data import Grammar, train_tokenizer
 from bilens.nn.language import LanguageConfig, LanguageModel
-from tests.convert.test_llama2c import ALL_PIECES, write_tokenizer
+from tests.experiments.test_llama2c import ALL_PIECES, write_tokenizer
 
 
 def small_model(n_tokens: int) -> LanguageModel:

@@ -1,6 +1,8 @@
 """The hub is asked once, and only for names that it can have."""
 
+import contextlib
 import logging
+from threading import Barrier, BrokenBarrierError, Thread
 
 import datasets
 import huggingface_hub
@@ -11,8 +13,8 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 import bilens
 from bilens import hub
 from bilens.data import load_images
-from bilens.errors import CheckpointError, DataError
-from bilens.hub import HTTPError, hub_asked_once
+from bilens.errors import BilensError, CheckpointError, DataError
+from bilens.hub import HTTPError, hub_options, hub_split
 
 
 @pytest.fixture
@@ -70,19 +72,37 @@ def test_data_that_is_nowhere(network, monkeypatch, tmp_path, caplog, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_settings_are_as_before(network):
-    with hub_asked_once():
-        assert constants.HF_HUB_OFFLINE
-        assert datasets.config.HF_HUB_OFFLINE
-        with pytest.raises(ZeroDivisionError), hub_asked_once():
-            1 / 0  # noqa: B018
+def test_the_settings_of_the_process_are_as_before(network, monkeypatch, tmp_path):
+    """Also after loads that overlap."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    inside = Barrier(2, timeout=20)
+
+    def load(name):
+        with contextlib.suppress(BilensError):
+            bilens.load(name)
+        with contextlib.suppress(BilensError, BrokenBarrierError), hub_split("a/b", "train", ""):
+            inside.wait()
+
+    threads = [Thread(target=load, args=(name,)) for name in ("a/b", "c/d")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
-    assert len(network) == 1
 
 
-def test_a_hub_that_answers_is_asked(monkeypatch):
+def test_a_hub_that_answers_is_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_answers", lambda: True)
-    with hub_asked_once():
-        assert not constants.HF_HUB_OFFLINE
+    assert hub_options("some/model") == {}
+    monkeypatch.setattr(hub, "_answers", lambda: False)
+    assert hub_options("some/model") == {"local_files_only": True}
+    assert hub_options(tmp_path) == {}
+
+
+def test_errors_of_the_reader_are_not_blamed_on_the_hub(monkeypatch):
+    monkeypatch.setattr(hub, "_answers", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": "a"}])
+    with pytest.raises(KeyError, match="txt"), hub_split("a/b", "train", "") as rows:
+        rows[0]["txt"]

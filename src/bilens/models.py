@@ -21,8 +21,8 @@ else:  # transformers takes seconds to import, and classifiers do without it.
 OWN: dict[str, type[ImageClassifier] | type[SparseAutoencoder]] = {
     kind.model_type: kind for kind in (ImageClassifier, SparseAutoencoder)
 }
-FILES = (".bin", ".gguf")
-"""Models that are one file have no config.json: those of llama2.c, and GGUF."""
+FILES = (".gguf",)
+"""Models that are one file have no config.json."""
 
 
 def load(
@@ -41,9 +41,9 @@ def load(
     Args:
         source: a directory that a training wrote, or the name of a repository on the hub. It may be
             of bilens, of a known family of transformers, or of another known layout. A .gguf file
-            and a .bin file of llama2.c are models too. A torch module of your own is a
-            transformer of a known family, or a stack of bilinear layers. The tensors of a stack are
-            found and compared with it (`bilens.tensor.TensorStack`).
+            is a model too. A torch module of your own is a transformer of a known family, or a
+            stack of bilinear layers. The tensors of a stack are found and compared with it
+            (`bilens.tensor.TensorStack`).
         device: device of the weights.
         low_memory: open a transformer that is larger than memory. Its weights stay in files, and a
             reading takes the memory of the layers that it works on. A GGUF file needs room

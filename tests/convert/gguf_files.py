@@ -94,7 +94,7 @@ def gguf_file(model: PreTrainedModel, architecture: str) -> GgufFile:
         if value is not None:
             kind = "f32" if isinstance(value, float) else "u32"
             settings.append((f"{architecture}.{key}", kind, value))
-    tokens = [f"t{number}" for number in range(config.vocab_size)]
+    tokens = [*(f"t{number}" for number in range(config.vocab_size - 2)), "t", "0"]
     settings += [
         ("tokenizer.ggml.model", "text", "gpt2"),
         ("tokenizer.ggml.tokens", "texts", tokens),

@@ -218,6 +218,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         _setting(L + "rope.scaling.yarn_log_multiplier", 0.1, "f32"),
         "a setting that bilens does not know",
     ),
+    "attention that is not causal": (
+        _setting(L + "attention.causal", value=False, kind="bool"),
+        "attention.causal=False, expected True",
+    ),
     "linear scaling by 0": (
         lambda f: (
             f.set(L + "rope.scaling.type", "linear", "text"),

@@ -143,9 +143,12 @@ def test_a_tokenizer_beside_the_model_comes_before_the_one_of_the_layout(tmp_pat
     with monkeypatch.context() as patched:
         patched.setattr(AutoTokenizer, "from_pretrained", fetched)
         assert len(open_tokenizer(tmp_path, model)) == 30
-        for settings in (PAPER | {"tokenizer": "gpt2"}, RELEASED, PAPER | {"tokenizer": None}):
+        for settings in (PAPER | {"tokenizer": "gpt2"}, RELEASED):
             (tmp_path / "config.json").write_text(json.dumps(settings))
             open_tokenizer(tmp_path, model)
-    assert asked == ["tdooms/ts-tokenizer-4096", *["openai-community/gpt2"] * 2, tmp_path]
+    assert asked == ["tdooms/ts-tokenizer-4096", *["openai-community/gpt2"] * 2]
+    (tmp_path / "config.json").write_text(json.dumps(PAPER | {"tokenizer": None}))
+    with pytest.raises(CheckpointError, match="holds no tokenizer, expected one of tokenizer.json"):
+        open_tokenizer(tmp_path, model)
     toy_tokenizer().save_pretrained(tmp_path)
     assert len(open_tokenizer(tmp_path, model)) == 30

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bilens
 from bilens.checks import MemoryLimitError
@@ -284,6 +286,7 @@ def change_config(folder, **settings):
         ({"vocab_size": 2**40}, "vocab_size=1099511627776, expected a whole number, 1 to"),
         ({"max_position_embeddings": -5}, "max_position_embeddings=-5, expected a whole number"),
         ({"bos_token_id": 10**9}, "bos_token_id=1000000000 in config.json, expected 0 to 29"),
+        ({"bos_token_id": "x"}, "holds no complete language model.*bos_token_id"),
         ({"bos_token_id": -1}, "bos_token_id=-1 in config.json, expected 0 to 29"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
@@ -362,3 +365,35 @@ def test_a_reference_that_leads_out_of_the_cache(tmp_path, monkeypatch, saved):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="some/model is not a directory here, and config.jso"):
         bilens.load("some/model", cache_dir=tmp_path / "hub")
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path):
+    """Also one of older files, which no tokenizer.json stands beside."""
+    tiny("gpt2", dtype=torch.float32).save_pretrained(tmp_path)
+    assert bilens.load(tmp_path).tokenizer is None
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b"')
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no complete tokenizer"):
+        bilens.load(tmp_path)
+
+
+def test_a_tokenizer_of_another_run_is_refused(saved, tmp_path):
+    words = {f"u{i}": i for i in range(30)}
+    toy = Tokenizer(models.WordLevel(words, unk_token="u0"))
+    other = PreTrainedTokenizerFast(tokenizer_object=toy, bos_token="u1")
+    save_model(tmp_path / "other", tiny("llama", dtype=torch.float32), other)
+    assert bilens.load(tmp_path / "other").token("u7") == 7
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "other" / name, saved)
+    with pytest.raises(CheckpointError, match="is not the one that was saved with the model"):
+        bilens.load(saved)
+
+
+def test_a_bug_is_not_taken_for_a_damaged_file(saved, monkeypatch):
+    def bug(*args):
+        raise KeyError("a name of bilens")
+
+    for name in ("_check_shards", "_with_biases", "_check_special_tokens"):
+        with monkeypatch.context() as patch, pytest.raises(KeyError, match="a name of bilens"):
+            patch.setattr(f"bilens.convert.loading.{name}", bug)
+            bilens.load(saved)

@@ -16,7 +16,7 @@ from bilens.residual import ResidualModel
 from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
 from experiments import tensorise_own as heads64
-from tests.convert import test_llama2c as llama2c
+from tests.experiments import test_llama2c as llama2c
 from tests.language import random_model
 
 TINY = replace(

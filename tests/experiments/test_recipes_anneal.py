@@ -9,7 +9,7 @@ from experiments.context import RecipeContext
 
 from bilens.errors import DataError
 from experiments import anneal as recipe
-from tests.convert import test_llama2c as llama2c
+from tests.experiments import test_llama2c as llama2c
 
 TOKENS = 8 * 4 * 8
 

@@ -36,8 +36,7 @@ class OnPretrained:
     """Settings of every command that changes a pretrained model.
 
     Attributes:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
-            llama2.c.
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
             and without that the Hugging Face hub.
     """
@@ -81,8 +80,7 @@ class Process:
         bilens process gpt2 --steps fold_norms --output gpt2-folded
 
     Attributes:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
-            llama2.c.
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         steps: which to apply; by default every step that leaves the model's function unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.

@@ -22,7 +22,7 @@ from bilens.settings import check_settings
 ROWS = 30
 """Rows of a table that are printed."""
 
-MODEL_HELP = "run directory, folder or name of a model of a known family, .gguf or llama2.c file."
+MODEL_HELP = "run directory, folder or name of a model of a known family, or .gguf file."
 OUTPUT_HELP = (
     "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
     "numbers only (.json), or a folder with each table as CSV."

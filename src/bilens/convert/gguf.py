@@ -33,6 +33,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from bilens.checks import check_memory
+from bilens.convert.damage import reading_files
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.lazy_imports import lazy_import
@@ -97,6 +98,11 @@ def read_header(path: Path) -> Header:
             raise CheckpointError(f"{path} has {size} bytes, and is no complete GGUF file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Cursor(path, content).header()
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Return True if a GGUF file has a tokenizer."""
+    return "tokenizer.ggml.tokens" in read_header(path).settings
 
 
 class _Cursor:
@@ -329,9 +335,10 @@ def gguf_model(
         if processed.name is not None:  # otherwise the processor has put it into `state`
             state[names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights))
     # By from_pretrained, which ties weights and reports those that are missing.
-    model, report = kind.from_pretrained(
-        None, config=config, state_dict=state, output_loading_info=True, dtype=dtype
-    )
+    with reading_files(path):
+        model, report = kind.from_pretrained(
+            None, config=config, state_dict=state, output_loading_info=True, dtype=dtype
+        )
     wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{complaint}: {listed}" for complaint, listed in wrong.items())
@@ -416,7 +423,8 @@ def _config(header: Header) -> Any:
             f"{path} has {name}.block_count={layers} and tensors of {len(blocks)} blocks; the two "
             "have to agree"
         )
-    config = AutoConfig.for_model(architecture.model_type, **values)
+    with reading_files(path):
+        config = AutoConfig.for_model(architecture.model_type, **values)
     if name in SCALED:
         # The format has no setting for the scale of scores of Gemma. The largest size differs from
         # the others, and is recognised by its number of layers, as in llama.cpp.
@@ -514,6 +522,7 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
     rotary = getattr(config, "rope_parameters", None) or {}
     # Settings that follow from others: a file may state them, if it states the same.
     expected = {
+        "attention.causal": True,
         "attention.key_length": d_head,
         "attention.value_length": d_head,
         "rope.dimension_count": int(d_head * rotary.get("partial_rotary_factor", 1.0)),
@@ -524,8 +533,8 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
         if key in expected:
             if value != expected[key]:
                 raise CheckpointError(
-                    f"{header.path} has {name}={value!r:.80}, expected {expected[key]}, which "
-                    "follows from its other settings"
+                    f"{header.path} has {name}={value!r:.80}, expected {expected[key]}, as the "
+                    "architecture and its other settings say"
                 )
         elif key not in UNUSED and value not in (0, "none"):
             raise CheckpointError(

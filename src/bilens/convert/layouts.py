@@ -31,6 +31,7 @@ from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from bilens.checks import check_weights
+from bilens.convert.damage import is_out_of_memory
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ATTENTIONS, ClassifierConfig, ImageClassifier, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -386,7 +387,7 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     except CheckpointError:
         raise
     except DAMAGED as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
     except OSError as error:
@@ -429,11 +430,6 @@ def stored_numbers(source: str | Path, **place: Any) -> int | None:
         with safetensors.safe_open(cached_file(str(source), name, **place), "pt") as file:
             total += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
     return total
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Return True if an error says that memory is short, which is no damage of a file."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def shard_names(index: Path) -> list[str]:

@@ -1,18 +1,14 @@
 """Open and save language models of any kind, whole or not at all."""
 
-import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -25,24 +21,25 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from bilens.checks import MemoryLimitError, check_count, check_memory, check_weights, checked
+from bilens.cards import write_card
+from bilens.checks import check_count, check_memory, check_weights, checked
 from bilens.convert import gates, layouts
-from bilens.convert.gguf import gguf_model
-from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
-from bilens.errors import BilensError, CheckpointError
+from bilens.convert.damage import MODEL, reading_files
+from bilens.convert.gguf import gguf_model, has_tokenizer
+from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
-from bilens.hub import hub_asked_once, write_card
+from bilens.hub import hub_options
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
 from bilens.progress import no_progress
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")
-ERRORS = (
-    *(SafetensorError, StrictDataclassError, OSError, RuntimeError, ArithmeticError, ImportError),
-    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error),
-)
-"""Errors that transformers lets through if a file is damaged."""
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
+TOKENIZERS += ("tokenizer.model", "spiece.model")  # type: ignore[assignment]
+"""Files of which a folder with a tokenizer has one at least."""
+FINGERPRINT = "bilens_tokenizer"
+"""Setting of a model that bilens saved: the tokenizer that was saved with it."""
 LARGEST = {
     "num_hidden_layers": 1024,
     "num_attention_heads": 2**20,
@@ -51,7 +48,6 @@ LARGEST = {
     "max_position_embeddings": 2**31,
 }
 """Largest sizes that are believed: larger ones in a damaged file would take hours or all memory."""
-MODEL = "language model, and none could be fetched from the hub by this name"
 UNKNOWN = "\U000f0000"
 """A text that no vocabulary holds."""
 HARMLESS = {"trust_remote_code": False}
@@ -84,8 +80,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
 
     Args:
         source: a folder or the name of a repository, of transformers, bilens or a layout of
-            `bilens.convert.layouts`, or a file. A .gguf file's weights become float32; a .bin file
-            is of llama2.c.
+            `bilens.convert.layouts`, or a .gguf file, whose weights become float32.
         low_memory: open a model that is larger than memory. Weights of safetensors files stay
             there and are read where they are used, if no other dtype is asked for. Those of a GGUF
             file are dequantised one by one into a file beside it, which goes with the model.
@@ -95,10 +90,9 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         CheckpointError: the model or a file is missing or damaged, weights and configuration
             do not fit together, or the model is quantised.
     """
-    if is_llama2c(source):
-        return llama2c_model(Path(source))
     if Path(source).suffix == ".gguf":
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
+    hub |= hub_options(source)
     place = {name: value for name, value in hub.items() if name in PLACE}
     settings = read_config(source, **place)
     layout = layouts.find_layout(settings)
@@ -120,27 +114,29 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             f"{source} is quantised by {method}, and what its layers compute is not in plain "
             "weights; open the model that it was made from, or dequantise it first"
         )
-    with _complete(source):
-        # Checked one by one before any weight is read: a damaged file must not take memory or time.
+    with reading_files(source):
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
-        for name, most in LARGEST.items():
+    # Checked one by one before any weight is read: a damaged file must not take memory or time.
+    for name, most in LARGEST.items():
+        with reading_files(source):
             check_count(name, getattr(config, name, 1), most)
-        swish = gates.find_swish(config)
-        gates.restore_activation(config)
-        _check_shards(source, **place)
-        model_class = _class_of(config)
-        processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
-        # The class of transformers has no room for biases that processing added.
-        with_biases = _with_biases(model_class, processing.added_biases)
-        _check_first_token(source, config)
-        mapped = low_memory and hub.get("dtype") in (None, "auto")
-        _check_sizes(source, config, with_biases, in_memory=not mapped, **place)
+    swish = gates.find_swish(config)
+    gates.restore_activation(config)
+    _check_shards(source, **place)
+    model_class = _class_of(source, config)
+    processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
+    # The class of transformers has no room for biases that processing added.
+    with_biases = _with_biases(model_class, processing.added_biases)
+    _check_special_tokens(source, config)
+    mapped = low_memory and hub.get("dtype") in (None, "auto")
+    _check_sizes(source, config, with_biases, in_memory=not mapped, **place)
+    with reading_files(source):
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
         model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
-        # The class with biases only serves to load them: a saved model names its own.
-        model.__class__ = model_class
+    # The class with biases only serves to load them: a saved model names its own.
+    model.__class__ = model_class
     wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
@@ -170,10 +166,11 @@ def _check_sizes(
     **place: Any,
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
-    n_stored = layouts.stored_numbers(source, **place)
+    with reading_files(source):
+        n_stored = layouts.stored_numbers(source, **place)
     if n_stored is None:
         return
-    with torch.device("meta"):
+    with reading_files(source), torch.device("meta"):
         empty = model_class(config)
     n_described = sum(weight.numel() for weight in empty.parameters())
     # Smaller differences are named weight by weight, once the model is there.
@@ -186,12 +183,14 @@ def _check_sizes(
     check_memory(n_bytes + 2 * n_stored * in_memory, f"{source}: its {n_stored:,} weights")
 
 
-def _check_first_token(source: str | Path, config: Any) -> None:
+def _check_special_tokens(source: str | Path, config: Any) -> None:
     """Raise if the token that begins texts is not in the vocabulary."""
     bos, vocab_size = getattr(config, "bos_token_id", None), getattr(config, "vocab_size", None)
-    if isinstance(bos, int) and isinstance(vocab_size, int) and not 0 <= bos < vocab_size:
+    if bos is None or not isinstance(vocab_size, int):
+        return
+    if type(bos) is not int or not 0 <= bos < vocab_size:
         raise CheckpointError(
-            f"{source}: bos_token_id={bos} in config.json, expected 0 to {vocab_size - 1}"
+            f"{source}: bos_token_id={bos!r} in config.json, expected 0 to {vocab_size - 1}"
         )
 
 
@@ -199,31 +198,37 @@ def _check_first_token(source: str | Path, config: Any) -> None:
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """Return the tokenizer that was saved with a model.
 
-    Beside a model of llama2.c with N tokens it is the file tokN.bin.
-
     Checkpoints of a known layout may name a tokenizer of the hub instead of having one.
 
     Raises:
-        CheckpointError: it is missing or damaged, or has more tokens than the model.
+        CheckpointError: it is missing or damaged, has more tokens than the model, or is not the one
+            that bilens saved with the model.
     """
     size = model.config.vocab_size
-    if is_llama2c(source):
-        return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
     is_gguf = Path(source).suffix == ".gguf"
     opener, options = _gguf_tokenizer(Path(source), model) if is_gguf else (AutoTokenizer, {})
-    with _complete(source, "tokenizer"):
-        place = Path(source).parent if is_gguf else _named_tokenizer(source) or source
-        with _hub_for(place):
-            tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
-                place, **HARMLESS, **options
-            )
-            # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
-            tokenizer(UNKNOWN)
-    # Fewer tokens are usual: embeddings are padded to multiples of 64 or so.
-    if len(tokenizer) > size:
+    place = Path(source).parent if is_gguf else _tokenizer_place(source)
+    if place is None:
+        raise CheckpointError(
+            f"{source} holds no tokenizer, expected one of {', '.join(TOKENIZERS)}"
+        )
+    with reading_files(source, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
+            place, **HARMLESS, **options, **hub_options(place)
+        )
+        # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
+        tokenizer(UNKNOWN)
+    # Fewer tokens are usual: embeddings are padded to multiples of 64 or so. The tokens of a GGUF
+    # file were counted, and transformers adds special ones that no text has.
+    if len(tokenizer) > size and not is_gguf:
         raise CheckpointError(
             f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
             "belong together"
+        )
+    if getattr(model.config, FINGERPRINT, None) not in (None, _fingerprint(tokenizer)):
+        raise CheckpointError(
+            f"The tokenizer in {source} is not the one that was saved with the model; they do not "
+            "belong together. Copy both from the same run."
         )
     return tokenizer
 
@@ -233,15 +238,25 @@ def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     """Return the tokenizer of a model; None if none was saved with it.
 
     Raises:
-        CheckpointError: it is damaged, or has more tokens than the model.
+        CheckpointError: it is damaged, or does not belong to the model.
     """
+    if Path(source).suffix == ".gguf":
+        return open_tokenizer(source, model) if has_tokenizer(Path(source)) else None
+    place = _tokenizer_place(source)
     try:
-        return open_tokenizer(source, model)
+        return None if place is None else open_tokenizer(source, model)
     except CheckpointError:
-        folder = Path(source) if os.path.isdir(source) else Path(source).parent  # noqa: PTH112
-        if any(folder.glob("tok*")):
+        # One that only the layout names is not a part of the checkpoint.
+        if place == source:
             raise
         return None
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a number that is that of no tokenizer with other tokens."""
+    vocabulary = tokenizer.get_vocab()
+    names = sorted(vocabulary, key=lambda name: (vocabulary[name], name))
+    return sha256("\n".join(names).encode(errors="replace")).hexdigest()[:16]
 
 
 @checked
@@ -261,6 +276,8 @@ def save_model(
     with file_errors(directory):
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
+            if tokenizer is not None:
+                setattr(model.config, FINGERPRINT, _fingerprint(tokenizer))
             # A file is put together in memory, and a model may be larger than that.
             model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
             write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
@@ -272,32 +289,13 @@ def save_model(
                     shutil.move(file, temporary)
 
 
-@contextmanager
-def _complete(source: str | Path, what: str = MODEL) -> Iterator[None]:
-    try:
-        with no_progress(), _hub_for(source):
-            yield
-    except Exception as error:
-        # Errors of tokenizers itself are plain Exceptions.
-        damage = type(error) is Exception or isinstance(error, ERRORS)
-        named = isinstance(error, (CheckpointError, MemoryLimitError))
-        if named or not damage or layouts.out_of_memory(error):
-            raise
-        raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
-
-
-def _hub_for(place: str | Path) -> AbstractContextManager[None]:
-    return nullcontext() if Path(place).exists() else hub_asked_once()
-
-
 def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: Any) -> nn.Module:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
         )
-    with _complete(path):
-        dtype = dtype if isinstance(dtype, torch.dtype) else None
-        return gguf_model(path, dtype, low_memory=low_memory)
+    dtype = dtype if isinstance(dtype, torch.dtype) else None
+    return gguf_model(path, dtype, low_memory=low_memory)
 
 
 def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, str]]:
@@ -311,21 +309,25 @@ def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, 
     return PreTrainedTokenizerFast, options
 
 
-def _named_tokenizer(source: str | Path) -> str | None:
-    """Return the tokenizer on the hub of a checkpoint without a tokenizer, by its layout."""
-    name = "tokenizer_config.json"
-    if cached_file(str(source), name, _raise_exceptions_for_missing_entries=False):
-        return None
-    settings = read_config(source)
+def _tokenizer_place(source: str | Path) -> str | Path | None:
+    """Return the folder or repository of a checkpoint's tokenizer; None if it has none.
+
+    It is the checkpoint's own, or else that of its layout, on the hub.
+    """
+    place = hub_options(source)
+    for name in TOKENIZERS:
+        if cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place):
+            return source
+    settings = read_config(source, **place)
     layout = layouts.find_layout(settings)
     return layout.tokenizers.get(settings.get("tokenizer")) if layout is not None else None
 
 
-def _class_of(config: Any) -> type[PreTrainedModel]:
+def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise BilensError(
-            f"its configuration is a {type(config).__name__}, which is not that of a causal "
-            "language model of transformers"
+        raise CheckpointError(
+            f"{source} holds no complete {MODEL}: its configuration is a {type(config).__name__}, "
+            "which is not that of a causal language model of transformers"
         )
     return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 

@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from bilens.cards import CARD_NAME, model_card
 from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
-from bilens.hub import CARD_NAME, HTTPError, hub_asked_once, model_card
+from bilens.hub import HTTPError, hub_options
 from bilens.settings import read_settings
 
 CONFIG_NAME: str = constants.CONFIG_NAME
@@ -127,8 +128,7 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         return path
     try:
         validate_repo_id(str(source))
-        with hub_asked_once():
-            return Path(hf_hub_download(str(source), name, **hub))
+        return Path(hf_hub_download(str(source), name, **{**hub, **hub_options(source)}))
     except (HTTPError, HFValidationError, OSError, ValueError) as error:
         remedy = (
             "It is no name of the hub either. Train a model with `bilens train images`"

@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from bilens.cards import CARD_NAME, model_card
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import (
     UNFINISHED,
@@ -33,7 +34,6 @@ from bilens.files import (
     write_safetensors,
     write_text,
 )
-from bilens.hub import CARD_NAME, model_card
 from bilens.lazy_imports import lazy_import
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import print_status

@@ -22,9 +22,9 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from bilens.cards import CARD_NAME, model_card, write_card
 from bilens.checks import check_index
 from bilens.errors import BilensError
-from bilens.hub import CARD_NAME, model_card, write_card
 from bilens.nn.language.attention import Attention, Rope, StateLayer, rotation
 from bilens.nn.language_settings import ATTENTIONS, LanguageSettings
 from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm

@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 import torch
+from experiments.llama2c import converted, llama2c_model, llama2c_tokenizer
 
-from bilens.convert import open_model, open_tokenizer
-from bilens.convert.llama2c import llama2c_tokenizer
+import bilens
 from bilens.errors import CheckpointError
 
 D, H, N, HEADS, KV, VOCAB, TIME = 16, 20, 2, 4, 2, 30, 12
@@ -37,9 +37,9 @@ def weights(tied, seed=0):
     }
 
 
-def write(path, parts, header=None):
+def write(path, parts):
     sign = -1 if "unembed" in parts else 1
-    header = header or (D, H, N, HEADS, KV, sign * VOCAB, TIME)
+    header = (D, H, N, HEADS, KV, sign * VOCAB, TIME)
     path.write_bytes(
         struct.pack("<7i", *header)
         + b"".join(part.astype("<f4").tobytes() for part in parts.values())
@@ -85,7 +85,7 @@ def logits(parts, ids):
 def test_the_model_computes_what_llama2c_does(tmp_path, tied):
     parts = weights(tied)
     write(tmp_path / "model.bin", parts)
-    model = open_model(tmp_path / "model.bin")
+    model = llama2c_model(tmp_path / "model.bin")
     ids = np.random.default_rng(1).integers(VOCAB, size=TIME)
     result = model(torch.from_numpy(ids)[None]).logits[0].detach().double().numpy()
     np.testing.assert_allclose(result, logits(parts, ids), atol=1e-5)
@@ -135,34 +135,25 @@ def test_the_tokenizer_merges_what_llama2c_does(tmp_path, text):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
 
 
-def test_the_tokenizer_lies_beside_the_model(tmp_path):
+def test_a_folder_holds_the_model_and_its_tokenizer(tmp_path):
     write(tmp_path / "model.bin", weights(True))
-    model = open_model(tmp_path / "model.bin")
-    with pytest.raises(CheckpointError, match=r"tok30.bin, the tokenizer, cannot be read"):
-        open_tokenizer(tmp_path / "model.bin", model)
+    write_tokenizer(tmp_path / "tok30.bin", ALL_PIECES[:29])
+    with pytest.raises(CheckpointError, match="has 29 pieces, and the model 30 tokens"):
+        converted(tmp_path / "model.bin", tmp_path / "model")
     write_tokenizer(tmp_path / "tok30.bin", ALL_PIECES[:30])
-    assert len(open_tokenizer(tmp_path / "model.bin", model)) == 30
+    view = bilens.load(converted(tmp_path / "model.bin", tmp_path / "model"))
+    assert len(view.tokenizer) == view.vocab_size == 30
 
 
-def test_a_tokenizer_of_another_size_is_refused(tmp_path):
-    write_tokenizer(tmp_path / "tok.bin")
-    size = len(ALL_PIECES)
-    with pytest.raises(CheckpointError, match=f"ends after {size} pieces; the model has"):
-        llama2c_tokenizer(tmp_path / "tok.bin", size + 1)
-    with pytest.raises(CheckpointError, match=f"has more than {size - 1} pieces"):
-        llama2c_tokenizer(tmp_path / "tok.bin", size - 1)
-
-
-def test_files_that_are_no_models_are_refused(tmp_path):
-    path = tmp_path / "model.bin"
-    path.write_bytes(b"short")
-    with pytest.raises(
-        CheckpointError, match="has no header of 7 int32; it is not a llama2.c model"
-    ):
-        open_model(path)
-    write(path, weights(True), (D, H, N, 3, KV, VOCAB, TIME))
-    with pytest.raises(CheckpointError, match=r"begins with \[16, 20, 2, 3, .* not the sizes of"):
-        open_model(path)
-    write(path, {"embed": weights(True)["embed"]})
-    with pytest.raises(CheckpointError, match=r"has 1,948 bytes; its header asks for"):
-        open_model(path)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"short", "expected the seven sizes of llama2.c"),
+        (struct.pack("<7i", D, H, N, 3, KV, VOCAB, TIME), r"begins with \[16, 20, 2, 3, "),
+        (struct.pack("<8i", D, H, N, HEADS, KV, VOCAB, TIME, 0), "holds 1 weights, and its header"),
+    ],
+)
+def test_files_that_are_no_models_are_refused(tmp_path, content, message):
+    (tmp_path / "model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        llama2c_model(tmp_path / "model.bin")
