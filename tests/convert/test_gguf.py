@@ -256,10 +256,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "version 1": (_field("version", 1), "of version 1, expected 2 or 3"),
     "version of big-endian files": (_field("version", 3 << 24), "little-endian"),
     "a tensor more announced": (_field("more_tensors", 1), "damaged or incomplete"),
-    "2^60 tensors announced": (_field("more_tensors", 2**60), "announces"),
+    "2^60 tensors announced": (_field("more_tensors", 2**60), "damaged or incomplete"),
     "a setting more announced": (_field("more_settings", 1), "damaged or incomplete"),
     "a setting less announced": (_field("more_settings", -1), "damaged or incomplete"),
-    "2^60 settings announced": (_field("more_settings", 2**60), "announces"),
+    "2^60 settings announced": (_field("more_settings", 2**60), "damaged or incomplete"),
     "an alignment of 3": (_setting("general.alignment", 3, "u32"), "expected a power of two"),
     "an alignment of 4096 over 32": (_setting("general.alignment", 4096, "u32"), "at byte"),
 }
@@ -275,6 +275,9 @@ CUTS: dict[str, Any] = {
     "zeros from the middle on": lambda content: content[:-9000] + bytes(9000),
     "a kilobyte too many": lambda content: content + bytes(1024),
     "a byte of the header is lost": lambda content: content[:300] + content[301:],
+    "a list of 2^40 numbers": lambda content: content.replace(
+        struct.pack("<IIQ", 9, 5, 30), struct.pack("<IIQ", 9, 5, 2**40)
+    ),
     "a name of 2^63 bytes": lambda content: content[:24] + struct.pack("<Q", 2**63) + content[32:],
     "a web page": lambda content: b"<!DOCTYPE html>" + b" " * 5000,
 }

@@ -25,7 +25,8 @@ from bilens.cards import write_card
 from bilens.checks import check_count, check_memory, check_weights, checked
 from bilens.convert import gates, layouts
 from bilens.convert.damage import MODEL, reading_files
-from bilens.convert.gguf import gguf_model, has_tokenizer
+from bilens.convert.gguf import gguf_model
+from bilens.convert.gguf_header import has_tokenizer
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
