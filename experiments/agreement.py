@@ -55,8 +55,8 @@ from bilens.read.flow import (
 from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
 from bilens.read.linear.mlp import LinearMLP
-from bilens.reading import Table, signed
 from bilens.residual import Moment, ResidualModel
+from bilens.sections import Table, signed
 from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import BETWEEN, NOUNS, THRESHOLD, VERBS, contrasts

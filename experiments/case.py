@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.reading import signed
+from bilens.sections import signed
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import RecipeContext

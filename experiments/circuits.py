@@ -37,8 +37,8 @@ from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import Number, logit_of, stored_runs
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
 from experiments.pairs import Pair, pairs_of, templates

@@ -17,7 +17,7 @@ from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
 from bilens.nn.language_settings import LanguageSettings
-from bilens.reading import ContextList, Table
+from bilens.sections import ContextList, Table
 from bilens.train import (
     AutoencoderTraining,
     ClassifierTraining,

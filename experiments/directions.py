@@ -26,8 +26,8 @@ import pandas as pd
 from bilens.read.flow import flow
 from bilens.read.flow.account import estimates, measure
 from bilens.read.language import TokenDirection
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
 from experiments.patching import SAMPLES

@@ -29,8 +29,8 @@ from torch import Tensor
 from bilens.data import ImageData
 from bilens.read import top_inputs
 from bilens.read.figures.canvas import BLUE, RED, Canvas, as_image, diverging
-from bilens.reading import signed
 from bilens.report import spectrum_figure
+from bilens.sections import signed
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.read.chain import input_tensors, predict
-from bilens.reading import Fact, Percent, Reading
-from bilens.registry import reading
+from bilens.sections import Fact, Percent
 from bilens.tensor import BilinearTensor, TensorChain
 
 
@@ -65,7 +65,7 @@ class FourierReading(Reading):
         return pd.DataFrame({"frequency": frequencies, "share": self.power.tolist()})
 
 
-@reading("fourier")
+@analysis("fourier")
 @detached
 def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     """Decompose all logits of a model of `bilens.data.modular_addition` into Fourier waves.

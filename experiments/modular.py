@@ -21,7 +21,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from bilens.data import modular_addition
-from bilens.reading import Table
+from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.fourier import FourierReading, read_fourier

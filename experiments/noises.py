@@ -23,7 +23,7 @@ import pandas as pd
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, spectra, truncation_curve
-from bilens.reading import Table
+from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, confidence_line, line_figure

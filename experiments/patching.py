@@ -59,8 +59,8 @@ from bilens.read.flow.patching import (
 )
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
-from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
+from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
 from experiments.positions import GRADIENTS, KINDS, by_position

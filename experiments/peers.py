@@ -37,8 +37,8 @@ from bilens.models import load
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import gradient_effects, logit_of, stored_runs
 from bilens.read.language import TokenDirection
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
 from experiments.patching import measure, summary, tables

@@ -48,8 +48,8 @@ from bilens.data.languages import (
     VERBS,
 )
 from bilens.nn.language_settings import LanguageSettings
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from bilens.train.settings import LanguageTraining
 from experiments.context import Outcome, RecipeContext, interval
 

@@ -42,10 +42,10 @@ from bilens.read.language import (
     split_logits,
 )
 from bilens.read.language.ngrams import ngram_table
-from bilens.read.language.reading import context_line
-from bilens.reading import ContextList, signed
+from bilens.read.language.outputs import context_line
 from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
+from bilens.sections import ContextList, signed
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 

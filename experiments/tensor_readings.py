@@ -55,8 +55,8 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageModel
 from bilens.read.flow import edit
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from experiments import tensorise as tensors
 from experiments.blimp import Pair, Preferences, load_pairs, preferred
 from experiments.context import Outcome, RecipeContext, interval

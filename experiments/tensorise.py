@@ -35,7 +35,7 @@ from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
 from bilens.nn.language_settings import LanguageSettings
-from bilens.reading import Table
+from bilens.sections import Table
 from bilens.train.settings import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext

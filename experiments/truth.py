@@ -39,8 +39,8 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.reading import Table
 from bilens.residual import ResidualModel
+from bilens.sections import Table
 from experiments.circuits import attributed_edges
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, Reader

@@ -11,13 +11,14 @@ import torch
 from rich.console import Console
 
 from bilens import progress
+from bilens.analysis import Reading
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
-from bilens.reading import Percent, Reading, Table, fact_text, signed
 from bilens.residual import ResidualModel
+from bilens.sections import Percent, Table, fact_text, signed
 from bilens.tensor import Spectrum, bonds, top_paths
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits

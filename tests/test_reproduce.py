@@ -17,7 +17,7 @@ And no more.
 
 import pandas as pd
 
-from bilens.reading import Table
+from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 
 

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 import bilens.cli
-from bilens.cli.readings import show_reading
+from bilens.analysis import Reading
+from bilens.cli.analyses import show_reading
 from bilens.cli.terminal import PlainConsole, printable
 from bilens.errors import BilensError
-from bilens.reading import ContextLine, ContextList, Reading
+from bilens.sections import ContextLine, ContextList
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"

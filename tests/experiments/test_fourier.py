@@ -8,9 +8,9 @@ import pytest
 import torch
 from experiments.fourier import read_fourier
 
+from bilens.analysis import load_file
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.registry import load_file
 
 
 def adding_model(p: int, strengths: dict[int, float]) -> ImageClassifier:

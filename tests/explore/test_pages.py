@@ -4,10 +4,10 @@ import gradio as gr
 import pytest
 import torch
 
+from bilens.analysis import find_analysis
 from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html
 from bilens.explore.screen import StateError
-from bilens.registry import analysis
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.families import tiny
@@ -72,7 +72,7 @@ def test_what_needs_a_tensor_has_no_panel_and_no_control():
         screen = page.screen()
     assert not page.panels
     assert not {"token", "minus", "layer"} & screen.controls.keys()
-    added = LanguagePage(page.model, corpus, [analysis("heads")])
+    added = LanguagePage(page.model, corpus, [find_analysis("heads")])
     assert [panel.analysis.name for panel in added.panels] == ["heads"]
 
 

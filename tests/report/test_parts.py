@@ -6,8 +6,8 @@ import re
 
 import pandas as pd
 
-from bilens.reading import ContextLine, ContextList, Table
 from bilens.report import contexts_html, table_html
+from bilens.sections import ContextLine, ContextList, Table
 
 EVIL = '<img src=x onerror="alert(1)">'
 

@@ -16,7 +16,6 @@ from PIL import Image
 from bilens.errors import BilensError
 from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.read.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
-from bilens.reading import ContextLine, ContextList, Section, Table
 from bilens.report import (
     eigenvector_figure,
     explanation_figure,
@@ -26,6 +25,7 @@ from bilens.report import (
     truncation_figure,
     write_report,
 )
+from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.explore.browser import CHROME, needs_chrome
 from tests.models import digit_model, digits
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from bilens import __version__
+from bilens.analysis import BUILT_IN, named_analyses
 from bilens.cli.terminal import errors, out, printable
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.registry import BUILT_IN, named_analyses
 
 if TYPE_CHECKING:
     from bilens import files
@@ -173,7 +173,7 @@ def _command(name: str) -> Any:
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
         raise BilensError(f"{name} registers {names}; expected one reading in a file")
-    return import_module("bilens.cli.readings").command_of(entries[0])
+    return import_module("bilens.cli.analyses").command_of(entries[0])
 
 
 def _overview(args: list[str]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from bilens.cli.readings import show_reading, write_reading
+from bilens.cli.analyses import show_reading, write_reading
 from bilens.cli.terminal import out
 from bilens.cli.train import LanguageSetup
 from bilens.lazy_imports import lazy_import, pd

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import bilens
-from bilens.analyses import AMONG, PATHS, check_data, report_readings, run_analysis
+from bilens.analysis import find_analysis
+from bilens.cli.analyses import show_reading
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
-from bilens.cli.readings import show_reading
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
+from bilens.inputs import check_data, loader
 from bilens.models import load
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, Metric, Order
 from bilens.read.deep import PATHS_NAME
-from bilens.registry import analysis
 from bilens.report import save_figures, write_report
 from bilens.report.exporters import EXPORTERS
+from bilens.report.model import report_readings
+from bilens.report.page import OPTIONS
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Decompose:
             )
         name = "bonds" if self.bonds else "paths" if len(model.layers) > 1 else "eigenvectors"
         settings = {**vars(self), "k": self.paths, "saved": self.run_dir / PATHS_NAME}
-        reading = run_analysis(analysis(name), model, settings, source=self.run_dir)
+        load_data = loader(model, self.run_dir)
+        reading = find_analysis(name).run(model, settings, load_data, source=self.run_dir)
         show_reading(reading)
         (arrays,) = EXPORTERS[type(reading)]
         arrays.write(reading, self.run_dir, name, self.run_dir.name)
@@ -114,22 +117,20 @@ class Report:
     output: Path | None = None
     figures: Literal["png", "svg", "pdf"] | None = None
     add: tuple[str, ...] = ()
-    basis: Basis = "model"
-    paths: int = PATHS
+    basis: Basis | None = None
+    paths: int | None = None
     drop: float | None = None
     metric: Metric | None = None
-    order: Order = "eigenvalue"
+    order: Order | None = None
     token: str | None = None
-    minus: str = ""
+    minus: str | None = None
     layer: int | None = None
-    among: int | None = AMONG
-    prompt: str = ""
+    among: int | None = None
+    prompt: str | None = None
     device: Device = "auto"
 
     def run(self) -> dict[str, Any]:
         """Read the model and write its page."""
-        if self.minus and self.token is None:
-            raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
         check_data(self.model, self.data, self.data_dir)
         model = load(self.model, device=choose_device(self.device))
         folder = Path(self.model)
@@ -138,7 +139,8 @@ class Report:
             if folder.is_dir()
             else Path("runs") / f"report-{folder.stem}.html"
         )
-        readings = report_readings(model, vars(self), source=self.model, add=self.add)
+        settings = {name: getattr(self, name) for name in (*OPTIONS, "data", "data_dir")}
+        readings = report_readings(model, settings, source=self.model, add=self.add)
         drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
         out.print(f"report: {page}")
         if self.figures:

@@ -17,18 +17,18 @@ import tyro
 from huggingface_hub import constants
 
 from bilens import __version__
+from bilens.analysis import find_analysis
+from bilens.cli.analyses import command_of
 from bilens.cli.console import DataDir
 from bilens.cli.decompose import Decompose, Report
-from bilens.cli.readings import command_of
 from bilens.cli.terminal import out, show_table
 from bilens.cli.train import Architecture, TrainImages, TrainLanguage
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.kernels import triton_problem
 from bilens.nn.language_settings import LanguageSettings
-from bilens.reading import ContextList, Section, Table
-from bilens.registry import analysis
 from bilens.report import write_page
+from bilens.sections import ContextList, Section, Table
 from bilens.train import ClassifierTraining, is_begun
 from bilens.train.settings import LanguageTraining
 
@@ -202,7 +202,7 @@ class Demo:
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         # The command, and not the function, so that the demo shows what users will type.
-        flow: Any = command_of(analysis("flow"))
+        flow: Any = command_of(find_analysis("flow"))
         page = grammar / "flow.html"
         records["flow"] = flow(
             model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page

@@ -14,16 +14,15 @@ from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
+from bilens.options import layer_of
 from bilens.processes import this_process
-from bilens.reading import signed
+from bilens.sections import signed
 from bilens.settings import Count, Size, check_settings
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
-    from bilens import analyses
     from bilens.train import layers, linearise, tensorise
 else:  # They import transformers, which takes seconds, and `--help` does without it.
-    analyses = lazy_import("bilens.analyses")
     layers, linearise, tensorise = (
         lazy_import(f"bilens.train.{name}") for name in ("layers", "linearise", "tensorise")
     )
@@ -391,7 +390,7 @@ class Spectra:
                 f"{self.model} holds {type(model).__name__}, and this command reads language "
                 "models; `bilens eigenvectors` reads classifiers"
             )
-        layer = analyses.layer_of(model) if self.layer is None else self.layer
+        layer = layer_of(model, self.layer)
         numbers = self._numbers(model)
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{layer}"
         bilens.convert.write_spectra(

@@ -26,11 +26,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import go, lazy_import, pd, px
-from bilens.reading import Fact, Reading, plotly_text
+from bilens.sections import Fact, plotly_text
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.

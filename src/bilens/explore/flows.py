@@ -29,8 +29,8 @@ from bilens.read.flow.graph import strongest_ends
 from bilens.read.flow.nodes import quoted
 from bilens.read.flow.reading import direction_in_words, flow_data
 from bilens.read.language import TokenDirection, token_names
-from bilens.reading import signed
 from bilens.residual import ResidualModel
+from bilens.sections import signed
 
 
 class ThreadModel(threading.local):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bilens.analysis import Analysis, find_analysis
 from bilens.data import Corpus, ImageData
 from bilens.errors import BilensError
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, flow_screen
@@ -25,9 +26,8 @@ from bilens.read.summary import (
     example_prompt,
     is_bilinear,
 )
-from bilens.reading import Fact
-from bilens.registry import Analysis, analysis
 from bilens.residual import ResidualModel
+from bilens.sections import Fact
 from bilens.tensor import TensorChain
 
 
@@ -56,7 +56,7 @@ class ImagePage(PanelView):
         self.is_deep = len(model.layer_tensors()) > 1
         self.start = ImageState()
         names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
-        analyses = [*map(analysis, names), *added]
+        analyses = [*map(find_analysis, names), *added]
         image = {"image": lambda text: unpack_input(text, data)}
         self.add_panels(analyses, [data], {"image": "input"}, readers=image)
 
@@ -150,7 +150,7 @@ class LanguagePage(PanelView):
         # Eigenvectors and n-grams are those of one layer, whose MLP is a tensor.
         names = ["ngrams", "contexts"] if is_bilinear(model) else []
         fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
-        self.add_panels([*map(analysis, names), *added], [corpus], fields, fixed)
+        self.add_panels([*map(find_analysis, names), *added], [corpus], fields, fixed)
 
     @property
     def model(self) -> ResidualModel:

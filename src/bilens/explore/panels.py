@@ -8,7 +8,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from bilens.analyses import REQUIRED, Option, options_of, run_analysis
+from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
 from bilens.explore.screen import (
     Screen,
@@ -21,19 +21,10 @@ from bilens.explore.screen import (
     plot_of,
 )
 from bilens.lazy_imports import gradio as gr
+from bilens.options import REQUIRED, Option
 from bilens.read.figures.canvas import house_style
-from bilens.reading import (
-    ContextList,
-    Fact,
-    FlowDrawing,
-    Picture,
-    Reading,
-    Section,
-    Table,
-    fact_text,
-)
-from bilens.registry import Analysis
 from bilens.report import contexts_html, table_html
+from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 
 PLOTS = 8
 """Figures of a reading that its panel has room for."""
@@ -46,7 +37,7 @@ class ReadingPanel:
     """A panel of an analysis: its settings are fields of a screen's state.
 
     Args:
-        analysis: See `bilens.registry`.
+        analysis: See `bilens.analysis`.
         model: Return the model, for the thread that asks.
         inputs: Texts or images of the page.
         page_fields: Options that fields of the page's own state set, with the names of these.
@@ -65,7 +56,7 @@ class ReadingPanel:
     ) -> None:
         self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
         self.readers = readers
-        options = [option for option in options_of(analysis) if option.name not in NOT_HERE]
+        options = [option for option in analysis.options if option.name not in NOT_HERE]
         self.page_fields = {
             option.name: page_fields[option.name]
             for option in options
@@ -111,7 +102,10 @@ class ReadingPanel:
         values = {**self.fixed, **{name: value for name, value in settings if value != ""}}
         for name in self.readers.keys() & values.keys():
             values[name] = self.readers[name](values[name])
-        return run_analysis(self.analysis, self.model(), values, inputs=self.inputs)
+        return self.analysis.run(self.model(), values, self._load)
+
+    def _load(self, kind: type, settings: Any, optional: bool) -> Any:
+        return next((item for item in self.inputs if isinstance(item, kind)), None)
 
     def lay_out(self, screen: Screen[Any]) -> None:
         """Lay out the heading, the controls and the places for content."""

@@ -16,9 +16,9 @@ from plotly.io.json import to_json_plotly
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import gradio as gr
-from bilens.reading import Fact
-from bilens.reading import shown as shown_fact
 from bilens.report.page import CONFIG
+from bilens.sections import Fact
+from bilens.sections import shown as shown_fact
 
 BAR = """
 <button type="button">Copy the address of this view</button>

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -27,8 +29,7 @@ from bilens.read.fidelity import (
 )
 from bilens.read.figures.canvas import BLUE, RED, dress
 from bilens.read.figures.plots import accuracy_curve
-from bilens.reading import Fact, Percent, Picture, Reading, Section, Table
-from bilens.registry import reading
+from bilens.sections import Fact, Percent, Picture, Section, Table
 from bilens.settings import Share
 from bilens.tensor import (
     BilinearTensor,
@@ -195,7 +196,10 @@ class BondReading(Reading):
                 "(RMS, each minus the mean over classes; upper bound "
                 f"{self.held_out.error_bound:.2g}).",
                 [
-                    [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
+                    [
+                        Picture(name, partial(figures.__getitem__, name))
+                        for name in ("bonds", "kept-directions")
+                    ],
                     [Table(frame[shown], "", self.formats, 0)],
                 ],
             ),
@@ -328,7 +332,7 @@ def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "
     )
 
 
-@reading("bonds")
+@analysis("bonds")
 @detached
 def read_bonds(
     model: TensorChain, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"

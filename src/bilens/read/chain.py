@@ -1,16 +1,18 @@
 """Models of bilinear layers, opened for reading: their tensors, their embedding, their accuracy."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.analysis import Reading
 from bilens.checks import check_finite, check_labels, check_sum
 from bilens.errors import BilensError, NotBilinearError
 from bilens.lazy_imports import go, pd
-from bilens.reading import Fact, Picture, Reading, Table
+from bilens.sections import Fact, Picture, Table
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import affine, fit_input
 
@@ -167,4 +169,8 @@ def accuracy_tables(reading: Reading) -> list[Table]:
 
 def picture_rows(figures: Mapping[str, "go.Figure"], start: str) -> list[list[Picture]]:
     """Return the figures whose name has a given start, one in a row."""
-    return [[Picture(name, figures[name])] for name in figures if name.startswith(start)]
+    return [
+        [Picture(name, partial(figures.__getitem__, name))]
+        for name in figures
+        if name.startswith(start)
+    ]

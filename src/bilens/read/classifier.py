@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import (
     check_count,
     check_finite,
@@ -36,8 +37,7 @@ from bilens.read.explanation import (
 from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve, truncation_figure
 from bilens.read.figures.canvas import BLUE, RED, Canvas
 from bilens.read.figures.plots import spectrum_figure
-from bilens.reading import Fact, Percent, Picture, Reading, Section, signed
-from bilens.registry import reading
+from bilens.sections import Fact, Percent, Picture, Section, signed
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum, TensorChain
 
@@ -185,7 +185,12 @@ class ClassifierReading(Reading):
                 "largest |λ| shows how many of them do the work. The effective rank, (Σ|λ|)² / "
                 "Σλ², is the number of equally strong eigenvectors that would weigh as much as "
                 "all of a class's together.",
-                [[*chain.accuracy_tables(self), Picture("truncation", figures["truncation"])]],
+                [
+                    [
+                        *chain.accuracy_tables(self),
+                        Picture("truncation", partial(figures.__getitem__, "truncation")),
+                    ]
+                ],
             ),
             Section(
                 "Why these logits",
@@ -207,7 +212,7 @@ class ClassifierReading(Reading):
                 f"by {ORDER_TEXT[self.order]}.",
                 [
                     [
-                        Picture(name, figures[name])
+                        Picture(name, partial(figures.__getitem__, name))
                         for name in (f"spectrum-{label}", f"eigenvectors-{label}")
                     ]
                     for label in range(self.data.n_classes)
@@ -229,7 +234,7 @@ class ClassifierReading(Reading):
         }
 
 
-@reading("eigenvectors")
+@analysis("eigenvectors")
 @detached
 def read_classifier(
     model: TensorChain, data: ImageData, basis: Basis = "model", order: Order = "eigenvalue"
@@ -438,7 +443,7 @@ class MaskReading(Reading):
         return pd.DataFrame(columns)
 
 
-@reading("masks")
+@analysis("masks")
 @detached
 def read_masks(
     model: TensorChain, data: ImageData, norm: NotNegative = 5.0, seed: Seed = 0
@@ -483,13 +488,12 @@ class ImageExplanation(Explanation):
 
     title: ClassVar[str] = "The eigenvectors that make the highest logits"
 
-    def figures(self) -> "dict[str, go.Figure]":
+    def plot(self) -> "go.Figure":
         """Draw the image, and the eigenvectors that move its highest logits most."""
-        figure = explanation_figure(self, self.shape, self.class_names, title=self.title)
-        return {"explanation": figure}
+        return explanation_figure(self, self.shape, self.class_names, title=self.title)
 
 
-@reading("explain")
+@analysis("explain")
 @detached
 def read_explanation(
     model: TensorChain,

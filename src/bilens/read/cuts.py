@@ -13,7 +13,7 @@ from bilens.data import ImageData
 from bilens.lazy_imports import go
 from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas, diverging
 from bilens.read.figures.plots import pair_figure
-from bilens.reading import plotly_text
+from bilens.sections import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
 
 SHOWN_IMAGES, END_SHARE = 4, 0.02

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -29,8 +30,7 @@ from bilens.read.explanation import (
 )
 from bilens.read.figures.canvas import tree_figure
 from bilens.read.figures.plots import path_figure
-from bilens.reading import Fact, Percent, Picture, Reading, Section
-from bilens.registry import reading
+from bilens.sections import Fact, Percent, Picture, Section
 from bilens.settings import Count
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TensorChain, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
@@ -129,7 +129,7 @@ class DeepReading(Reading):
                 "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
                 "before, with eigenvectors of its own, down to the pixels. The paths are ranked "
                 "over all classes by effective eigenvalue, and the tree is cut to the best k.",
-                [[*chain.accuracy_tables(self), Picture("paths", figures["paths"])]],
+                [[*chain.accuracy_tables(self), Picture("paths", lambda: figures["paths"])]],
             ),
             Section(
                 "The strongest paths of each class",
@@ -174,7 +174,7 @@ def path_accuracies(
     return tuple((k, chain.share_right(paths.truncate(k)(x), labels)) for k in counts)
 
 
-@reading("paths")
+@analysis("paths")
 @detached
 def read_deep(
     model: TensorChain, data: ImageData, k: int = 1000, saved: Path | None = None

@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from bilens.analysis import Reading
 from bilens.checks import check_finite, checked, detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
 from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas
-from bilens.reading import Fact, Percent, Picture, Reading, Section, plotly_text, signed
+from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Paths, Spectrum, TensorChain, cluster
 
@@ -234,7 +235,7 @@ def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str
         f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
         "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
     )
-    return Section("Features shared between classes", text, [[Picture("shared", figure)]])
+    return Section("Features shared between classes", text, [[Picture("shared", lambda: figure)]])
 
 
 def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -8,15 +8,15 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, in_words, token_names
-from bilens.read.language.reading import model_facts
-from bilens.reading import Fact, Reading, Section, Table
-from bilens.registry import reading
+from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
+from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
 
 EXAMPLE = ("The keys to the cabinet", " are", " is")
@@ -94,7 +94,7 @@ class LanguageSummary(Reading):
         return {**super().record(), "flow": self.flow.record()}
 
 
-@reading("summary")
+@analysis("summary")
 @detached
 def read_summary(
     model: ResidualModel,

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import plotly.graph_objects as go
 
+from bilens.analysis import Reading
 from bilens.lazy_imports import pd
 from bilens.read.figures.canvas import BLUE, GREY, RED, dress
-from bilens.reading import Fact, Picture, Reading, Section, Table, plotly_text
+from bilens.sections import Fact, Picture, Section, Table, plotly_text
 
 if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.language import Comparison
@@ -92,7 +94,9 @@ class ComparisonReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the table, the curves, and the settings."""
-        pictures = [[Picture(name, figure)] for name, figure in self.figures().items()]
+        pictures = [
+            [Picture(name, partial(lambda x: x, figure))] for name, figure in self.figures().items()
+        ]
         settings = pd.DataFrame(
             [(name, str(value)) for name, value in self.settings.items()],
             columns=["setting", "value"],

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
@@ -21,8 +22,8 @@ from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.read.figures.canvas import save_figure
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
-from bilens.reading import Reading, signed
 from bilens.residual import ResidualModel
+from bilens.sections import signed
 from bilens.train import TRAINING_NAME
 
 METADATA = "graph-metadata.json"

@@ -15,27 +15,20 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import write_text
 from bilens.lazy_imports import lazy_import
 from bilens.read.figures.canvas import DARK, house_style
-from bilens.reading import (
-    ContextList,
-    Fact,
-    FlowDrawing,
-    Picture,
-    Reading,
-    Section,
-    Table,
-    shown,
-    signed,
-)
+from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, shown, signed
 
 if TYPE_CHECKING:
-    from bilens import analyses, models
+    from bilens import inputs, models
+    from bilens.report import model as contents
 else:  # They import transformers, which takes seconds, and pages do without it.
-    analyses, models = lazy_import("bilens.analyses"), lazy_import("bilens.models")
+    inputs, models = lazy_import("bilens.inputs"), lazy_import("bilens.models")
+    contents = lazy_import("bilens.report.model")
 
 OPTIONS = (
     *("basis", "paths", "drop", "metric", "order"),
@@ -167,10 +160,10 @@ def report(
     title = f"{Path(name).name or type(source).__name__}, read from its weights"
     if not isinstance(readings, list | tuple):
         if name:
-            analyses.check_data(name, data, data_dir)
+            inputs.check_data(name, data, data_dir)
         model = models.load(name) if name else source
         settings |= {"data": data, "data_dir": data_dir}
-        readings = analyses.report_readings(model, settings, source=name, add=add)
+        readings = contents.report_readings(model, settings, source=name, add=add)
     elif readings:
         title = readings[0].title
     write_report(path, readings, title=title)

@@ -9,10 +9,11 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.reading import Fact, Reading
+from bilens.sections import Fact
 from bilens.tensor import factors
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.quadratic import QuadraticForm

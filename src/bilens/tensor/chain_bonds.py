@@ -23,10 +23,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.reading import Fact, Reading
+from bilens.sections import Fact
 from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Cut, fewest_hidden, joined

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Complex, Float, Float64, Int, Int64
 from torch import Tensor
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.reading import Fact, Reading
+from bilens.sections import Fact
 from bilens.settings import Count
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 

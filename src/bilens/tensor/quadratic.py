@@ -10,10 +10,11 @@ from einops import einsum
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_memory, full_precision
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
-from bilens.reading import Fact, Reading
+from bilens.sections import Fact
 from bilens.settings import Count, Seed, Tolerance
 from bilens.tensor import factors
 from bilens.tensor.factors import affine, fit_input

@@ -28,10 +28,11 @@ from einops import einsum
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import networkx, pd
-from bilens.reading import Fact, Reading
+from bilens.sections import Fact
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Chain, make_chain
 from bilens.tensor.factors import fit_input

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from bilens.analysis import Reading
 from bilens.cards import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.convert.loading import open_model, save_model
@@ -26,8 +27,8 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
 from bilens.processes import this_process
 from bilens.progress import progress_bar
-from bilens.reading import Fact, Reading
 from bilens.residual.parts import working_dtype
+from bilens.sections import Fact
 from bilens.train.layers import (
     LayerStreams,
     TrainingRows,

@@ -27,8 +27,8 @@ from bilens.read.flow import (
 )
 from bilens.read.flow.nodes import label, quoted
 from bilens.read.language import TokenDirection, shown_tokens
-from bilens.reading import signed
 from bilens.residual import ResidualModel
+from bilens.sections import signed
 from tests.families import GATED, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 

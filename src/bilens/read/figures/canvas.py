@@ -20,7 +20,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import written_whole
 from bilens.lazy_imports import go, pio
-from bilens.reading import plotly_text, signed
+from bilens.sections import plotly_text, signed
 from bilens.tensor import Paths
 
 BLUE, RED, GREY = "#2166ac", "#b2182b", "#6e747c"

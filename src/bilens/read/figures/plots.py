@@ -9,7 +9,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
-from bilens.reading import plotly_text
+from bilens.sections import plotly_text
 from bilens.tensor import Spectrum
 
 

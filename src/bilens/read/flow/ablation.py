@@ -12,16 +12,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bilens.analysis import Reading
 from bilens.checks import check_finite, check_index, checked, full_precision
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
-from bilens.reading import Fact, Reading, signed
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.layers import MLP, Heads
 from bilens.residual.parts import LinearMap, Norm
+from bilens.sections import Fact, signed
 from bilens.settings import Count, NotNegative
 
 

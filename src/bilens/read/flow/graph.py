@@ -14,15 +14,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_index, full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.flow.nodes import LEAVES, Node, Rows, graph_figure, node_frame
 from bilens.read.language.names import shown_tokens
-from bilens.reading import Fact, Percent, Reading
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.trace import mlp_inputs
+from bilens.sections import Fact, Percent
 
 Sublayer = Literal["attention", "mlp"]
 DRAWN = 60

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bilens.lazy_imports import go
 from bilens.read.figures.canvas import BLUE, LINE, RED, dress
-from bilens.reading import plotly_text, signed
+from bilens.sections import plotly_text, signed
 
 NodeKind = Literal["output", "token", "position", "head", "direction", "bias", "rest"]
 LEAVES = ("token", "position", "bias")

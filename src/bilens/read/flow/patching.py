@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.read.flow.contrast import Against, Other, embedded, other_of
 from bilens.read.language.names import TokenDirection
-from bilens.reading import Fact, Reading, signed
 from bilens.residual import ResidualModel
 from bilens.residual.running import StopForwardError
+from bilens.sections import Fact, signed
 
 Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer, at the last position."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import pandas as pd
 import torch
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
@@ -21,9 +22,8 @@ from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
 from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
-from bilens.reading import Fact, FlowDrawing, Percent, Picture, Reading, Section, Table, plotly_text
-from bilens.registry import reading
 from bilens.residual import ResidualModel
+from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text
 from bilens.settings import Between, Count
 
 SMALL = 1e-3
@@ -275,7 +275,7 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
             "then change; the flow of one text holds them fixed. Between two texts the node's "
             "change was exchanged instead, in both directions, and the mean is shown."
         )
-        picture = Picture("interventions", ablation_figure(ablated))
+        picture = Picture("interventions", lambda: ablation_figure(ablated))
         table = Table(ablation_frame(ablated), "", signs)
         sections.append(Section("Interventions", text, [[picture, table]]))
     return sections
@@ -378,7 +378,7 @@ class FlowReading(Reading):
         return record
 
 
-@reading("flow")
+@analysis("flow")
 @full_precision
 def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is shown
     model: ResidualModel,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
@@ -33,9 +34,8 @@ from bilens.read.flow.nodes import WORDS, quoted
 from bilens.read.flow.patching import logit_of, stored_runs
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
-from bilens.reading import Fact, Reading
-from bilens.registry import reading
 from bilens.residual import ResidualModel
+from bilens.sections import Fact
 from bilens.settings import Between
 from bilens.tensor.similarity import cluster
 
@@ -352,7 +352,7 @@ def _rows(number: int, split: Flow, slopes: Sequence[float | None]) -> list[tupl
     ]
 
 
-@reading("recurring")
+@analysis("recurring")
 @full_precision
 def read_recurring(
     model: ResidualModel,

@@ -37,7 +37,7 @@ from bilens.read.language.ngrams import (
     skip_trigram_matrix,
     skip_trigrams,
 )
-from bilens.read.language.reading import (
+from bilens.read.language.outputs import (
     DirectionReading,
     FoundContext,
     LanguageReading,

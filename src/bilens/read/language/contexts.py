@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import check_finite, check_index, check_sum, checked, detached, full_precision
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
@@ -21,10 +22,9 @@ from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import Stream, last_stream
-from bilens.reading import Fact, Reading, Section
-from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
+from bilens.sections import Fact, Section
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum
 
@@ -383,10 +383,10 @@ class Continuation(Reading):
         return [Section(self.title, self.text)]
 
 
-@reading("generate")
+@analysis("generate")
 def read_continuation(
     model: ResidualModel,
-    text: str = "once upon a time",
+    prompt: str = "once upon a time",
     *,
     tokens: Count = 120,
     temperature: NotNegative = 0.7,
@@ -396,13 +396,13 @@ def read_continuation(
 
     Args:
         model: the model.
-        text: beginning of the text.
+        prompt: Beginning of the text.
         tokens: number of tokens to add, at most.
         temperature: 0 takes the most likely token, 1 draws from the model's probabilities.
         seed: seed of the sampling.
     """
     return Continuation(
-        generate_text(model, text, tokens=tokens, temperature=temperature, seed=seed)
+        generate_text(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
     )
 
 

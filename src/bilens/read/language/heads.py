@@ -10,16 +10,17 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import check_count, check_index, checked, detached, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.nn import ATTENTIONS
+from bilens.options import Among, Layer
 from bilens.read.figures.plots import heat_figure
 from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.ngrams import attention_scores, head_outputs, ngram_table
-from bilens.reading import Fact, Picture, Reading, Section
-from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel
+from bilens.sections import Fact, Picture, Section
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
 
@@ -93,7 +94,7 @@ class Composition(Reading):
         )
 
 
-@reading("composition")
+@analysis("composition")
 @detached
 def composition_scores(model: ResidualModel) -> Composition:
     """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
@@ -305,24 +306,29 @@ class AttentionReading(Reading):
             "The norm of the product of a writer's and a reader's matrix, over the product of "
             "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
             "keys and values; L and R are the two sides of a bilinear layer.",
-            [[Picture(name, figure) for name, figure in self.figures().items()]],
+            [
+                [
+                    Picture(name, partial(lambda x: x, figure))
+                    for name, figure in self.figures().items()
+                ]
+            ],
             folded=len(rows) > OPEN,
         )
         return [heads, composition]
 
 
-@reading("heads")
+@analysis("heads")
 @full_precision
 def read_attention(
     model: ResidualModel,
     *,
-    layer: int,
+    layer: Layer,
     heads: Sequence[int] | None = None,
     k: Count = 10,
     components: int = 2,
     distance: int = 1,
     position: int | None = None,
-    among: Sequence[int] | None = None,
+    among: Among = None,
 ) -> AttentionReading:
     """Find the tokens that heads of a layer attend to and the outputs that they raise.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked, full_precision
 from bilens.errors import BilensError
+from bilens.options import MinusNames
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
@@ -29,15 +30,15 @@ class TokenDirection:
     the same as `token, minus=...`.
 
     Attributes:
-        token: name of the token.
-        minus: names of the tokens whose mean is subtracted.
+        token: Token that is predicted, as the tokenizer spells it or as text, such as ' are'.
+        minus: Tokens whose mean is subtracted from it.
 
     Source:
         Pearce et al. 2024, figure 7.
     """
 
     token: str
-    minus: tuple[str, ...] = ()
+    minus: MinusNames = ()
 
     @classmethod
     def of(

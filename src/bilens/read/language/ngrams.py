@@ -31,8 +31,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import check_index, checked, detached, full_precision
 from bilens.errors import BilensError, NotBilinearError
+from bilens.options import Among, Layer, Minus
 from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
@@ -43,11 +45,10 @@ from bilens.read.language.names import (
     token_range,
     top_pairs,
 )
-from bilens.reading import Fact, Reading, Section, Table, plain
-from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel, queries_keys
 from bilens.residual.layers import Parts
 from bilens.residual.sums import check_alone, check_heads, check_mlp
+from bilens.sections import Fact, Section, Table, plain
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.factors import with_constant
@@ -341,17 +342,17 @@ class NGramReading(Reading):
         }
 
 
-@reading("ngrams")
+@analysis("ngrams")
 @full_precision
 def read_ngrams(
     model: ResidualModel,
     token: str | int,
     *,
-    layer: int,
-    minus: str | int | Sequence[str | int] = (),
+    layer: Layer,
+    minus: Minus = (),
     k: Count = 20,
     position: int | None = None,
-    among: Sequence[int] | None = None,
+    among: Among = None,
 ) -> NGramReading:
     """Find k tokens that precede a token, k that follow it, and k skip-trigrams of each head.
 

@@ -9,15 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names, token_number
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
 from bilens.read.linear.secants import NormMap, frozen_norm
-from bilens.reading import Fact, Reading
-from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.sums import check_split
+from bilens.sections import Fact
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, QuadraticForm
 
@@ -212,10 +212,10 @@ class LogitParts(Reading):
         )
 
 
-@reading("logits")
+@analysis("logits")
 @detached
 def split_logits(
-    model: ResidualModel, text: str | Int[Tensor, " time"], position: int = -1
+    model: ResidualModel, prompt: str | Int[Tensor, " time"], position: int = -1
 ) -> LogitTerms:
     """Split the logits at one position of a text by path through the last layer.
 
@@ -224,14 +224,14 @@ def split_logits(
 
     Args:
         model: the model.
-        text: a string or token ids.
+        prompt: A text, or token ids.
         position: position whose next token is predicted; a negative one counts from the end.
 
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
     # Everything after the position is cut off, as the model is causal.
-    layer, trace = model.n_layers - 1, model.trace(model.ids(text, position))
+    layer, trace = model.n_layers - 1, model.trace(model.ids(prompt, position))
     position = len(trace.ids) - 1
     direct, *heads, constant = _parts(model, trace, layer).split(
         [1, *[position + 1] * model.n_heads, 1]

@@ -4,18 +4,16 @@ from typing import Literal
 
 import pytest
 
+from bilens.analysis import Analysis, Reading, analysis, find_analysis, load_file
 from bilens.errors import BilensError
-from bilens.reading import Reading
-from bilens.registry import Analysis, analysis, load_file, reading
 
 FILE = '''
-from bilens.reading import Reading
-from bilens.registry import analysis, reading
+from bilens.analysis import Reading, analysis, find_analysis
 
-ngrams = analysis("ngrams")
+ngrams = find_analysis("ngrams")
 
 
-@reading("answers")
+@analysis("answers")
 def read_answers(model: object, k: int = 3) -> Reading:
     """Return an answer."""
     return Reading()
@@ -54,21 +52,22 @@ def test_an_analysis_says_what_it_reads_and_what_can_be_set():
     assert list(entry.parameters) == ["depth", "kind", "k"]
     assert entry.hints["k"] == int | None
     assert entry.about == "Return the answer.\n\nIt has a second paragraph."
-    assert entry.help["depth"] == "First line and a second one."
-    assert entry.help["k"] == "How many; an unusual: number."
-    assert set(entry.help) == {"model", "depth", "k"}
+    assert entry.parameters["depth"].help == "First line and a second one."
+    assert entry.parameters["k"].help == "How many; an unusual: number."
 
 
 def test_a_name_has_one_function():
-    assert reading("the-answer")(read_answer) is read_answer
-    assert reading("the-answer")(read_answer) is read_answer
-    assert analysis("the-answer").read is read_answer
-    with pytest.raises(BilensError, match="name='ngrams' is a reading of bilens; choose another"):
-        reading("ngrams")(read_answer)
+    assert analysis("the-answer")(read_answer) is read_answer
+    assert analysis("the-answer")(read_answer) is read_answer
+    assert find_analysis("the-answer").read is read_answer
+    with pytest.raises(BilensError, match="name='ngrams' is an analysis of bilens; choose another"):
+        analysis("ngrams")(read_answer)
     with pytest.raises(BilensError, match="name='An answer': expected lowercase"):
-        reading("An answer")
-    with pytest.raises(BilensError, match="'nothing' is not a registered reading; expected one of"):
-        analysis("nothing")
+        analysis("An answer")
+    with pytest.raises(
+        BilensError, match="'nothing' is not a registered analysis; expected one of"
+    ):
+        find_analysis("nothing")
 
 
 def test_files_register_analyses(tmp_path):
@@ -79,7 +78,7 @@ def test_files_register_analyses(tmp_path):
         assert entry.name == "answers"
         assert list(entry.parameters) == ["k"]
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(BilensError, match=r"empty\.py registers no reading"):
+    with pytest.raises(BilensError, match=r"empty\.py registers no analysis"):
         load_file(tmp_path / "empty.py")
     with pytest.raises(BilensError, match="is not a Python file"):
         load_file(tmp_path / "missing.py")

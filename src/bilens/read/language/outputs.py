@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
 
+from bilens.analysis import Reading, analysis
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.lazy_imports import go
+from bilens.options import Layer, Minus
 from bilens.read.figures.plots import spectrum_figure
 from bilens.read.language.contexts import (
     Context,
@@ -28,10 +31,9 @@ from bilens.read.language.ngrams import (
     read_ngrams,
     salient_section,
 )
-from bilens.reading import ContextLine, ContextList, Fact, Picture, Reading, Section, plain, signed
-from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
+from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, plain, signed
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -114,7 +116,10 @@ class DirectionReading(Reading):
                 "negative; a line that is opened lists them, the largest first. They add up to "
                 "the activation.",
                 [
-                    [Picture(name, figure) for name, figure in self.figures().items()],
+                    [
+                        Picture(name, partial(lambda x: x, figure))
+                        for name, figure in self.figures().items()
+                    ],
                     *([part] for part in self.texts()),
                 ],
             )
@@ -253,15 +258,15 @@ def read_language(
     )
 
 
-@reading("contexts")
+@analysis("contexts")
 @full_precision
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,
     token: str | int,
     *,
-    layer: int,
-    minus: str | int | Sequence[str | int] = (),
+    layer: Layer,
+    minus: Minus = (),
     eigenvectors: int = 4,
     k: Count = 8,
 ) -> DirectionReading:

@@ -1,25 +1,21 @@
-"""The result of an analysis as a line, tables, figures, JSON, and sections of a page.
-
-A small reading implements `facts` and `frame`; everything else is derived. A console shows the
-line, a notebook the table, `bilens NAME --json` the record, and reports and the explorer lay out
-the sections.
-"""
+"""Content of readings: facts, tables, figures and texts, in the sections of a page."""
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from numbers import Integral, Real
-from typing import Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, Union
 
-from bilens.lazy_imports import go, pd, px
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
 
 Fact = tuple[str, str | float]
 """A name and its value."""
 
-ROWS = 10
-BARS = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
 DIGITS = 3
 """Significant digits of the largest number of a column."""
 
@@ -120,13 +116,22 @@ def _common_format(values: Iterable[float]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure with the name of the file that it is saved as.
+    """A figure that is drawn when it is asked for.
 
     Its title or `layout.meta["alt"]` is read to those who do not see it.
+
+    Attributes:
+        name: Of the file that it is saved as.
+        draw: Return the figure.
     """
 
     name: str
-    figure: "go.Figure"
+    draw: "Callable[[], go.Figure]"
+
+    @cached_property
+    def figure(self) -> "go.Figure":
+        """The figure."""
+        return self.draw()
 
 
 @dataclass(frozen=True)
@@ -197,97 +202,6 @@ class Section:
     def parts(self) -> list[Panel]:
         """The content, row after row."""
         return [part for row in self.rows for part in row]
-
-
-class Reading:
-    """The result of an analysis. A subclass implements `facts`, and `frame` or `tables`.
-
-    Attributes:
-        axes: Columns of the frame that `plot` draws: y over x, and color for several.
-        formats: Formats of columns of its tables; see `Table`.
-        explanation: A paragraph for pages: the meaning of the numbers.
-    """
-
-    axes: ClassVar[dict[str, str]] = {}
-    formats: ClassVar[dict[str, str]] = {}
-    explanation: ClassVar[str] = ""
-
-    @property
-    def title(self) -> str:
-        """Its heading on a page."""
-        return type(self).__name__
-
-    def facts(self) -> list[Fact]:
-        """Return its main numbers, a name and a value each."""
-        return []
-
-    def frame(self) -> "pd.DataFrame":
-        """Return its main table, the strongest row first."""
-        return next(iter(self.tables().values()), pd.DataFrame())
-
-    def tables(self) -> dict[str, "pd.DataFrame"]:
-        """Return its tables by caption."""
-        return {self.title: self.frame()} if self._implements("frame") else {}
-
-    def plot(self) -> "go.Figure":
-        """Draw the main table, in plotly's default template."""
-        frame = self.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
-        # Numbers are points of a line, names are bars.
-        if frame[self.axes["x"]].dtype.kind in "if":
-            return px.line(frame, markers=True, **self.axes)
-        return px.bar(frame, **self.axes)
-
-    def figures(self) -> dict[str, "go.Figure"]:
-        """Return its figures by the names of the files that they are saved as."""
-        return {"plot": self.plot()} if self.axes or self._implements("plot") else {}
-
-    def texts(self) -> list[ContextList]:
-        """Return pieces of text whose tokens are coloured by their contributions."""
-        return []
-
-    def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON: the facts, and each table as a list of rows."""
-        return {
-            **{name: plain(value) for name, value in self.facts()},
-            **{caption: plain(frame) for caption, frame in self.tables().items()},
-        }
-
-    def sections(self) -> list[Section]:
-        """Return its content as sections of a page; by default a single one."""
-        frames = self.tables()
-        # A single table has the section's title for a caption.
-        captions = list(frames) if len(frames) > 1 else [""]
-        tables = [
-            Table(frame, caption, self.formats)
-            for caption, frame in zip(captions, frames.values(), strict=False)
-        ]
-        pictures = [Picture(name, figure) for name, figure in self.figures().items()]
-        rows: list[list[Panel]] = [[*tables[:1], *pictures[:1]]]
-        others: list[Panel] = [*tables[1:], *pictures[1:], *self.texts()]
-        rows += [[part] for part in others]
-        return [Section(self.title, self.explanation, rows)]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
-
-    def _repr_html_(self) -> str:
-        return f"<p><code>{escape(repr(self))}</code></p>{self._table_html()}"
-
-    def _table_html(self) -> str:
-        """Return the first rows, escaped, with bars behind the numbers that are plotted."""
-        frame = self.frame()
-        if not len(frame.columns):
-            return ""
-        # Whole frames would fill a notebook.
-        style = frame.head(ROWS).style.hide(axis="index")
-        if self.axes:
-            style = style.bar(subset=[self.axes["y"]], **BARS)
-        numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
-        table: str = style.format(numbers, escape="html").to_html()
-        return table + (f"<p>{ROWS} of {len(frame):,} rows</p>" if len(frame) > ROWS else "")
-
-    def _implements(self, method: str) -> bool:
-        return getattr(type(self), method) is not getattr(Reading, method)
 
 
 def plain(value: Any) -> Any:

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 import tyro
 from rich.text import Text
 
-from bilens.analyses import REQUIRED, Option, check_data, options_of, run_analysis
+from bilens.analysis import Analysis, Reading
 from bilens.cli.console import Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.files import write_json, written_whole
+from bilens.inputs import check_data, loader
 from bilens.models import load
-from bilens.reading import ContextLine, Reading, Table, fact_text, signed
-from bilens.registry import Analysis
+from bilens.options import REQUIRED, Option
 from bilens.report import write_report
 from bilens.report.exporters import EXPORTERS
+from bilens.sections import ContextLine, Table, fact_text, signed
 from bilens.settings import check_settings
 
 ROWS = 30
@@ -62,7 +63,8 @@ class ReadingCommand:
             check_data(self.model, data, getattr(self, "data_dir", None))
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         # vars holds more than the analysis needs, which picks its own by name.
-        reading = run_analysis(self.analysis, model, vars(self), source=self.model)
+        load_data = loader(model, self.model)
+        reading = self.analysis.run(model, vars(self), load_data, source=self.model)
         show_reading(reading)
         if self.output is not None:
             write_reading(reading, self.output)
@@ -80,7 +82,7 @@ class ReadingCommand:
 def command_of(analysis: Analysis) -> type[ReadingCommand]:
     """Return the command of an analysis: a dataclass with its options, for tyro."""
     fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
-    options = [*options_of(analysis), Option("output", Path | None, None, OUTPUT_HELP)]
+    options = [*analysis.options, Option("output", Path | None, None, OUTPUT_HELP)]
     for exporter in EXPORTERS.get(analysis.hints["return"], ()):
         options.append(Option(exporter.name, Path | None, None, exporter.help))
     # tyro reads names, types, help and defaults from the fields of a class.

@@ -1,0 +1,90 @@
+"""The readings of a model's report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bilens.analysis import Analysis, Reading, find_analysis, named_analyses
+from bilens.errors import BilensError
+from bilens.inputs import data_of, loader
+from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.options import token_list
+from bilens.read.bonds import recorded_settings
+from bilens.read.deep import PATHS_NAME
+from bilens.read.language import TokenDirection, corpus_for, read_language
+from bilens.read.summary import is_bilinear, read_summary
+
+PATHS, AMONG = 1000, 5000
+"""Paths of a deep classifier and tokens of a language model that a report reads by default."""
+
+
+def report_readings(
+    model: Any, settings: Mapping[str, Any], *, source: str | Path = "", add: Sequence[str] = ()
+) -> list[Reading]:
+    """Return the readings of a model's report: those of its kind, then added ones.
+
+    Args:
+        model: A classifier or a language model.
+        settings: Options of `bilens report` by name; None stands for the default.
+        source: Name or folder of the model, which says what data it was trained on.
+        add: Names of further readings, and files with readings.
+
+    Raises:
+        BilensError: this kind of model has no report, or a setting does not fit or has no effect.
+    """
+    if isinstance(model, SparseAutoencoder):
+        raise BilensError(f"{source} holds a sparse autoencoder, which has no report")
+    given = {name: value for name, value in settings.items() if value is not None}
+    added = [entry for name in add for entry in named_analyses(name)]
+    if not isinstance(model, ImageClassifier):
+        names = {"token", "minus", "prompt", "layer"}
+        if given.get("layer") is not None or is_bilinear(model):
+            names.add("among")
+        _check_effects(given, names, added)
+        first, entries = _language_readings(model, given, source), added
+    elif len(model.layers) > 1:
+        # Bonds first: few of them explain a model whose paths are many.
+        _check_effects(given, {"paths", "drop", "metric"}, added)
+        first, entries = [], [find_analysis("bonds"), find_analysis("paths"), *added]
+    else:
+        _check_effects(given, {"basis", "order"}, added)
+        first, entries = [], [find_analysis("eigenvectors"), *added]
+    own: dict[str, dict[str, Any]] = {"paths": {"k": given.get("paths", PATHS)}, "bonds": {}}
+    if source:
+        own["paths"]["saved"] = Path(source) / PATHS_NAME
+        own["bonds"] = recorded_settings(source)
+    load = loader(model, source)
+    return first + [
+        entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
+    ]
+
+
+def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[Analysis]) -> None:
+    used = names | {option.name for entry in added for option in entry.options}
+    for name, value in given.items():
+        if name in ("data", "data_dir"):
+            continue
+        if name not in used:
+            raise BilensError(
+                f"{name}={value!r} has no effect in the report of this model; leave it out"
+            )
+        if value == "":
+            raise BilensError(f"{name}='' is empty; leave it out, or give it a value")
+    if "minus" in given and "token" not in given:
+        raise BilensError(f"minus={given['minus']!r} is subtracted from a token; give token too")
+
+
+def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
+    corpus = corpus_for(model, given.get("data") or data_of(source), given.get("data_dir"))
+    directions = []
+    if "token" in given:
+        directions = [TokenDirection(given["token"], token_list(given.get("minus", "")))]
+    direction = next(iter(directions), None)
+    overview = read_summary(model, corpus, given.get("prompt", ""), direction)
+    if "layer" not in given and not is_bilinear(model):
+        # Weights of one layer among many say little, and take longer than all of the above.
+        return [overview]
+    if not directions and overview.is_example:
+        directions = [overview.flow.direction]
+    layer, among = given.get("layer", 0), given.get("among", AMONG)
+    return [overview, read_language(model, corpus, directions, layer=layer, among=among)]
