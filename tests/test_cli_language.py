@@ -176,7 +176,17 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
         ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json or a folder"),
         ([*FLOW, "--viewer", "a" * 5000], "File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
-        (["report", "RUN", "--token", ""], "token='', expected a single token"),
+        (["report", "RUN", "--token", ""], "token='' is empty; leave it out"),
+        (["report", "RUN", "--minus", ""], "minus='' is empty; leave it out"),
+        (["report", "RUN", "--minus", "girl"], "minus='girl' is subtracted from a token"),
+        (["report", "RUN", "--layer", "5"], "layer=5, expected 0 to 0"),
+        *(
+            (["report", "RUN", option, value], "has no effect in the report of this model")
+            for option, value in (
+                *(("--basis", "pixels"), ("--order", "activation"), ("--drop", "0.1")),
+                *(("--metric", "weights"), ("--paths", "5")),
+            )
+        ),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
         (["train", "language", "--n-heads", "5", "--device", "cpu"], "not a multiple of n_heads=5"),
         (["train", "language", "--preset", "huge"], "invalid choice 'huge'"),

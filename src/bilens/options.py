@@ -160,9 +160,10 @@ def first_tokens(number: int | None, model: Any) -> Sequence[int] | None:
     return None if number is None else range(min(number, model.vocab_size))
 
 
-def token_list(names: str, model: Any = None) -> tuple[str, ...]:
-    """Return the names of tokens that are separated by commas."""
-    return tuple(name for name in names.split(",") if name)
+def token_list(names: str | Sequence[str], model: Any = None) -> tuple[str, ...]:
+    """Return names of tokens, which are separated by commas in a text."""
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(name for name in parts if name)
 
 
 Layer = Annotated[

@@ -76,6 +76,8 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 
 def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
     corpus = corpus_for(model, given.get("data") or data_of(source), given.get("data_dir"))
+    layer = given.get("layer", 0)
+    model.layer(layer)  # refused before any work if it does not exist
     directions = []
     if "token" in given:
         directions = [TokenDirection(given["token"], token_list(given.get("minus", "")))]
@@ -86,5 +88,5 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
         return [overview]
     if not directions and overview.is_example:
         directions = [overview.flow.direction]
-    layer, among = given.get("layer", 0), given.get("among", AMONG)
+    among = given.get("among", AMONG)
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]
