@@ -155,9 +155,9 @@ def layer_of(model: Any, layer: int | None = None) -> int:
     return layer or 0
 
 
-def first_tokens(number: int | None, model: Any) -> Sequence[int] | None:
-    """Return the numbers of the first tokens of a model's vocabulary; None for all."""
-    return None if number is None else range(min(number, model.vocab_size))
+def first_tokens(among: int | Sequence[int] | None, model: Any) -> Sequence[int] | None:
+    """Return the numbers of so many tokens, the first of a vocabulary; others stay as they are."""
+    return range(min(among, model.vocab_size)) if isinstance(among, int) else among
 
 
 def token_list(names: str | Sequence[str], model: Any = None) -> tuple[str, ...]:
