@@ -14,7 +14,7 @@ import bilens
 from bilens.checks import MemoryLimitError
 from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
-from bilens.convert.layouts import read_weights
+from bilens.convert.weights import read_weights
 from bilens.errors import CheckpointError
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
@@ -91,7 +91,7 @@ def test_a_missing_shard_is_named(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no complete .*{shard.name}"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: weights are missing: .*{shard.name}"):
         open_model(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
-    monkeypatch.setattr("bilens.convert.layouts.load_file", full)
+    monkeypatch.setattr("bilens.convert.weights.load_file", full)
     for read in (open_model, read_weights):
         with pytest.raises(type(error), match="allocate"):
             read(saved)

@@ -27,6 +27,7 @@ from bilens.convert import gates, layouts
 from bilens.convert.damage import MODEL, reading_files
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
+from bilens.convert.weights import WEIGHT_FILES, shard_names, stored_numbers
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
@@ -168,7 +169,7 @@ def _check_sizes(
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
     with reading_files(source):
-        n_stored = layouts.stored_numbers(source, **place)
+        n_stored = stored_numbers(source, **place)
     if n_stored is None:
         return
     with reading_files(source), torch.device("meta"):
@@ -317,7 +318,11 @@ def _tokenizer_place(source: str | Path) -> str | Path | None:
     """
     place = hub_options(source)
     for name in TOKENIZERS:
-        if cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place):
+        with reading_files(source, "tokenizer"):
+            path = cached_file(
+                str(source), name, _raise_exceptions_for_missing_entries=False, **place
+            )
+        if path is not None:
             return source
     settings = read_config(source, **place)
     layout = layouts.find_layout(settings)
@@ -335,10 +340,10 @@ def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
 
 def _check_shards(source: str | Path, **place: Any) -> None:
     """Raise if an index names files in another folder."""
-    for name in (name for name in layouts.WEIGHT_FILES if name.endswith(".index.json")):
+    for name in (name for name in WEIGHT_FILES if name.endswith(".index.json")):
         index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
         if index is not None:
-            layouts.shard_names(Path(index))
+            shard_names(Path(index))
 
 
 def _with_biases(kind: type[PreTrainedModel], names: Sequence[str]) -> Any:

@@ -1,0 +1,135 @@
+"""Files of weights: safetensors, or dictionaries of tensors that torch wrote, in one or several."""
+
+import json
+from math import prod
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.utils.hub import cached_file
+
+from bilens.checks import FLOATS
+from bilens.convert.damage import is_out_of_memory
+from bilens.errors import CheckpointError
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights, in the order of preference; an index names the files that share them."""
+DAMAGED = (SafetensorError, UnpicklingError, RuntimeError, EOFError, LookupError, TypeError)
+DAMAGED += (ValueError, AttributeError)  # type: ignore[assignment]
+"""Errors that torch.load and safetensors let through for a damaged file."""
+
+
+def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
+    """Return all weights of a checkpoint under the names in its files.
+
+    Files that torch wrote are read with `weights_only=True`: tensors, and nothing that runs.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or holds something else.
+    """
+    path = _weights_file(source, **place)
+    if path is None:
+        expected = ", ".join(WEIGHT_FILES)
+        raise CheckpointError(f"{source} holds no weights; expected one of {expected}")
+    weights: dict[Any, Any] = {}
+    for file in _shards(source, path, **place):
+        weights |= _read(file)
+    for key, value in weights.items():
+        is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+        if not isinstance(key, str) or not is_dense or value.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{path} holds {key!r}, {_described(value)}, expected names and dense tensors of "
+                "floating-point numbers only. Save the model's state_dict() and nothing more."
+            )
+    return weights
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except DAMAGED as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path}: the weights cannot be read: a {type(content).__name__}, expected a "
+            "dictionary of tensors"
+        )
+    return content
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = str(value.layout).removeprefix("torch.").replace("strided", "dense")
+    return f"a {'meta' if value.is_meta else kind} tensor of {value.dtype}"
+
+
+def stored_numbers(source: str | Path, **place: Any) -> int | None:
+    """Return how many numbers the safetensors files of a model hold, by their headers.
+
+    None if the model has no such files; opening it then raises.
+    """
+    path = _weights_file(source, **place)
+    if path is None or not path.name.startswith("model.safetensors"):
+        return None
+    total = 0
+    for shard in _shards(source, path, **place):
+        with safetensors.safe_open(shard, "pt") as file:
+            total += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    return total
+
+
+def shard_names(index: Path) -> list[str]:
+    """Return the names of the files that an index lists, which are in its folder.
+
+    Raises:
+        CheckpointError: it names a file elsewhere, or is damaged.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        elsewhere = [name for name in names if Path(name).name != name or name in ("", "..")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is damaged and names no files: {error!r}") from error
+    if elsewhere:
+        raise CheckpointError(
+            f"{index} names {elsewhere[0]!r}, expected files beside itself and none elsewhere"
+        )
+    return names
+
+
+def _shards(source: str | Path, path: Path, **place: Any) -> list[Path]:
+    """Return the files of an index, or the file itself."""
+    if path.suffix != ".json":
+        return [path]
+    try:
+        return [Path(str(cached_file(str(source), name, **place))) for name in shard_names(path)]
+    except OSError as error:
+        raise CheckpointError(f"{source}: weights are missing: {error}") from error
+
+
+def _weights_file(source: str | Path, **place: Any) -> Path | None:
+    for name in WEIGHT_FILES:
+        try:
+            path = cached_file(
+                str(source), name, _raise_exceptions_for_missing_entries=False, **place
+            )
+        except OSError as error:
+            raise CheckpointError(f"{source}: weights are missing: {error}") from error
+        if path is not None:
+            return Path(path)
+    return None
