@@ -22,6 +22,7 @@ from bilens.kernels import bilinear_attention, triton_chunked
 
 HEADS, WIDTH = 2, 16
 CALLS, TURNS = 200, 15
+KERNELS = ("read_kernel", "states_kernel", "attend_kernel", "queries_kernel", "keys_kernel")
 
 
 class Nothing:
@@ -82,8 +83,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with (
-        patch.object(triton_chunked, "read_kernel", Nothing()),
-        patch.object(triton_chunked, "states_kernel", Nothing()),
-    ):
+    with patch.multiple(triton_chunked, **dict.fromkeys(KERNELS, Nothing())):
         main()

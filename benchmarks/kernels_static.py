@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +24,13 @@ from triton.compiler import ASTSource
 
 from bilens.kernels import triton_chunked
 from bilens.kernels.triton_kernels import OTHER, TILES, read_kernel, states_kernel
+from bilens.kernels.triton_quadratic import attend_kernel, keys_kernel, queries_kernel
 
 HEADS, LENGTH = 8, 2**16
 WIDTHS = (32, 64, 128)
 NUMBERS = {"time", "length", "segments", "heads", "key_heads"} | {
     f"{tensor}_{axis}"
-    for tensor in ("qa", "qb", "a", "b", "c")
+    for tensor in ("qa", "qb", "a", "b", "c", "q1", "k1", "v", "q2", "k2", "dy")
     for axis in ("batch", "head", "time")
 }
 """Arguments of the kernels that are numbers at run time."""
@@ -99,6 +101,12 @@ class Launch:
     def operations(self) -> float:
         """Multiplications and additions of the products of tiles."""
         of = self.arguments
+        if "SQUARED" in of:
+            # A product of tiles for each score, for g, and for each output.
+            k, v, squared = int(of["DK"]), int(of["DV"]), bool(of["SQUARED"])
+            scores = k if squared else 2 * k
+            products = {"y": scores + v, "dq": scores + v + scores, "dk, dv": 2 * scores + 2 * v}
+            return float(HEADS * of["time"] ** 2 * products[self.name])
         states = "BJ" in of
         a, b, c = (int(of[name]) for name in ("DA", "DB", "DC"))
         # On and above the diagonal, in tiles.
@@ -125,6 +133,8 @@ class Compiled:
         registers: of a thread.
         spilled: bytes of a thread that did not fit into registers.
         products: instructions of the tensor cores in its code.
+        loop: instructions of the shortest loop with the most products, that of whole blocks; 0 if
+            there is none, or the card is AMD's.
         seconds: to compile it.
     """
 
@@ -132,6 +142,7 @@ class Compiled:
     registers: int
     spilled: int
     products: int
+    loop: int
     seconds: float
 
 
@@ -140,10 +151,23 @@ def is_number(name: str, value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and name in NUMBERS
 
 
+QUADRATIC = {attend_kernel: "y", queries_kernel: "dq", keys_kernel: "dk, dv"}
+
+
 def launches(
-    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH, card: Card | None = None
+    width: int,
+    dtype: torch.dtype,
+    *,
+    squared: bool,
+    length: int = LENGTH,
+    card: Card | None = None,
+    normalised: bool = False,
 ) -> list[Launch]:
-    """Return all launches of a forward and a backward pass; the forward ones are up to y."""
+    """Return all launches of a forward and a backward pass; the forward ones are up to y.
+
+    With `normalised` scores have a constant, and rows are divided by their sum, as in the models
+    that `bilens tensorise` makes.
+    """
     recorded: list[Launch] = []
 
     class Recorder:
@@ -153,6 +177,10 @@ def launches(
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def record(*arguments: Any, **constants: Any) -> None:
                 given = dict(zip(self.kernel.arg_names, arguments, strict=False))
+                if "SQUARED" in constants:
+                    name = QUADRATIC[self.kernel]
+                    recorded.append(Launch(name, self.kernel, given | constants))
+                    return
                 states = "sums" if constants.get("TOTALS") else "states"
                 states = f"d{states}" if constants["REVERSE"] else states
                 name = names.pop(0) if "BK" in constants else states
@@ -167,12 +195,18 @@ def launches(
     q1, k1, v, *second = given
     q2, k2 = second or (None, None)
     inputs = q1, k1, v, q2, k2
-    with (
-        patch.object(triton_chunked, "read_kernel", Recorder(read_kernel)),
-        patch.object(triton_chunked, "states_kernel", Recorder(states_kernel)),
-        patch.object(triton_chunked, "card_name", lambda device: card.tiles if card else OTHER),
-        patch.object(triton_chunked, "processors", lambda device: card.processors if card else 1),
-    ):
+    constant = torch.empty(HEADS, device="meta") if normalised else None
+    with ExitStack() as stack:
+        for kernel in (read_kernel, states_kernel, *QUADRATIC):
+            patched = patch.object(triton_chunked, kernel.__name__, Recorder(kernel))
+            stack.enter_context(patched)
+        if normalised:
+            y, sums = triton_chunked.quadratic(inputs, 1.0, constant, normalised=True)
+            triton_chunked.quadratic_gradients(inputs, y, constant, sums)
+            return recorded
+        tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
+        stack.enter_context(patch.object(triton_chunked, "card_name", lambda device: tiles))
+        stack.enter_context(patch.object(triton_chunked, "processors", lambda device: processors))
         y, _ = triton_chunked.triton_chunked.attend(inputs, 1.0, None)
         triton_chunked.triton_chunked.gradients(inputs, None, y, None)
     return recorded
@@ -207,23 +241,41 @@ def compiled(launch: Launch, target: GPUTarget) -> Compiled:
     return Compiled(result.metadata.shared, *read(result.asm), seconds)
 
 
-def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int]:
+def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int, int]:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(asm["cubin"])
-        command = [str(tool), "-res-usage", file.name]
+        command = [str(tool), "-res-usage", "-sass", file.name]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, spilled = re.findall(r"REG:(\d+) STACK:(\d+)", shown)[-1]
     products = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", asm["ptx"])
-    return int(registers), int(spilled), len(products)
+    return int(registers), int(spilled), len(products), _loop_length(shown)
 
 
-def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int]:
+def _loop_length(sass: str) -> int:
+    """Return the instructions of the loop that has the most products for its length."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)
+    places = {int(address, 16): number for number, (address, _) in enumerate(lines)}
+    loops = []
+    for number, (_, text) in enumerate(lines):
+        target = re.search(r"\bBRA\S*\s+(?:\S+,\s*)*`?\(?0x([0-9a-f]+)", text)
+        start = places.get(int(target[1], 16), number) if target else number
+        if start < number:
+            body = [text for _, text in lines[start : number + 1]]
+            products = sum(bool(re.search("HGMMA|HMMA|UTCHMMA|UTCQMMA", text)) for text in body)
+            if products:
+                loops.append((len(body), products))
+    # Loops of masked blocks have as many products and more instructions.
+    most = max((products for _, products in loops), default=0)
+    return min((length for length, products in loops if products == most), default=0)
+
+
+def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int, int]:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", asm["amdgcn"])[-1])
 
     spilled = 4 * number("vgpr_spill_count")
-    return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma")
+    return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma"), 0
 
 
 class Table:
@@ -258,7 +310,7 @@ class Table:
             )
             print(
                 f"{kind} {launch.name:7} {result.shared / 1024:5.0f} kB {result.registers:10}"
-                f" {result.spilled:6} B {result.products:9} {result.seconds:8.1f} s"
+                f" {result.spilled:6} B {result.products:9} {result.loop:6} {result.seconds:8.1f} s"
                 f" {1e3 * work:8.3f} {1e3 * memory:8.3f}  {tiles}"
                 + (" DOES NOT FIT" if result.shared > card.shared else ""),
                 flush=True,
@@ -287,7 +339,7 @@ def main() -> None:
         table = Table(CARDS[name])
         print(f"\n{name}")
         print(
-            "dtype       d tokens attention kernel  shared  registers  spilled  products  compiled"
+            "dtype       d tokens attention kernel  shared  registers  spilled  products   loop  compiled"
             "  ms by operations, by bytes"
         )
         for dtype in [DTYPES[given.dtype]] if given.dtype else DTYPES.values():

@@ -16,6 +16,8 @@ from benchmarks.kernels_static import CARDS, compiled, launches
 for name, dtype in (("sm_89 (RTX 4090)", torch.float32), ("sm_90 (H100)", torch.bfloat16)):
     card = CARDS[name]
     kernels = {launch.name: launch for launch in launches(64, dtype, squared=False, card=card)}
+    whole = launches(64, dtype, squared=True, normalised=True, length=4096, card=card)
+    kernels |= {f"whole {launch.name}": launch for launch in whole}
     for kernel in sys.argv[1:]:
         needs = compiled(kernels[kernel], card.target)
         print(json.dumps([needs.shared / card.shared, needs.spilled, needs.products]))
@@ -23,7 +25,11 @@ for name, dtype in (("sm_89 (RTX 4090)", torch.float32), ("sm_90 (H100)", torch.
 
 
 @pytest.mark.parametrize(
-    "kernels", [["y"], pytest.param(["states", "y", "dk1"], marks=pytest.mark.slow)]
+    "kernels",
+    [
+        ["whole y"],
+        pytest.param(["states", "y", "dk1", "whole dq", "whole dk, dv"], marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
     pytest.importorskip("triton")
@@ -51,11 +57,9 @@ def test_every_card_has_tiles_for_every_launch():
     for card in (*sizes.TILES, "sm_75"):
         for itemsize, width, half in product((2, 4), (16, 32, 64, 128), (False, True)):
             widths = (width,) * 3
-            for one_chunk in (False, True):
-                read = sizes.read_sizes(widths, itemsize, half=half, one_chunk=one_chunk, card=card)
-                assert width % read["BN"] == width % read["BK"] == width % read["BI"] == 0
-                assert one_chunk or sizes.LENGTHS[width] % read["BT"] == 0
-                # Blocks of keys end where chunks do.
-                assert one_chunk or sizes.LENGTHS[width] % read["BS"] == 0
+            read = sizes.read_sizes(widths, itemsize, half=half, card=card)
+            assert width % read["BN"] == width % read["BK"] == width % read["BI"] == 0
+            # Blocks of keys end where chunks do.
+            assert sizes.LENGTHS[width] % read["BT"] == sizes.LENGTHS[width] % read["BS"] == 0
             states = sizes.states_sizes(widths, itemsize, half=half, card=card)
             assert width % states["BI"] == width % states["BJ"] == width % states["BN"] == 0

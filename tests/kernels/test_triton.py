@@ -17,12 +17,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def kernels_as_they_are_written():
     """Triton reads the source of its kernels, which the tests' check of shapes would wrap."""
     pytest.importorskip("triton")
-    name = "bilens.kernels.triton_kernels"
-    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(name).origin)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, name, module)
+        for name in ("bilens.kernels.triton_kernels", "bilens.kernels.triton_quadratic"):
+            origin = importlib.util.find_spec(name).origin
+            spec = importlib.util.spec_from_file_location(name, origin)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            patch.setitem(sys.modules, name, module)
         patch.delitem(sys.modules, "bilens.kernels.triton_chunked", raising=False)
         yield
 
@@ -108,18 +109,41 @@ def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     assert error(results(y, inputs), inputs, 12**-2) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize("constant", [False, True])
-def test_normalised_rows(constant):
-    inputs = on_device(time=50, width=8, d_value=8, sharing=2, squared=True)
+@pytest.mark.parametrize(("constant", "normalised"), [(False, True), (True, False), (True, True)])
+def test_constants_and_sums_of_rows_are_inside_the_kernel(constant, normalised, monkeypatch):
+    """Outputs, gradients, and gradients of gradients, against the reference in float64."""
+    plain = on_device(time=70, width=12, d_value=10, sharing=2, squared=True)[:3]
     offsets = torch.linspace(0.5, 1, 2, device=DEVICE) if constant else None
-    outputs = [
-        bilinear_attention(*given, constant=offsets, normalised=True, kernel=kernel)
-        for given, kernel in (
-            (inputs, "triton"),
-            ([None if x is None else x.double() for x in inputs], "reference"),
-        )
-    ]
-    assert (outputs[0] - outputs[1]).norm() < 1e-4 * outputs[1].norm()
+    results_of = {}
+    for kernel, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in plain]
+        added = None if offsets is None else offsets.to(dtype).requires_grad_()
+        y = bilinear_attention(*inputs, constant=added, normalised=normalised, kernel=kernel)
+        wanted = inputs if added is None else [*inputs, added]
+        first = torch.autograd.grad(y.square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in first), wanted)
+        results_of[kernel] = [y, *first, *second]
+    for result, expected in zip(results_of["triton"], results_of["reference"], strict=True):
+        assert (result - expected).norm() < BOUNDS[torch.float32] * expected.norm()
+
+
+def test_a_tensorised_layer_is_one_launch(monkeypatch):
+    """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
+    from bilens.kernels import triton_chunked  # noqa: PLC0415
+
+    launched = []
+    plain = triton_chunked.quadratic
+
+    def counted(inputs, *others, **options):
+        launched.append([tuple(x.shape) for x in inputs if x is not None])
+        return plain(inputs, *others, **options)
+
+    monkeypatch.setattr(triton_chunked, "quadratic", counted)
+    q, k, v = on_device(time=5, width=128, d_value=128, squared=True)[:3]
+    bilinear_attention(
+        q, k, v, constant=torch.ones(1, device=DEVICE), normalised=True, kernel="triton"
+    )
+    assert launched == [[(1, 1, 5, 128)] * 3]
 
 
 @pytest.mark.parametrize("squared", [False, True])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.kernels import normalised as normalisation
 from bilens.kernels import products as operators
 from bilens.kernels.chunked import chunked, empty_state
 from bilens.kernels.products import Inputs, Kernel, no_autocast, products, weights
@@ -37,8 +38,6 @@ TRITON = ("3.9.0",)
 Versions between 3.6 and 3.9 were never run."""
 GPU = "gpu"
 """The kernel for a GPU: triton, or chunked if Triton is missing or untested."""
-EPS = 1e-20
-"""Least sum of a row that is divided by: products of small scores are very small."""
 
 
 def bilinear_attention(  # noqa: PLR0913
@@ -137,26 +136,26 @@ def _attend(
     return operators.attend(name, inputs, scale, state)
 
 
+def plain_attention(inputs: Inputs, scale: float) -> Tensor:
+    """Return attention by the kernel that suits the inputs, without checks."""
+    return _attend("auto", inputs, scale, None)[0]
+
+
 def _normalised(
     inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool, kernel: KernelName
 ) -> Tensor:
     """Return squared attention with a constant in its scores or rows that sum to one."""
     q, k, v, _, _ = inputs
-    if constant is not None:
-        # q . k + c is the inner product of [q, c] and [k, 1].
-        column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
-        q, k = torch.cat([q, column], -1), torch.cat([k, torch.ones_like(k[..., :1])], -1)
-    if not normalised:
-        return _attend(kernel, (q, k, v, None, None), scale, None)[0]
-    ones = torch.ones_like(v[..., :1])
-    if v.device.type == "cpu":
-        # Sums of rows are those of a value that is always 1.
-        y = _attend(kernel, (q, k, torch.cat([v, ones], -1), None, None), scale, None)[0]
-        y, sums = y[..., :-1], y[..., -1:]
-    else:
-        # One column more would be padded to the next power of two.
-        y, sums = (_attend(kernel, (q, k, x, None, None), scale, None)[0] for x in (v, ones))
-    return y / sums.clamp_min(EPS)
+    on_gpu = kernel == "triton" or (kernel == "auto" and _linear(inputs) == GPU)
+    if on_gpu and q.shape[2] <= q.shape[3] ** 2 and triton_problem() is None:
+        if kernel == "triton" and not torch.compiler.is_compiling():
+            _require_triton(inputs)
+        return normalisation.in_one_launch(q, k, v, constant, scale, normalised=normalised)
+
+    def attend(inputs: Inputs, scale: float) -> Tensor:
+        return _attend(kernel, inputs, scale, None)[0]
+
+    return normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)
 
 
 def reference(inputs: Inputs, scale: float) -> Tensor:

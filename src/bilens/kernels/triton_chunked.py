@@ -26,6 +26,12 @@ from bilens.kernels.triton_kernels import (
     states_kernel,
     states_sizes,
 )
+from bilens.kernels.triton_quadratic import (
+    attend_kernel,
+    keys_kernel,
+    quadratic_sizes,
+    queries_kernel,
+)
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Triton runs its kernels in Python, without products of bfloat16."""
@@ -71,6 +77,8 @@ def card_name(device: torch.device) -> str:
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if state is None and is_one_chunk(inputs[0]):
+        return quadratic(inputs, scale)[0], None
     text = _Text(inputs)
     q1, k1, v, q2, k2 = text.parts
     keys = k1, k2, v
@@ -85,9 +93,11 @@ def _gradients(
     inputs: Inputs, state: Tensor | None, dy: Tensor, dlast: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of the inputs and of the state, each a read by two axes of a state."""
+    if state is None and is_one_chunk(inputs[0]):
+        return [*quadratic_gradients(inputs, dy)[:5], None]
     text = _Text(inputs)
     q1, k1, v, q2, k2 = text.parts
-    above = text.readable(dy)
+    above = _readable(dy)
     if dlast is not None and text.squared:
         # As a state, in which one of each pair stands for both.
         dlast = dlast / weights(inputs[1].shape[-1], dlast)
@@ -115,13 +125,109 @@ def _gradients(
     return [*gradients, first]
 
 
+def is_one_chunk(q: Tensor) -> bool:
+    """Return True if a text needs no state."""
+    time, width = q.shape[2:]
+    return chunk_length(time, width) >= time
+
+
+def quadratic(
+    inputs: Inputs, scale: float, constant: Tensor | None = None, *, normalised: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs of a text of one chunk, and the sums of its rows if they are divided by.
+
+    Args:
+        inputs: q1, k1, v, and q2, k2 or None.
+        scale: of the product of scores.
+        constant: of each head, added to the first score; in float32.
+        normalised: divide each row by its sum.
+    """
+    q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
+    assert q1 is not None
+    assert k1 is not None
+    assert v is not None
+    y = v.new_empty(*q1.shape[:3], v.shape[-1])
+    sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
+    grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
+    attend_kernel[grid,](
+        *(q1, k1, v, q2, k2, constant, y, sums, scale, *numbers),
+        *(stride for x in (q1, k1, v, q2, k2) for stride in _strides(x)),
+        **constants,
+    )
+    return y.to(inputs[2].dtype), sums
+
+
+def quadratic_gradients(
+    inputs: Inputs, dy: Tensor, constant: Tensor | None = None, dsums: Tensor | None = None
+) -> list[Tensor | None]:
+    """Return the gradients of the five inputs and of the constant, in two launches.
+
+    Args:
+        inputs: see `quadratic`.
+        dy: gradient of the outputs times the scale.
+        constant: see `quadratic`.
+        dsums: gradient of the rows' sums times the scale, in float32.
+    """
+    q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
+    assert q1 is not None
+    assert k1 is not None
+    assert v is not None
+    dy = _readable(dy)
+
+    def like(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.new_empty(x.shape)
+
+    dq1, dk1, dv, dq2, dk2 = (like(x) for x in (q1, k1, v, q2, k2))
+    parts = None if constant is None else q1.new_empty(q1.shape[:3], dtype=torch.float32)
+    grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
+    read = q1, k1, v, q2, k2, constant, dy, dsums
+    strides = [stride for x in (q1, k1, v, q2, k2, dy) for stride in _strides(x)]
+    queries_kernel[grid,](*read, dq1, dq2, parts, *numbers, *strides, **constants)
+    grid = grid // q1.shape[1] * k1.shape[1]
+    keys_kernel[grid,](*read, dk1, dk2, dv, *numbers, *strides, **constants)
+    dtype = inputs[2].dtype
+    gradients = [None if x is None else x.to(dtype) for x in (dq1, dk1, dv, dq2, dk2)]
+    return [*gradients, None if parts is None else parts.sum((0, 2))]
+
+
+def _quadratic_launch(
+    q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, *, gradients: bool
+) -> tuple[int, tuple[int, int, int], dict[str, Any]]:
+    """Return the grid over heads of queries, run-time sizes and compile-time constants."""
+    constants: dict[str, Any] = {}
+    for name, x in (("K", q1), ("2", q1 if q2 is None else q2), ("V", v)):
+        width = x.shape[-1]
+        constants |= {f"W{name}": width, f"D{name}": padded(width)}
+    widest = max(constants["DK"], constants["D2"], constants["DV"])
+    constants |= quadratic_sizes(widest, v.element_size(), gradients=gradients)
+    constants |= {
+        "SHARING": q1.shape[1] // k1.shape[1],
+        "SQUARED": q2 is None,
+        "PRECISION": _precision() if v.dtype == torch.float32 else "ieee",
+    }
+    batch, heads, time, _ = q1.shape
+    grid = batch * heads * -(-time // constants["BT"])
+    return grid, (time, heads, k1.shape[1]), constants
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if x is None else x.stride()[:3]
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return x with coordinates side by side, which it nearly always has."""
+    if INTERPRETED:
+        x = x.float()
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 class _States(NamedTuple):
     """States (kv_heads, chunks, ...) before each chunk, and the state after all of them.
 
-    `last` is None without a first state, and then `before` is None for a single chunk.
+    `last` is None without a first state.
     """
 
-    before: Tensor | None
+    before: Tensor
     last: Tensor | None
 
 
@@ -140,17 +246,11 @@ class _Text:
         self._card = card_name(v.device)
         # Of float32 alone: products of bfloat16 have one precision.
         self._precision = _precision() if v.dtype == torch.float32 else "ieee"
-        first = [self.readable(x) for x in (q1, k1, v)]
-        second = first[:2] if q2 is None or k2 is None else [self.readable(x) for x in (q2, k2)]
+        first = [_readable(x) for x in (q1, k1, v)]
+        second = first[:2] if q2 is None or k2 is None else [_readable(x) for x in (q2, k2)]
         self.parts = (*first, *second)
         self._time, width = q1.shape[2:]
         self._length = chunk_length(self._time, width)
-
-    def readable(self, x: Tensor) -> Tensor:
-        """Return x with coordinates side by side, which it nearly always has."""
-        if INTERPRETED:
-            x = x.float()
-        return x if x.stride(-1) == 1 else x.contiguous()
 
     def full(self, state: Tensor) -> Tensor:
         """Return a state of all products, (kv_heads, rows, columns, d_value), for the kernels."""
@@ -180,8 +280,6 @@ class _Text:
         """Return the states of keys after a first one, in the order of time or from the end."""
         a, b, c = keys
         chunks = -(-self._time // self._length)
-        if start is None and chunks == 1:
-            return _States(None, None)
         widths = a.shape[-1], b.shape[-1], c.shape[-1]
         sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
         heads = a.shape[0] * a.shape[1] // (self._sharing if reverse else 1)
@@ -211,7 +309,15 @@ class _Text:
                 PRECISION=self._precision,
             )
 
-        segments = segment_count(programs, chunks, a.device)
+        # Of a symmetric state, tiles below the diagonal have nothing to do.
+        tiles = [
+            (first, left)
+            for first in range(0, sides[0], sizes["BI"])
+            for left in range(0, sides[1], sizes["BJ"])
+        ]
+        working = sum(left + sizes["BJ"] > first for first, left in tiles) if self.squared else 1
+        share = working / len(tiles) if self.squared else 1
+        segments = segment_count(round(programs * share), chunks, a.device)
         if segments > 1:
             sums = a.new_empty(heads, segments, *sides, dtype=torch.float32)
             launch(None, sums, segments, totals=True)
@@ -246,9 +352,7 @@ class _Text:
         widths = a.shape[-1], b.shape[-1], c.shape[-1]
         # Of squared attention these are reads of a symmetric state by both of its axes.
         half = self.squared and axes == (0, 1, 2)
-        constants = _read_constants(
-            widths, axes, self._itemsize, half, states.before is None, self._card
-        )
+        constants = _read_constants(widths, axes, self._itemsize, half, self._card)
         columns = constants["DC"] // constants["BN"]
         heads = qa.shape[0] * qa.shape[1]
         y = qa.new_empty(*qa.shape[:3], widths[2])
@@ -268,12 +372,7 @@ class _Text:
 
 @cache
 def _read_constants(
-    widths: tuple[int, int, int],
-    axes: tuple[int, int, int],
-    itemsize: int,
-    half: bool,
-    one_chunk: bool,
-    card: str,
+    widths: tuple[int, int, int], axes: tuple[int, int, int], itemsize: int, half: bool, card: str
 ) -> dict[str, int]:
     """Return the sizes that `read_kernel` is compiled for, of tensors and of tiles."""
     sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
@@ -281,7 +380,7 @@ def _read_constants(
     ordered = [side for _, side in sorted(zip(axes, sides, strict=True))]
     strides = [prod(ordered[axis + 1 :]) for axis in axes]
     names = ("DA", "DB", "DC", "WA", "WB", "WC", "SA", "SB", "SC")
-    sizes = read_sizes(sides, itemsize, half=half, one_chunk=one_chunk, card=card)
+    sizes = read_sizes(sides, itemsize, half=half, card=card)
     return dict(zip(names, (*sides, *widths, *strides), strict=True)) | sizes
 
 

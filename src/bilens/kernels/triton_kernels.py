@@ -1,4 +1,4 @@
-"""The two Triton kernels of bilinear attention, and the sizes of their tiles.
+"""The two Triton kernels of attention over texts of several chunks, and the sizes of their tiles.
 
 One adds up states, S_ijk = sum_s a_si b_sj c_sk, over the tokens before each chunk. The other reads
 from two axes of such a state,
@@ -32,7 +32,7 @@ class CardTiles(NamedTuple):
 
     Attributes:
         source: where the sizes come from.
-        read: `READ_SIZES` of `read_kernel`, for texts of one chunk, texts with states, or any.
+        read: `READ_SIZES` of `read_kernel`.
         states: `STATES_SIZES` of `states_kernel`, for symmetric states (half) or any.
     """
 
@@ -65,12 +65,9 @@ TILES = {
         "the fastest timed on an H100 with Triton 3.9, 4,096 to 65,536 tokens, 8 heads; all gave "
         "the same bits four times",
         read={
-            (2, 32, "chunk"): (64, 128, 1, 16, 128, 4, 3),
-            (2, 64, "chunk"): (64, 64, 1, 16, 128, 4, 3),
-            (2, 128, "chunk"): (128, 64, 1, 16, 128, 8, 3),
-            (2, 32, "states"): (128, 32, 4, 32, 128, 4, 3),
-            (2, 64, "states"): (128, 32, 2, 64, 128, 4, 3),
-            (2, 128, "states"): (128, 64, 4, 32, 128, 8, 3),
+            (2, 32, "any"): (128, 32, 4, 32, 128, 4, 3),
+            (2, 64, "any"): (128, 32, 2, 64, 128, 4, 3),
+            (2, 128, "any"): (128, 64, 4, 32, 128, 8, 3),
         },
         states={
             (2, 32, "half"): (128, 4, 16, 128, 4, 3),
@@ -92,7 +89,7 @@ HALF = 16
 
 @cache
 def read_sizes(
-    widths: tuple[int, int, int], itemsize: int, *, half: bool, one_chunk: bool, card: str = OTHER
+    widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
 ) -> Tiles:
     """Return tiles of `read_kernel`: BT queries and BS keys, BI by BK products, BN columns.
 
@@ -100,10 +97,9 @@ def read_sizes(
         widths: of both factors and of the values, powers of two from 16.
         itemsize: bytes of a number.
         half: whether both factors are the same.
-        one_chunk: whether the text is a single chunk, without states.
         card: a key of `TILES`.
     """
-    sizes = _find("read", card, itemsize, widths, "chunk" if one_chunk else "states")
+    sizes = _find("read", card, itemsize, widths, "any")
     tiles = dict(zip(READ_SIZES, sizes, strict=True))
     columns = HALF if half else min(tiles["BK"], widths[1])
     rows = min(tiles["BI"] * tiles["BK"] // columns, widths[0])
@@ -261,7 +257,7 @@ def _add_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
+def read_kernel(  # type: ignore[no-untyped-def]
     qa, qb, a, b, c, states, y, scale, time, length, heads, key_heads,
     qa_batch, qa_head, qa_time, qb_batch, qb_head, qb_time,
     a_batch, a_head, a_time, b_batch, b_head, b_time, c_batch, c_head, c_time,
@@ -277,8 +273,7 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
 
     Args:
         qa: (batch, heads, time, WA), and so qb, a, b and c, with their strides.
-        states: as `states_kernel` writes them, with strides SA, SB and SC for the axes of a, b, c;
-            None for one chunk.
+        states: as `states_kernel` writes them, with strides SA, SB and SC for the axes of a, b, c.
         y: to be written, (batch, heads, time, WC) in a row.
         scale: of y.
         time: number of tokens.
@@ -291,16 +286,9 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     """
     program, rows = tl.program_id(0), tl.cdiv(time, BT)
     columns: tl.constexpr = DC // BN
-    if states is None:
-        # The rows that read most begin first, of all heads: the short ones fill what is left.
-        every = tl.num_programs(0) // (rows * columns)
-        head, place = (program % every).to(tl.int64), program // every
-        row = place // columns if REVERSE else rows - 1 - place // columns
-    else:
-        # Programs of one head follow one another, and read the same states.
-        head, place = (program // (rows * columns)).to(tl.int64), program % (rows * columns)
-        row = place // columns
-    begin = row * BT
+    # Programs of one head follow one another, and read the same states.
+    head, place = (program // (rows * columns)).to(tl.int64), program % (rows * columns)
+    begin = place // columns * BT
     t, e = begin + tl.arange(0, BT), place % columns * BN + tl.arange(0, BN)
     qa = _head(qa, head, heads, qa_batch, qa_head)
     qb = _head(qb, head, heads, qb_batch, qb_head)
@@ -339,7 +327,7 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 DA, DB, DC, WA, WB, WC, HALF, True, REVERSE, PRECISION,
             )
             # fmt: on
-    if (states is not None) and (RESUMED or beyond):
+    if RESUMED or beyond:
         S = states + (keys * chunks + chunk) * DA * DB * DC + e[None] * SC
         tile = tl.arange(0, BI * BK)
         for left in range(0, DB, BK):

@@ -395,8 +395,11 @@ class ProductAttention(Attention):
         shape = self.pairs, self.n_heads
         self.score_constant = nn.Parameter(torch.zeros(shape)) if constant else None
 
-    def _queries_keys(self, *args: Any, **kwargs: Any) -> QueriesKeys:
-        pairs = super()._queries_keys(*args, **kwargs)
+    def queries_keys(self, *args: Any, **kwargs: Any) -> QueriesKeys:
+        """Return the queries and keys of each pair, with the constants of scores inside."""
+        return self._with_constants(super().queries_keys(*args, **kwargs))
+
+    def _with_constants(self, pairs: QueriesKeys) -> QueriesKeys:
         if self.score_constant is None:
             return pairs
         # One more coordinate after the rotation: c / scale in queries and 1 in keys.
@@ -410,14 +413,21 @@ class ProductAttention(Attention):
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """Attend by `bilens.kernels`; a mask has one row, which is False for padding."""
-        (q1, k1), second = qk[0], [x for pair in qk[1:] for x in pair]
+        constant = self.score_constant
+        # Kernels of squared attention add the constant to the score, of all tokens.
+        inside = constant is not None and self.pairs == 1 and mask is None and cache is None
+        (q1, k1), *others = qk if inside else self._with_constants(qk)
         if mask is not None:
             # A token with a key of zero has weight 0 in every pattern and in the state.
             k1 = k1 * mask.mT
+        second = [x for pair in others for x in pair]
         q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
         scale, by_sum = self.scale**2, self.norm == "sum"
         if cache is None:
-            y = bilinear_attention(q1, k1, v, *second, scale=scale, normalised=by_sum)
+            added = constant[0] / self.scale if constant is not None and inside else None
+            y = bilinear_attention(
+                q1, k1, v, *second, scale=scale, constant=added, normalised=by_sum
+            )
         else:
             if by_sum:
                 # The sums of rows are the outputs of a value that is always 1.

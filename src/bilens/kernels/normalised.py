@@ -1,0 +1,146 @@
+"""Squared attention with a constant in its scores, or with rows that sum to one.
+
+    y_t = sum_{s<=t} P_ts v_s / sum_{s<=t} P_ts,    P_ts = scale (q_t . k_s + c)^2
+
+On a GPU a text of one chunk takes one launch, in which the constant is an addition to the score and
+a row's sum a register: `bilens::attend_normalised`, an operator whose gradients take two. Elsewhere
+q . k + c is the product of [q, c] and [k, 1], and a row's sum is the output of a value of 1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilens.kernels.products import Inputs, no_autocast
+
+EPS = 1e-20
+"""Least sum of a row that is divided by: products of small scores are very small."""
+
+Attend = Callable[[Inputs, float], Tensor]
+"""From inputs and scale to plain attention, differentiable."""
+
+
+def by_concatenation(
+    attend: Attend, inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool
+) -> Tensor:
+    """Return the outputs by plain attention over one more coordinate and one more value."""
+    q, k, v, _, _ = inputs
+    if constant is not None:
+        column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
+        q, k = torch.cat([q, column], -1), torch.cat([k, torch.ones_like(k[..., :1])], -1)
+    if not normalised:
+        return attend((q, k, v, None, None), scale)
+    ones = torch.ones_like(v[..., :1])
+    y = attend((q, k, torch.cat([v, ones], -1), None, None), scale)
+    return y[..., :-1] / y[..., -1:].clamp_min(EPS)
+
+
+def in_one_launch(
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, *, normalised: bool
+) -> Tensor:
+    """Return the outputs by the Triton kernel, for a text of one chunk; differentiable."""
+    if torch.compiler.is_compiling():
+        y, _ = torch.ops.bilens.attend_normalised(q, k, v, constant, scale, normalised)
+    else:
+        y, _ = _Differentiable.apply(q, k, v, constant, scale, normalised)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, normalised: bool
+) -> tuple[Tensor, Tensor]:
+    # Triton need not be there where this file is.
+    from bilens.kernels.triton_chunked import quadratic  # noqa: PLC0415
+
+    with no_autocast(v.device):
+        offsets = None if constant is None else constant.float()
+        y, sums = quadratic((q, k, v, None, None), scale, offsets, normalised=normalised)
+    return y, v.new_empty(0) if sums is None else sums
+
+
+def _run_gradients(
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, y: Tensor, sums: Tensor,
+    dy: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    from bilens.kernels.triton_chunked import quadratic_gradients  # noqa: PLC0415
+
+    with no_autocast(v.device):
+        above, dsums = scale * dy, None
+        if sums.numel():
+            # Of y = N / r: dN = dy / r, and dr = -(dy . y) / r where r is not the least sum.
+            divisor = sums.clamp_min(EPS)
+            above = (above / divisor[..., None]).to(v.dtype)
+            dsums = -scale * (dy.float() * y.float()).sum(-1) / divisor * (sums > EPS)
+        offsets = None if constant is None else constant.float()
+        dq, dk, dv, _, _, dc = quadratic_gradients((q, k, v, None, None), above, offsets, dsums)
+    gradients = [dq, dk, dv, None if constant is None or dc is None else dc.to(constant.dtype)]
+    return [x for x in gradients if x is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.normalised = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, constant, y, sums = ctx.saved_tensors
+    if dy is None:
+        return (None,) * 6
+    if torch.is_grad_enabled():
+        # Gradients of gradients: through plain attention, whose own are of any order.
+        from bilens.kernels.attention import plain_attention  # noqa: PLC0415
+
+        given = [x for x in (q, k, v, constant) if x is not None]
+        again = by_concatenation(
+            plain_attention, (q, k, v, None, None), ctx.scale, constant, normalised=ctx.normalised
+        )
+        gradients = list(torch.autograd.grad(again, given, dy, create_graph=True))
+    else:
+        compiling = torch.compiler.is_compiling()
+        run = torch.ops.bilens.attend_normalised_gradients if compiling else _run_gradients
+        gradients = run(q, k, v, constant, ctx.scale, y, sums, dy)
+    return *gradients, *([None] if constant is None else []), None, None
+
+
+class _Differentiable(torch.autograd.Function):
+    """The same as the operator with its gradients, for calls outside a compiled model."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _run(*inputs)
+        _save(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dsums: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, dy, dsums)
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, normalised: bool
+) -> tuple[Tensor, Tensor]:
+    sums = v.new_empty(q.shape[:3] if normalised else (0,), dtype=torch.float32)
+    return v.new_empty(*q.shape[:3], v.shape[-1]), sums if normalised else v.new_empty(0)
+
+
+def _fake_gradients(*given: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in given[:4] if x is not None]
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? constant, float scale"
+_LIBRARY = torch.library.Library("bilens", "FRAGMENT")
+_LIBRARY.define(f"attend_normalised({_INPUTS}, bool normalised) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    f"attend_normalised_gradients({_INPUTS}, Tensor y, Tensor sums, Tensor dy) -> Tensor[]"
+)
+_LIBRARY.impl("attend_normalised", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend_normalised_gradients", _run_gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("bilens::attend_normalised", _fake, lib=_LIBRARY)
+torch.library.register_fake("bilens::attend_normalised_gradients", _fake_gradients, lib=_LIBRARY)
+torch.library.register_autograd(
+    "bilens::attend_normalised", _backward, setup_context=_save, lib=_LIBRARY
+)

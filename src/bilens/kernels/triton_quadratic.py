@@ -1,0 +1,363 @@
+"""Triton kernels of attention without softmax over a whole text at once, for texts of one chunk.
+
+    y_t = scale sum_{s<=t} P_ts v_s,    P_ts = (q1_t . k1_s + c)(q2_t . k2_s),
+
+and with one score its square, (q1_t . k1_s + c)^2. A row may be divided by its sum, which is one
+register more beside the output. With g_ts = dy_t . v_s + r_t, where r is the gradient of the rows'
+sums, the gradients of two scores s1 and s2 are
+
+    dq1_t = sum_{s<=t} s2 g k1_s,   dk1_s = sum_{t>=s} s2 g q1_t,   dv_s = sum_{t>=s} s1 s2 dy_t,
+
+and likewise with 1 and 2 exchanged; those of queries are one launch and those of keys and values
+another, so that every score is made twice in a backward pass, and not once for each gradient.
+
+Tensors are (batch, heads, time, width), read where they are by three strides each, with the last
+one 1. Pointers to a block are scalars with 64 bits, and offsets inside it have 32. Blocks below the
+diagonal have no mask. Head h has the keys of head h // SHARING.
+"""
+
+from functools import cache
+
+import triton
+import triton.language as tl
+
+EPS = tl.constexpr(1e-20)
+"""Least sum of a row that is divided by, as in `bilens.kernels.attention`."""
+TILES = {
+    (2, 32): ((64, 128, 4, 3), (64, 64, 4, 3)),
+    (2, 64): ((64, 64, 4, 3), (64, 32, 8, 3)),
+    (2, 128): ((64, 32, 8, 2), (32, 32, 4, 2)),
+    (4, 32): ((64, 32, 4, 2), (32, 32, 4, 2)),
+    (4, 64): ((64, 32, 8, 1), (32, 32, 8, 1)),
+    (4, 128): ((32, 32, 8, 1), (32, 16, 8, 1)),
+}
+"""Rows of a program, rows of a block, warps and stages, by bytes of a number and width: of outputs,
+and of gradients. Compiled for several cards by `benchmarks.kernels_static`, and not yet timed."""
+
+
+@cache
+def quadratic_sizes(width: int, itemsize: int, *, gradients: bool) -> dict[str, int]:
+    """Return the tiles of a kernel for heads and values of up to `width` coordinates."""
+    sizes = TILES[itemsize, max(width, 32)][gradients]
+    return dict(zip(("BT", "BS", "num_warps", "num_stages"), sizes, strict=True))
+
+
+@triton.jit
+def _start(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
+    """Return a pointer to a head, counted over the heads of all texts."""
+    return x + (head // heads) * in_batch + (head % heads) * in_head
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _block(  # type: ignore[no-untyped-def]
+    x, first, end, stride, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Return B rows of a matrix (end, W) from `first` on, with D columns, zero beyond both."""
+    row, column = tl.arange(0, B), tl.arange(0, D)
+    # One multiplication of 64 bits for a block, and none for its numbers.
+    at = x + tl.cast(first, tl.int64) * stride
+    offsets = row[:, None] * stride + column[None]
+    if WHOLE and W == D:
+        return tl.load(at + offsets)
+    inside = (column < W)[None]
+    if not WHOLE:
+        inside = inside & (first + row < end)[:, None]
+    return tl.load(at + offsets, mask=inside, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write B rows of a matrix (end, W) from `first` on."""
+    row, column = tl.arange(0, B), tl.arange(0, D)
+    inside = (first + row < end)[:, None] & (column < W)[None]
+    at = y + tl.cast(first, tl.int64) * W
+    tl.store(at + row[:, None] * W + column[None], x.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_block(  # type: ignore[no-untyped-def]
+    total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+    BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
+    W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr, SUMS: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return outputs and sums of rows with those of a block of keys added."""
+    keys = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
+    pattern = tl.dot(query1, tl.trans(keys), input_precision=PRECISION) + c
+    if SQUARED:
+        pattern *= pattern
+    else:
+        keys = _block(k2, past, time, k2_time, BS, W2, D2, not DIAGONAL)
+        pattern *= tl.dot(query2, tl.trans(keys), input_precision=PRECISION)
+    if DIAGONAL:
+        t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
+        pattern = tl.where(t[:, None] >= s[None], pattern, 0.0)
+    if SUMS:
+        rows += tl.sum(pattern, 1)
+    values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
+    return tl.dot(pattern.to(v.dtype.element_ty), values, total, input_precision=PRECISION), rows
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend_kernel(  # type: ignore[no-untyped-def]
+    q1, k1, v, q2, k2, constant, y, sums, scale, time, heads, key_heads,
+    q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
+    q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time,
+    WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write outputs, each row divided by its sum if sums are to be written.
+
+    Args:
+        q1: (batch, heads, time, WK), and so k1, v, q2, k2, with their strides.
+        constant: of each head in its first score, (heads,); None for 0.
+        y: to be written, (batch, heads, time, WV) in a row.
+        sums: of rows times scale, to be written in float32, (batch, heads, time); or None.
+        scale: of y.
+        time: number of tokens.
+        heads: of queries in a text, and so key_heads.
+        DK: the next power of two from WK, and so D2 of the second scores, and DV.
+        SQUARED: the second score is the first.
+    """
+    rows_of_text = tl.cdiv(time, BT)
+    # The rows that read most begin first, of all heads: the short ones fill what is left.
+    every = tl.num_programs(0) // rows_of_text
+    head = (tl.program_id(0) % every).to(tl.int64)
+    begin = (rows_of_text - 1 - tl.program_id(0) // every) * BT
+    q1 = _start(q1, head, heads, q1_batch, q1_head)
+    k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
+    v = _start(v, head // SHARING, key_heads, v_batch, v_head)
+    query1 = _block(q1, begin, time, q1_time, BT, WK, DK, False)
+    query2 = query1
+    if not SQUARED:
+        q2 = _start(q2, head, heads, q2_batch, q2_head)
+        k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
+        query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
+    c = 0.0
+    if constant is not None:
+        c = tl.load(constant + head % heads)
+    total, rows = tl.zeros((BT, DV), tl.float32), tl.zeros((BT,), tl.float32)
+    edge = begin // BS * BS
+    # fmt: off
+    for past in range(0, edge, BS):
+        total, rows = _attend_block(
+            total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, False, PRECISION,
+        )
+    for past in range(edge, min(begin + BT, time), BS):
+        total, rows = _attend_block(
+            total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, True, PRECISION,
+        )
+    # fmt: on
+    total *= scale
+    if sums is not None:
+        rows *= scale
+        t = begin + tl.arange(0, BT)
+        tl.store(sums + head * time + t, rows, mask=t < time)
+        total /= tl.maximum(rows, EPS)[:, None]
+    _write(y + head * time * WV, total, begin, time, BT, WV, DV)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _query_block(  # type: ignore[no-untyped-def]
+    total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
+    k1_time, k2_time, v_time,
+    BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
+    W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr, SUMS: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return gradients of queries, and sums of rows, with those of a block of keys added."""
+    keys1 = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
+    values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
+    score1 = tl.dot(query1, tl.trans(keys1), input_precision=PRECISION) + c
+    g = tl.dot(above, tl.trans(values), input_precision=PRECISION) + added[:, None]
+    if DIAGONAL:
+        t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
+        g = tl.where(t[:, None] >= s[None], g, 0.0)
+    if SQUARED:
+        pattern = 2 * score1 * g
+        if SUMS:
+            rows += tl.sum(pattern, 1)
+        pattern = pattern.to(k1.dtype.element_ty)
+        total1 = tl.dot(pattern, keys1, total1, input_precision=PRECISION)
+    else:
+        keys2 = _block(k2, past, time, k2_time, BS, W2, D2, not DIAGONAL)
+        score2 = tl.dot(query2, tl.trans(keys2), input_precision=PRECISION)
+        first, second = (score2 * g).to(k1.dtype.element_ty), (score1 * g).to(k1.dtype.element_ty)
+        total1 = tl.dot(first, keys1, total1, input_precision=PRECISION)
+        total2 = tl.dot(second, keys2, total2, input_precision=PRECISION)
+    return total1, total2, rows
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def queries_kernel(  # type: ignore[no-untyped-def]
+    q1, k1, v, q2, k2, constant, dy, dsums, dq1, dq2, dconstant, time, heads, key_heads,
+    q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
+    q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
+    WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of queries, and of the constant in parts.
+
+    Args:
+        dy: gradient of y times the scale; see `attend_kernel` for the others.
+        dsums: gradient of the rows' sums times the scale, (batch, heads, time); None for 0.
+        dq1: to be written, in a row, and so dq2, which is None for one score.
+        dconstant: to be written, the part of each row, (batch, heads, time); None without one.
+    """
+    rows_of_text = tl.cdiv(time, BT)
+    every = tl.num_programs(0) // rows_of_text
+    head = (tl.program_id(0) % every).to(tl.int64)
+    begin = (rows_of_text - 1 - tl.program_id(0) // every) * BT
+    q1 = _start(q1, head, heads, q1_batch, q1_head)
+    k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
+    v = _start(v, head // SHARING, key_heads, v_batch, v_head)
+    dy = _start(dy, head, heads, dy_batch, dy_head)
+    query1 = _block(q1, begin, time, q1_time, BT, WK, DK, False)
+    above = _block(dy, begin, time, dy_time, BT, WV, DV, False)
+    query2 = query1
+    if not SQUARED:
+        q2 = _start(q2, head, heads, q2_batch, q2_head)
+        k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
+        query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
+    c, t = 0.0, begin + tl.arange(0, BT)
+    if constant is not None:
+        c = tl.load(constant + head % heads)
+    added = tl.zeros((BT,), tl.float32)
+    if dsums is not None:
+        added = tl.load(dsums + head * time + t, mask=t < time, other=0.0)
+    total1, total2 = tl.zeros((BT, DK), tl.float32), tl.zeros((BT, D2), tl.float32)
+    rows, edge = tl.zeros((BT,), tl.float32), begin // BS * BS
+    # fmt: off
+    for past in range(0, edge, BS):
+        total1, total2, rows = _query_block(
+            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
+            k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, False, PRECISION,
+        )
+    for past in range(edge, min(begin + BT, time), BS):
+        total1, total2, rows = _query_block(
+            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
+            k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, True, PRECISION,
+        )
+    # fmt: on
+    _write(dq1 + head * time * WK, total1, begin, time, BT, WK, DK)
+    if not SQUARED:
+        _write(dq2 + head * time * W2, total2, begin, time, BT, W2, D2)
+    if dconstant is not None:
+        tl.store(dconstant + head * time + t, rows, mask=t < time)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _key_block(  # type: ignore[no-untyped-def]
+    total1, total2, totalv, keys1, keys2, values, q1, q2, dy, dsums, c, later, begin, time,
+    q1_time, q2_time, dy_time,
+    BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
+    W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr,
+    DIAGONAL: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return gradients of keys and values with those of a block of queries added."""
+    query1 = _block(q1, later, time, q1_time, BS, WK, DK, WHOLE)
+    above = _block(dy, later, time, dy_time, BS, WV, DV, WHOLE)
+    t = later + tl.arange(0, BS)
+    score1 = tl.dot(keys1, tl.trans(query1), input_precision=PRECISION) + c
+    g = tl.dot(values, tl.trans(above), input_precision=PRECISION)
+    if dsums is not None:
+        g += tl.load(dsums + t, mask=t < time, other=0.0)[None]
+    if not WHOLE:
+        # A constant gives queries beyond the text a score.
+        score1 = tl.where((t < time)[None], score1, 0.0)
+    if DIAGONAL:
+        s = begin + tl.arange(0, BT)
+        score1 = tl.where(t[None] >= s[:, None], score1, 0.0)
+    dtype = q1.dtype.element_ty
+    if SQUARED:
+        pattern = (2 * score1 * g).to(dtype)
+        total1 = tl.dot(pattern, query1, total1, input_precision=PRECISION)
+        pattern = (score1 * score1).to(dtype)
+    else:
+        query2 = _block(q2, later, time, q2_time, BS, W2, D2, WHOLE)
+        score2 = tl.dot(keys2, tl.trans(query2), input_precision=PRECISION)
+        if DIAGONAL:
+            g = tl.where(t[None] >= s[:, None], g, 0.0)
+        total1 = tl.dot((score2 * g).to(dtype), query1, total1, input_precision=PRECISION)
+        total2 = tl.dot((score1 * g).to(dtype), query2, total2, input_precision=PRECISION)
+        pattern = (score1 * score2).to(dtype)
+    return total1, total2, tl.dot(pattern, above, totalv, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def keys_kernel(  # type: ignore[no-untyped-def]
+    q1, k1, v, q2, k2, constant, dy, dsums, dk1, dk2, dv, time, heads, key_heads,
+    q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
+    q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
+    WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of keys and values, summed over the heads that share them.
+
+    Arguments are those of `queries_kernel`. The keys play the queries, of the queries after them.
+    """
+    every = tl.num_programs(0) // tl.cdiv(time, BT)
+    head = (tl.program_id(0) % every).to(tl.int64)
+    begin = tl.program_id(0) // every * BT
+    k1 = _start(k1, head, key_heads, k1_batch, k1_head)
+    v = _start(v, head, key_heads, v_batch, v_head)
+    keys1 = _block(k1, begin, time, k1_time, BT, WK, DK, False)
+    values = _block(v, begin, time, v_time, BT, WV, DV, False)
+    keys2 = keys1
+    if not SQUARED:
+        k2 = _start(k2, head, key_heads, k2_batch, k2_head)
+        keys2 = _block(k2, begin, time, k2_time, BT, W2, D2, False)
+    total1, total2 = tl.zeros((BT, DK), tl.float32), tl.zeros((BT, D2), tl.float32)
+    totalv = tl.zeros((BT, DV), tl.float32)
+    # Blocks up to the edge hold queries before some of the keys; the last one may end the text.
+    edge = begin + (BT + BS - 1) // BS * BS
+    whole = begin + (time - begin) // BS * BS
+    for shared in range(head * SHARING, head * SHARING + SHARING):
+        q1_ = _start(q1, shared, heads, q1_batch, q1_head)
+        dy_ = _start(dy, shared, heads, dy_batch, dy_head)
+        q2_ = q1_
+        if not SQUARED:
+            q2_ = _start(q2, shared, heads, q2_batch, q2_head)
+        c = 0.0
+        dsums_ = dsums
+        if constant is not None:
+            c = tl.load(constant + shared % heads)
+        if dsums is not None:
+            dsums_ = dsums + shared * time
+        # fmt: off
+        for later in range(begin, min(edge, time), BS):
+            total1, total2, totalv = _key_block(
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
+                begin, time, q1_time, q2_time, dy_time,
+                BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, False, PRECISION,
+            )
+        for later in range(edge, whole, BS):
+            total1, total2, totalv = _key_block(
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
+                begin, time, q1_time, q2_time, dy_time,
+                BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, True, PRECISION,
+            )
+        for later in range(max(edge, whole), time, BS):
+            total1, total2, totalv = _key_block(
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
+                begin, time, q1_time, q2_time, dy_time,
+                BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, False, PRECISION,
+            )
+        # fmt: on
+    _write(dk1 + head * time * WK, total1, begin, time, BT, WK, DK)
+    _write(dv + head * time * WV, totalv, begin, time, BT, WV, DV)
+    if not SQUARED:
+        _write(dk2 + head * time * W2, total2, begin, time, BT, W2, D2)
