@@ -339,8 +339,8 @@ def main() -> None:
         table = Table(CARDS[name])
         print(f"\n{name}")
         print(
-            "dtype       d tokens attention kernel  shared  registers  spilled  products   loop  compiled"
-            "  ms by operations, by bytes"
+            "dtype       d tokens attention kernel  shared  registers  spilled  products   loop"
+            "  compiled  ms by operations, by bytes"
         )
         for dtype in [DTYPES[given.dtype]] if given.dtype else DTYPES.values():
             for width in [given.width] if given.width else WIDTHS:
