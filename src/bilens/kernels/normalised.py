@@ -44,7 +44,7 @@ def in_one_launch(
     if torch.compiler.is_compiling():
         y, _ = torch.ops.bilens.attend_normalised(q, k, v, constant, scale, normalised)
     else:
-        y, _ = _Differentiable.apply(q, k, v, constant, scale, normalised)  # type: ignore[no-untyped-call]
+        y, _ = _Normalised.apply(q, k, v, constant, scale, normalised)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -105,7 +105,7 @@ def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | N
     return *gradients, *([None] if constant is None else []), None, None
 
 
-class _Differentiable(torch.autograd.Function):
+class _Normalised(torch.autograd.Function):
     """The same as the operator with its gradients, for calls outside a compiled model."""
 
     @staticmethod
