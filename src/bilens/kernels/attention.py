@@ -136,11 +136,6 @@ def _attend(
     return operators.attend(name, inputs, scale, state)
 
 
-def plain_attention(inputs: Inputs, scale: float) -> Tensor:
-    """Return attention by the kernel that suits the inputs, without checks."""
-    return _attend("auto", inputs, scale, None)[0]
-
-
 def _normalised(
     inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool, kernel: KernelName
 ) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bilens.kernels.products import Inputs, no_autocast
+from bilens.kernels.products import Inputs, attend, no_autocast
 
 EPS = 1e-20
 """Least sum of a row that is divided by: products of small scores are very small."""
@@ -23,7 +23,7 @@ Attend = Callable[[Inputs, float], Tensor]
 
 
 def by_concatenation(
-    attend: Attend, inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool
+    plain: Attend, inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool
 ) -> Tensor:
     """Return the outputs by plain attention over one more coordinate and one more value."""
     q, k, v, _, _ = inputs
@@ -31,9 +31,9 @@ def by_concatenation(
         column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
         q, k = torch.cat([q, column], -1), torch.cat([k, torch.ones_like(k[..., :1])], -1)
     if not normalised:
-        return attend((q, k, v, None, None), scale)
+        return plain((q, k, v, None, None), scale)
     ones = torch.ones_like(v[..., :1])
-    y = attend((q, k, torch.cat([v, ones], -1), None, None), scale)
+    y = plain((q, k, torch.cat([v, ones], -1), None, None), scale)
     return y[..., :-1] / y[..., -1:].clamp_min(EPS)
 
 
@@ -91,11 +91,9 @@ def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | N
         return (None,) * 6
     if torch.is_grad_enabled():
         # Gradients of gradients: through plain attention, whose own are of any order.
-        from bilens.kernels.attention import plain_attention  # noqa: PLC0415
-
         given = [x for x in (q, k, v, constant) if x is not None]
         again = by_concatenation(
-            plain_attention, (q, k, v, None, None), ctx.scale, constant, normalised=ctx.normalised
+            _plain, (q, k, v, None, None), ctx.scale, constant, normalised=ctx.normalised
         )
         gradients = list(torch.autograd.grad(again, given, dy, create_graph=True))
     else:
@@ -103,6 +101,10 @@ def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | N
         run = torch.ops.bilens.attend_normalised_gradients if compiling else _run_gradients
         gradients = run(q, k, v, constant, ctx.scale, y, sums, dy)
     return *gradients, *([None] if constant is None else []), None, None
+
+
+def _plain(inputs: Inputs, scale: float) -> Tensor:
+    return attend("chunked", inputs, scale, None)[0]
 
 
 class _Normalised(torch.autograd.Function):
