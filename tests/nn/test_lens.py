@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bilens.errors import BilensError
+from tests.families import tiny
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
 
 MODELS = [
@@ -29,6 +30,14 @@ def booted(**parts):
     from bilens.nn.language.lens import to_transformer_lens  # noqa: PLC0415
 
     return to_transformer_lens(random_model(**parts))
+
+
+@installed
+def test_models_of_transformers_are_refused():
+    from bilens.nn.language.lens import to_transformer_lens  # noqa: PLC0415
+
+    with pytest.raises(BilensError, match="model is a LlamaForCausalLM, expected a LanguageModel"):
+        to_transformer_lens(tiny("llama"))
 
 
 @installed

@@ -8,8 +8,10 @@ import torch
 import transformers
 from torch import nn
 
+from bilens.checks import check_sum
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
+from bilens.read.language.contexts import _run_texts
 from bilens.residual import ResidualModel, queries_keys
 from bilens.testing import sum_of_parts
 from tests.families import FAMILIES, LIKE_LLAMA, TIME, some_text, tiny
@@ -257,3 +259,18 @@ def test_other_threads_run_the_model_as_it_is_while_one_reads():
 
 def test_the_size_of_stored_numbers_is_told():
     assert repr(ResidualModel(tiny("llama", dtype=torch.bfloat16))).endswith("tokens, bfloat16)")
+
+
+def test_a_number_of_the_model_that_is_not_finite_is_named_so():
+    with pytest.raises(BilensError, match="model's own number, which W_U n is compared with, is N"):
+        check_sum("W_U n", torch.tensor([1.0]), torch.tensor([torch.nan]), size=1.0)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_contexts_of_different_lengths_are_those_of_each(kind):
+    view, text = ResidualModel(rotating(kind)), some_text()[0]
+    batches = list(_run_texts(view, [text[:4], text], 0, 8, None, 1))
+    for (ids, _, n), expected in zip(batches, (text[:4], text), strict=True):
+        assert torch.equal(ids[0], expected)
+        alone = view.trace(expected).layers[0].mlp_n
+        torch.testing.assert_close(n[0], alone, rtol=1e-4, atol=1e-5)

@@ -372,9 +372,10 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
     ours = isinstance(config, LanguageSettings)
     if has_biases:
         config.mlp_bias = "all" if ours else True
-        for part in (part for mlp in mlps for part in (*mlp.reads, mlp.down)):
-            if part.module.bias is None:
-                part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
+        for mlp in mlps:
+            for part in (*mlp.reads, mlp.down):
+                if part.module.bias is None:
+                    part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
     else:
         # Offsets need biases, which this architecture has no setting for: the record lists them.
         add_to_processing(config, [], [mlps[layer].reads[0].name for layer in layers])

@@ -340,7 +340,9 @@ def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
 
 def _check_shards(source: str | Path, **place: Any) -> None:
     """Raise if an index names files in another folder."""
-    for name in (name for name in WEIGHT_FILES if name.endswith(".index.json")):
+    for name in WEIGHT_FILES:
+        if not name.endswith(".index.json"):
+            continue
         index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
         if index is not None:
             shard_names(Path(index))

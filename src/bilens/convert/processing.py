@@ -132,8 +132,10 @@ def process(
 
 
 def _maps(parts: Parts) -> list[LinearMap]:
-    readers = (part for reader in parts.fold_groups() for part in reader.maps)
-    return list({part.name: part for part in (*readers, *parts.writes)}.values())
+    maps = {part.name: part for part in parts.writes}
+    for group in parts.fold_groups():
+        maps |= {part.name: part for part in group.maps}
+    return list(maps.values())
 
 
 def _untie(model: PreTrainedModel, parts: Parts) -> bool:
@@ -176,7 +178,8 @@ def _fold_norms(model: Parts) -> list[str]:
 
 def _fold_value_biases(model: Parts) -> list[str]:
     done = []
-    for heads in (layer.heads for layer in model.layers):
+    for layer in model.layers:
+        heads = layer.heads
         bias = heads.value.bias()
         if bias is None or not bias.any():
             continue

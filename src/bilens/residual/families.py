@@ -376,7 +376,7 @@ class _Finder:
         optional = [family.attn_norm, family.attn_out_norm, family.mlp_norm]
         optional += [family.mlp_out_norm, family.residual_mix, family.v_first_share]
         inner += [name for name in optional if name]
-        names = [*outer, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
+        names = outer + [f"{self.layers[0]}.{name}" for name in inner if self.layers]
         # All at once: a user who writes a Family would otherwise correct one name at a time.
         missing = [name for name in names if self._get(name) is None]
         if not hasattr(self.config, "num_attention_heads"):
@@ -569,17 +569,19 @@ def _check_unshared(parts: Parts) -> None:
     one place would change the other.
     """
     groups = parts.fold_groups()
-    modules: list[tuple[str, nn.Module | nn.Parameter]] = [
-        *((part.name, part.stored) for group in groups for part in group.maps),
-        *((part.name, part.stored) for part in parts.writes),
-        *((group.norm.name, group.norm.module) for group in groups if group.norm is not None),
-    ]
-    if not parts.parallel:
+    places: list[tuple[str, nn.Module | nn.Parameter]] = []
+    for group in groups:
+        places += [(part.name, part.stored) for part in group.maps]
+        if group.norm is not None:
+            places.append((group.norm.name, group.norm.module))
+    places += [(part.name, part.stored) for part in parts.writes]
+    for layer in parts.layers:
+        before, after = layer.heads.norm, layer.mlp.norm
         # Maps after one norm are grouped, which is right only if they read the same stream.
-        pairs = [(layer.heads.norm, layer.mlp.norm) for layer in parts.layers]
-        modules += [(a.name, a.module) for a, b in pairs if a and b and a.module is b.module]
-    counts = Counter(id(module) for _, module in modules)
-    shared = sorted({name for name, module in modules if counts[id(module)] > 1})
+        if before and after and before.module is after.module and not parts.parallel:
+            places.append((before.name, before.module))
+    counts = Counter(id(module) for _, module in places)
+    shared = sorted({name for name, module in places if counts[id(module)] > 1})
     if shared:
         raise BilensError(
             f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -180,7 +181,7 @@ class Heads(NormedInput):
     @property
     def reads(self) -> tuple[LinearMap, ...]:
         """All maps that read the stream."""
-        return (*(part for pair in self.pairs for part in pair), self.value)
+        return (*chain.from_iterable(self.pairs), self.value)
 
     @detached
     def weights(self) -> HeadWeights:
@@ -559,7 +560,10 @@ class Parts(NormedInput):
     @property
     def writes(self) -> list[LinearMap]:
         """Maps whose outputs are added to the stream."""
-        return [part for layer in self.layers for part in (layer.heads.out, layer.mlp.down)]
+        writes = []
+        for layer in self.layers:
+            writes += [layer.heads.out, layer.mlp.down]
+        return writes
 
     def fold_groups(self) -> list[FoldGroup]:
         """Return the maps that read the stream, in the order of the model, grouped by norm."""
@@ -596,22 +600,18 @@ def check_ids(parts: Parts, ids: Tensor, name: str = "ids") -> None:
 
 def known_parameters(parts: Parts) -> Iterator[nn.Parameter]:
     """Yield every parameter whose role in the model is known."""
-    tables = [*parts.tables, *([parts.hidden_positions] if parts.hidden_positions else [])]
-    groups = parts.fold_groups()
-    halves = [part for layer in parts.layers for part in (layer.heads, layer.mlp)]
-    modules: list[nn.Module] = [
-        *(group.norm.module for group in groups if group.norm is not None),
-        *(part.module for group in groups for part in group.maps),
-        *(part.module for part in parts.writes),
-        *(table.module for table in tables),
-        *(part.out_norm.module for part in halves if part.out_norm is not None),
-        *(norm.module for layer in parts.layers for norm in layer.heads.inner),
-    ]
-    for module in modules:
-        yield from module.parameters(recurse=False)
+    known: list[LinearMap | Norm | Embedding | None] = [*parts.tables, parts.hidden_positions]
+    known += parts.writes
+    for group in parts.fold_groups():
+        known += [group.norm, *group.maps]
     for layer in parts.layers:
-        mixes = (layer.residual_mix, layer.heads.v_first_share)
-        yield from (part for part in (*mixes, *layer.numbers) if part is not None)
+        known += [layer.heads.out_norm, layer.mlp.out_norm, *layer.heads.inner]
+        for number in (layer.residual_mix, layer.heads.v_first_share, *layer.numbers):
+            if number is not None:
+                yield number
+    for part in known:
+        if part is not None:
+            yield from part.module.parameters(recurse=False)
 
 
 def _fused(maps: Sequence[LinearMap]) -> list[LinearMap]:

@@ -165,16 +165,18 @@ class ResidualModel:
             Pearce et al. 2024, figure 7.
         """
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
-        numbers = [
-            self.token(item)
-            if isinstance(item, str)
-            else check_index(name, item, self.parts.unembed.n_out, "the number of a token")
-            for name, item in [("token", token), *(("minus", other) for other in others)]
-        ]
+        numbers = [self._number("token", token)]
+        for other in others:
+            numbers.append(self._number("minus", other))
         self._check_model()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
+
+    def _number(self, name: str, token: str | int) -> int:
+        if isinstance(token, str):
+            return self.token(token)
+        return check_index(name, token, self.parts.unembed.n_out, "the number of a token")
 
     def layer(self, layer: int) -> Layer:
         """Return the parts of a layer."""

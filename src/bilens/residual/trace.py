@@ -114,10 +114,11 @@ def _from_stream(
     if len(x) > ROWS:
         batches = x.split(ROWS)
         parts = [_from_stream(view, layer, y, position, length, linear=linear) for y in batches]
-        return [
-            (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
-            for pair in zip(*parts, strict=True)
-        ]
+        pairs = []
+        for of_batches in zip(*parts, strict=True):
+            queries, keys = zip(*of_batches, strict=True)
+            pairs.append((torch.cat(queries), torch.cat(keys)))
+        return pairs
     heads, model = view.parts.layers[layer].heads, view.model
     if view.parts.queries_keys is not None:
         return view.parts.queries_keys(heads.module, x, position)
@@ -303,7 +304,7 @@ class Trace:
 def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
     """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
     if rotates_by_length(model) and len(set(map(len, texts))) > 1:
-        return [trace for text in texts for trace in traces(model, parts, [text])]
+        return [traces(model, parts, [text])[0] for text in texts]
     # Attention is causal: padding at the end changes no position before it.
     ids = pad_sequence(list(texts), batch_first=True)
     seen: Recorded = {}
@@ -321,7 +322,8 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
                 record("input", module, _first_input)
-            for module in (heads.out.module, mlp.writer, *(m.module for m in mlp.reads)):
+            reads = [part.module for part in mlp.reads]
+            for module in (heads.out.module, mlp.writer, *reads):
                 record("output", module, lambda *call: call[-1])
             record("pattern", heads.module, _pattern)
             if mlp.router is not None:
@@ -335,7 +337,8 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
     layers = [_layer(seen, layer) for layer in parts.layers]
     streams, logits = seen["input", last], _wide(getattr(output, "logits", output))
     result = []
-    for row, (text, time) in enumerate((text, len(text)) for text in texts):
+    for row, text in enumerate(texts):
+        time = len(text)
         of_text = tuple(_of_text(batch, row, time) for batch in layers)
         stream = streams[row, :time]
         result.append(Trace(text, of_text, stream, parts.scale(stream), logits[row, :time]))

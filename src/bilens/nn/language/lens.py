@@ -46,8 +46,14 @@ def to_transformer_lens(
         tokenizer: tokenizer for prompts as text.
 
     Raises:
-        BilensError: TransformerLens is not installed; raised by the import of this module.
+        BilensError: the model is not of bilens, or TransformerLens is not installed; the latter is
+            raised by the import of this module.
     """
+    if not isinstance(model, LanguageModel):
+        raise BilensError(
+            f"model is a {type(model).__name__}, expected a LanguageModel of bilens; "
+            "TransformerLens opens models of transformers itself"
+        )
     ArchitectureAdapterFactory.register_adapter(ARCHITECTURE, _Adapter)
     config = model.config
     settings = TransformerBridgeConfig(

@@ -23,6 +23,7 @@ from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import Stream, last_stream
 from bilens.residual import ResidualModel
+from bilens.residual.running import rotates_by_length
 from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
 from bilens.sections import Fact, Section
 from bilens.settings import Count, NotNegative, Seed
@@ -296,6 +297,8 @@ def _run_texts(
     """Yield batches of texts: padded ids, lengths, and the MLP inputs of a layer."""
     with progress_bar() as bar:
         task = bar.add_task("texts", total=total, note="")
+        # Padding would change rotary positions that depend on the length of a text.
+        batch_size = 1 if rotates_by_length(model.model) else batch_size
         for batch in batched(texts, batch_size):
             rows = [model.ids(text) for text in batch]
             lengths = torch.tensor([len(row) for row in rows], device=model.device)
