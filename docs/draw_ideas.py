@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bilens.data import Grammar, load_corpus, load_images
+from bilens.figures.canvas import BLUE, DIVERGING, GREY, RED, dress
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
-from bilens.read.figures.canvas import BLUE, DIVERGING, GREY, RED, dress
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.report import save_figure
 from bilens.residual import ResidualModel

@@ -28,9 +28,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.figures.canvas import BLUE, GREY, INK, dress
 from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
 from bilens.read import SparsityReport, loss_recovered, sparsity
-from bilens.read.figures.canvas import BLUE, GREY, INK, dress
 from bilens.tensor import Dictionary
 from bilens.train import AutoencoderTraining, row_sampler
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor

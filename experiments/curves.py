@@ -10,7 +10,7 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from bilens.read.figures.canvas import Canvas, as_image, diverging, dress
+from bilens.figures.canvas import Canvas, as_image, diverging, dress
 from experiments.context import interval
 
 __all__ = ["Line", "confidence_line", "line_figure", "picture_figure", "spread_line"]

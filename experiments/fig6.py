@@ -27,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.figures.canvas import BLUE, RED, Canvas, as_image, diverging
 from bilens.read import top_inputs
-from bilens.read.figures.canvas import BLUE, RED, Canvas, as_image, diverging
 from bilens.report import spectrum_figure
 from bilens.sections import signed
 from bilens.tensor import BilinearTensor, Spectrum

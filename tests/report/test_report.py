@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from bilens.errors import BilensError
+from bilens.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
 from bilens.read import TruncationCurve, explain, read_classifier
-from bilens.read.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
 from bilens.report import (
     eigenvector_figure,
     explanation_figure,

@@ -26,13 +26,13 @@ from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.explore.screen import html
+from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
 from bilens.inputs import check_data, data_of
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
-from bilens.read.figures.canvas import DARK
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from bilens.explore.screen import (
     picture,
     plot_of,
 )
+from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
 from bilens.options import REQUIRED, Option
-from bilens.read.figures.canvas import house_style
 from bilens.report import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 

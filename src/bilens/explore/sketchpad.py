@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bilens.data import ImageData, fit_drawing, ink_of
 from bilens.explore.screen import Screen, StateError
+from bilens.figures.canvas import as_image, grey
 from bilens.lazy_imports import gradio as gr
-from bilens.read.figures.canvas import as_image, grey
 
 TEST, DRAWN, SKETCH = "test-", "drawn-", "data:image/png;base64,"
 

@@ -14,6 +14,8 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.figures.canvas import BLUE, RED, dress
+from bilens.figures.plots import accuracy_curve
 from bilens.files import read_json_object
 from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
@@ -27,8 +29,6 @@ from bilens.read.fidelity import (
     product_accuracies,
     rank_accuracies,
 )
-from bilens.read.figures.canvas import BLUE, RED, dress
-from bilens.read.figures.plots import accuracy_curve
 from bilens.sections import Fact, Percent, Picture, Section, Table
 from bilens.settings import Share
 from bilens.tensor import (

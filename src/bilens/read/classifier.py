@@ -21,6 +21,8 @@ from bilens.checks import (
 )
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.figures.canvas import BLUE, RED, Canvas
+from bilens.figures.plots import spectrum_figure
 from bilens.lazy_imports import go, pd
 from bilens.read import chain
 from bilens.read.chain import predict
@@ -35,8 +37,6 @@ from bilens.read.explanation import (
     shared_section,
 )
 from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve, truncation_figure
-from bilens.read.figures.canvas import BLUE, RED, Canvas
-from bilens.read.figures.plots import spectrum_figure
 from bilens.sections import Fact, Percent, Picture, Section, signed
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum, TensorChain

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bilens.checks import check_index, checked
 from bilens.data import ImageData
+from bilens.figures.canvas import BLUE, GREY, RED, Canvas, diverging
+from bilens.figures.plots import pair_figure
 from bilens.lazy_imports import go
-from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas, diverging
-from bilens.read.figures.plots import pair_figure
 from bilens.sections import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
 

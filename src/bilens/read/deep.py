@@ -17,6 +17,8 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.figures.canvas import tree_figure
+from bilens.figures.plots import path_figure
 from bilens.files import write_safetensors
 from bilens.lazy_imports import go, pd
 from bilens.read import chain
@@ -28,8 +30,6 @@ from bilens.read.explanation import (
     shared_figure,
     shared_section,
 )
-from bilens.read.figures.canvas import tree_figure
-from bilens.read.figures.plots import path_figure
 from bilens.sections import Fact, Percent, Picture, Section
 from bilens.settings import Count
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TensorChain, TopPaths, top_paths

@@ -12,9 +12,9 @@ from bilens.analysis import Reading
 from bilens.checks import check_finite, checked, detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.figures.canvas import BLUE, GREY, RED, Canvas
 from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
-from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas
 from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Paths, Spectrum, TensorChain, cluster

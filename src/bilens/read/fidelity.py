@@ -13,11 +13,11 @@ from torch.nn import functional
 from bilens.checks import check_count, check_finite, check_labels, checked, detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.figures.plots import accuracy_curve
 from bilens.lazy_imports import go, pd
 from bilens.progress import progress_bar
 from bilens.read.chain import accuracy_frame, share_right
 from bilens.read.explanation import check_classes
-from bilens.read.figures.plots import accuracy_curve
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Spectrum
 

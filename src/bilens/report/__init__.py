@@ -1,13 +1,13 @@
 """From readings to pictures and pages."""
 
+from bilens.figures.canvas import Branch, branches_html, save_figure, save_figures, tree_figure
+from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.lazy_imports import make_callable
 from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
 from bilens.read.fidelity import truncation_figure
-from bilens.read.figures.canvas import Branch, branches_html, save_figure, save_figures, tree_figure
-from bilens.read.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.report.compare import Axis, ComparisonReading, loss_figure
 from bilens.report.page import (
     contexts_html,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import plotly.graph_objects as go
 
 from bilens.analysis import Reading
+from bilens.figures.canvas import BLUE, GREY, RED, dress
 from bilens.lazy_imports import pd
-from bilens.read.figures.canvas import BLUE, GREY, RED, dress
 from bilens.sections import Fact, Picture, Section, Table, plotly_text
 
 if TYPE_CHECKING:  # pandas takes its time to import

@@ -14,12 +14,12 @@ import torch
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.figures.canvas import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
-from bilens.read.figures.canvas import save_figure
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.residual import ResidualModel

@@ -18,9 +18,9 @@ from plotly.offline import get_plotlyjs
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.figures.canvas import DARK, house_style
 from bilens.files import write_text
 from bilens.lazy_imports import lazy_import
-from bilens.read.figures.canvas import DARK, house_style
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, shown, signed
 
 if TYPE_CHECKING:

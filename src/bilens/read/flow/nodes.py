@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.figures.canvas import BLUE, LINE, RED, dress
 from bilens.lazy_imports import go
-from bilens.read.figures.canvas import BLUE, LINE, RED, dress
 from bilens.sections import plotly_text, signed
 
 NodeKind = Literal["output", "token", "position", "head", "direction", "bias", "rest"]

@@ -13,8 +13,8 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
+from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
-from bilens.read.figures.canvas import GREY, dress
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Target, second_run

@@ -13,10 +13,10 @@ from torch import Tensor
 from bilens.analysis import Reading, analysis
 from bilens.checks import check_count, check_index, checked, detached, full_precision
 from bilens.errors import BilensError
+from bilens.figures.plots import heat_figure
 from bilens.lazy_imports import go
 from bilens.nn import ATTENTIONS
 from bilens.options import Among, Layer
-from bilens.read.figures.plots import heat_figure
 from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.ngrams import attention_scores, head_outputs, ngram_table
 from bilens.residual import Moment, ResidualModel

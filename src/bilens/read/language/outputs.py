@@ -11,9 +11,9 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
+from bilens.figures.plots import spectrum_figure
 from bilens.lazy_imports import go
 from bilens.options import Layer, Minus
-from bilens.read.figures.plots import spectrum_figure
 from bilens.read.language.contexts import (
     Context,
     Contribution,

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
 from bilens.lazy_imports import go
-from bilens.read.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
 from bilens.sections import plotly_text
 from bilens.tensor import Spectrum
 
