@@ -35,7 +35,7 @@ from bilens.report import (
     truncation_figure,
 )
 from bilens.residual import ResidualModel
-from bilens.tensor import top_paths
+from bilens.tensor import decompile
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -64,8 +64,8 @@ def component() -> go.Figure:
 def tree() -> go.Figure:
     """Draw the strongest paths of eigenvectors through two layers."""
     deep = _classifier("runs/two")
-    paths = top_paths(deep.tensors(), torch.eye(10)[3], 6)
-    return tree_figure(paths.paths, (28, 28), title="Strongest paths of 3")
+    paths = decompile(deep.tensors(), torch.eye(10)[3], 6)
+    return tree_figure(paths, (28, 28), title="Strongest paths of 3")
 
 
 def network() -> go.Figure:

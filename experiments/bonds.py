@@ -76,12 +76,12 @@ from bilens.tensor import (
 )
 from bilens.tensor.chain import joined
 from bilens.tensor.jacobian_bonds import Moments, balanced_bonds
+from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
-from experiments.search import MODELS as SEARCHED
-from experiments.search import within
+from experiments.fig6 import TRAINING
 
-THREE = SEARCHED["three layers"]
+THREE = (3, 100, ClassifierTraining(epochs=8, decay=0.7, weight_decay=0.1, input_noise=0.5))
 MODELS = {
     "three layers": ("mnist", *THREE, False),
     "three layers, Fashion-MNIST": ("fashion", *THREE, False),
@@ -89,7 +89,7 @@ MODELS = {
     "three layers, d = 128": ("mnist", 3, 128, THREE[2], False),
     "four layers, biases and residuals": ("mnist", 4, 100, THREE[2], True),
     "five layers, biases and residuals": ("mnist", 5, 100, THREE[2], True),
-    "two layers": ("mnist", *SEARCHED["two layers"], False),
+    "two layers": ("mnist", 2, 300, TRAINING, False),
 }
 DROP, MOST, STEP, INSIDE, PER_DECADE = 0.01, 60, 4, 22, 40
 CUTS, FEWEST = 3, 8
@@ -378,6 +378,17 @@ def _paths(cut: Cut, data: ImageData) -> dict[str, Any]:
         "by_paths": [list(p) for p in curve],
         "needed": within(curve, all_paths, DROP),
     }
+
+
+def within(curve: Sequence[tuple[int, float]], full: float, drop: float) -> int | None:
+    """Return the smallest measured k that loses less than `drop`, as do all larger, or None."""
+    enough = None
+    for k, accuracy in reversed(curve):
+        # Accuracies are shares of whole images; their difference is so only up to rounding.
+        if full - accuracy > drop - 1e-9:
+            break
+        enough = k
+    return enough
 
 
 def similarity(models: Sequence[ImageClassifier], data: ImageData) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, spectra
 from bilens.residual import ResidualModel
-from bilens.tensor import BilinearTensor, bonds, decompile, top_paths
+from bilens.tensor import BilinearTensor, bonds, decompile
 from tests.language import VOCAB, random_model, small_corpus, toy_tokenizer
 from tests.models import digit_model, digits
 
@@ -81,7 +81,6 @@ def samples() -> dict[str, Any]:
         tensor.interaction(directions).eigh(),
         tensor.svd(),
         decompile(chain, directions),
-        top_paths(chain, directions, 3),
         bonds(chain, directions),
         bonds(chain, directions).cut(2),
         model,

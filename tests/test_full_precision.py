@@ -10,7 +10,7 @@ import torch
 import bilens.read
 import bilens.tensor
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix, LazyTree
+from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
 from tests.models import digits
 
 N = 300
@@ -91,15 +91,14 @@ TENSOR = {
     "extrema": lambda: bilens.tensor.local_extrema(FORM[0], n_starts=8).values,
     "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
     "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
-    "top paths": lambda: bilens.tensor.top_paths([T, T], U, 5).paths.truncate(3)(X),
-    "lazy tree": lambda: LazyTree([T, T], U).branches((0, 1)).values,
+    "top paths": lambda: bilens.tensor.decompile([T, T], U, 5).truncate(3)(X),
 }
 
 READ = {
     "class spectra": lambda m: bilens.read.spectra(m).values,
     "logit spectra": lambda m: bilens.read.spectra(m, normal(10), "pixels").values,
     "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(digits().test_images),
-    "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).search.paths.eigenvalues,
+    "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).paths.eigenvalues,
     "accuracy": lambda m: numbers(m.accuracy(digits().test_images, digits().test_labels)),
     "explanation": lambda m: (
         bilens.read.explain(bilens.read.spectra(m), digits().test_images[0]).logits
@@ -153,8 +152,8 @@ def test_surroundings_change_nothing(name, around, model):
 
 
 WITHOUT_COMPUTATION = {
-    *("affine", "with_constant", "top_entries", "tree_to_networkx"),
-    *("Steering", "Features", "Extrema", "FactoredSVD", "TensorChain", "TopPaths"),
+    *("affine", "with_constant", "top_entries"),
+    *("Steering", "Features", "Extrema", "FactoredSVD", "TensorChain"),
     *("TopEntries", "TensorStack"),
 }
 

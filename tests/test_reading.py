@@ -19,7 +19,7 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.sections import Percent, Table, fact_text, signed
-from bilens.tensor import Spectrum, bonds, top_paths
+from bilens.tensor import Spectrum, bonds, decompile
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
 
@@ -59,13 +59,12 @@ def results():
         "svd": tensor.svd(),
         "tensor": tensor,
         "bonds": bonds(deep.layer_tensors(), torch.eye(10), embedding=deep.embedding()),
-        "paths": top_paths(deep.tensors(), torch.eye(10), k=12),
         "images": digits(),
         "flow": flow(view, random_text(), direction),
         "ngrams": read_ngrams(view, direction.token, minus=direction.minus, layer=0, k=5),
         "form": tensor.interaction(output="a"),
         "forms": tensor.interaction(output=range(3)),
-        "leaves": top_paths(deep.tensors(), torch.eye(10), k=12).paths,
+        "leaves": decompile(deep.tensors(), torch.eye(10), k=12),
         "heads": view.ov(0),
         "read": read_classifier(classifier(1), digits()),
         "deep": read_deep(deep, digits(), k=12),
@@ -91,7 +90,6 @@ def language_results():
         ("svd", "TensorSVD(10 components, 10 outputs, 64 inputs, top singular value "),
         ("tensor", "BilinearTensor(10 outputs, 64 inputs, 12 hidden units, float32)"),
         ("bonds", "TreeBonds(12 + 12 directions, norm "),
-        ("paths", "TopPaths(12 paths, 2 layers, 64 inputs, top effective eigenvalue "),
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
         ("ngrams", "NGramReading(token t3 minus t7, layer 0, "),
@@ -189,7 +187,6 @@ def test_frames_hold_what_the_objects_compute(results):
     frame = heads.frame().query("matrix == 2")
     assert frame["value"].tolist() == pytest.approx(heads[2].svd().values.tolist())
     assert results["read"].frame()["form"].unique().tolist() == list(digits().class_names)
-    assert results["leaves"].frame().equals(results["paths"].frame())
     assert set(results["language"].frame()["output"]) == {"lily minus tom"}
 
 

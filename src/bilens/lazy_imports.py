@@ -17,7 +17,6 @@ __all__ = [
     "lazy_import",
     "make_callable",
     "middleware",
-    "networkx",
     "pd",
     "pio",
     "px",
@@ -79,7 +78,6 @@ if TYPE_CHECKING:
     import accelerate
     import datasets
     import gradio
-    import networkx  # type: ignore[import-untyped]
     import pandas as pd
     import plotly.express as px
     import plotly.graph_objects as go
@@ -93,7 +91,7 @@ else:  # They take seconds to import; the mathematics, and whoever reads images,
     datasets = lazy_import("datasets", install="bilens[train]")
     gradio = lazy_import("gradio", install="bilens[explore]")
     middleware = lazy_import("starlette.middleware", install="bilens[explore]")
-    networkx, safetensors = map(lazy_import, ("networkx", "safetensors"))
+    safetensors = lazy_import("safetensors")
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")
     tokenizers, transformers = map(lazy_import, ("tokenizers", "transformers"))

@@ -10,11 +10,10 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from experiments.bonds import needed_products
+from experiments.bonds import needed_products, within
 from experiments.context import Outcome, RecipeContext
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
-from experiments.search import exactness, within
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import attack, class_mask, classifier_bonds
@@ -25,13 +24,11 @@ from tests.models import digit_model, digits
 FIGURES = {
     "fig6": {f"{kind}-{label}" for kind in ("spectrum", "branches") for label in (3,)},
     "masks": {"targeted", "fooled", "masks"},
-    "search": {"paths"},
     "bonds": {"directions", "network"},
 }
 SMALLER = {
     "fig6": {"DRAWN": (3,), "SHOWN": 2},
     "masks": {"NORMS": (1.0, 3.0), "DRAWS": 2},
-    "search": {"SMALL_WIDTH": 3, "SMALL_SEEDS": 1, "BEST": 5},
     "bonds": {
         **dict.fromkeys(("ALIKE", "WIDE", "INSIDE"), 3),
         **{
@@ -94,11 +91,7 @@ def ran(name: str, scale: str) -> Outcome:
 # Figure 6 does the same at both scales.
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [
-        ("fig6", "small"),
-        ("bonds", "small"),
-        *((n, s) for n in ("masks", "search") for s in ("small", "paper")),
-    ],
+    [("fig6", "small"), ("bonds", "small"), ("masks", "small"), ("masks", "paper")],
 )
 def test_recipes_run(name, scale):
     outcome = ran(name, scale)
@@ -151,33 +144,6 @@ def test_within_looks_back_from_the_end():
     for right in range(9000, 10_000):
         exact = ((1, (right - 100) / 10_000), (2, (right - 99) / 10_000), (3, right / 10_000))
         assert within(exact, right / 10_000, 0.01) == 2
-
-
-def test_search_measures_the_models():
-    numbers = ran("search", "small").numbers
-    two, three = numbers["two layers"], numbers["three layers"]
-    for effort in two["best_5"]:
-        assert effort["nodes_total"] == 10 + 10 * 5
-        assert 0 < effort["nodes_expanded"] < effort["nodes_total"]
-    assert three["best_5"][0]["nodes_total"] == 10 + 10 * 3 + 10 * 9
-    # With every path the tree is the model.
-    k, accuracy = two["accuracy_by_paths"][0][-1]
-    assert k == 10 * 5 * 5
-    model = tiny_model(5, 2, ClassifierTraining())
-    assert accuracy == model.accuracy(digits().test_images, digits().test_labels)
-    assert all(k <= 250 for k in two["paths_within_1_point"])
-
-
-def test_small_trees_are_exact(monkeypatch):
-    monkeypatch.setattr("experiments.search.SMALL_WIDTH", 2)
-    monkeypatch.setattr("experiments.search.SMALL_SEEDS", 2)
-    for name, result in exactness(digits()).items():
-        width = 2 if name == "plain" else 3
-        assert result["leaves"] == 10 * width**3
-        assert 0 < result["largest_relative_error"] < 1e-9
-        assert result["best_20_as_in_whole_tree"]
-        assert len(result["nodes_expanded"]) == 2
-        assert max(result["nodes_expanded"]) <= result["nodes_total"]
 
 
 def test_bonds_measures_the_models():

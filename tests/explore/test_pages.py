@@ -31,7 +31,7 @@ def test_an_image_is_split_into_its_eigenvectors():
     logits = digit_model()(digits().test_images[0]).detach()
     assert torch.allclose(reading.logits.float(), logits, atol=1e-4)
     for part in reading.parts:
-        total = sum(branch.activation for branch in part.branches) + part.remainder
+        total = float(part.activations.sum()) + part.remainder
         assert total == pytest.approx(float(logits[part.label]), abs=1e-4)
     with pytest.raises(StateError, match="neither a test image"):
         page.checked(type(page.start)(input="test-999"))

@@ -7,7 +7,7 @@ import torch
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import path_accuracies, read_deep
-from bilens.tensor import decompile, top_paths
+from bilens.tensor import decompile
 from tests.models import DEVICE, digit_model, digits
 from tests.tensor.factors import normal
 
@@ -27,13 +27,11 @@ def test_a_deep_reading():
     reading = read_deep(model, data, k=200)
     assert [k for k, _ in reading.by_paths] == [1, 3, 10, 30, 100, 200]
     assert reading.accuracy == model.accuracy(data.test_images, data.test_labels)
-    assert reading.search.expanded < reading.search.total == 10 + 10 * 24
-    paths = reading.search.paths
-    predicted = paths.truncate(30)(data.test_images).argmax(-1)
+    predicted = reading.paths.truncate(30)(data.test_images).argmax(-1)
     expected = float((predicted == data.test_labels).double().mean())
     assert math.isclose(dict(reading.by_paths)[30], expected)
     assert reading.by_paths[-1][1] > 0.5
-    assert reading.record()["nodes_total"] == 250
+    assert reading.record()["paths"] == 200
 
 
 def test_more_paths_than_there_are():
@@ -46,16 +44,16 @@ def test_more_paths_than_there_are():
 
 def test_misuse_is_explained():
     model, data = digit_model(n_layers=2), digits()
-    single = top_paths(model.tensors(), torch.eye(10)[0], 5)
+    single = decompile(model.tensors(), torch.eye(10)[0], 5)
     with pytest.raises(BilensError, match=r"batch shape \(\); expected one for each of the 10"):
-        path_accuracies(single.paths, data, [1])
+        path_accuracies(single, data, [1])
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_deep(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)
 
 
 def test_the_paths_of_one_class():
     model = digit_model(n_layers=2)
-    paths = top_paths(model.tensors(), torch.eye(10), 40).paths
+    paths = decompile(model.tensors(), torch.eye(10), 40)
     parts = [paths.of(label) for label in range(10)]
     assert sum(len(part) for part in parts) == 40
     assert all((part.roots == label).all() for label, part in enumerate(parts))

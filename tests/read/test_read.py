@@ -72,8 +72,7 @@ def test_an_explanation_adds_up():
     assert torch.allclose(explanation.logits, logits, atol=1e-4)
     assert [part.label for part in explanation.parts] == logits.topk(3).indices.tolist()
     for part in explanation.parts:
-        activations = torch.tensor([branch.activation for branch in part.branches])
-        vectors = torch.cat([branch.vectors for branch in part.branches])
+        activations, vectors = part.activations, part.vectors
         assert math.isclose(float(activations.sum()) + part.remainder, part.logit, abs_tol=1e-4)
         assert (activations.abs().diff() <= 0).all()
         assert (vectors @ x >= 0).all()

@@ -3,7 +3,7 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import shared_by_classes, shared_by_paths, spectra
-from bilens.tensor import Spectrum, cluster, top_paths
+from bilens.tensor import Spectrum, cluster, decompile
 from tests.models import digit_model
 
 
@@ -42,7 +42,7 @@ def test_eigenvectors_without_weight_are_left_out():
 
 
 def test_the_paths_of_a_deep_model_share_their_ends():
-    paths = top_paths(digit_model(n_layers=2).tensors(), torch.eye(10), 60).paths
+    paths = decompile(digit_model(n_layers=2).tensors(), torch.eye(10), 60)
     shared = shared_by_paths(paths)
     assert shared.compared == 60
     features = cluster(paths.vectors, paths.effective.abs(), 0.7)

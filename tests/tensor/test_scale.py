@@ -14,11 +14,11 @@ from bilens.tensor import (
     Spectrum,
     best_match,
     cluster,
+    decompile,
     expected_cosine,
     expected_inner,
     form_cosines,
     local_extrema,
-    top_paths,
 )
 from bilens.tensor.factors import take_out_scale
 from tests.tensor.factors import close, normal, random_tensor, shapes
@@ -130,7 +130,7 @@ USES = {
     "form_cosines": lambda t: form_cosines(t.interaction(output=[0]), ONES.interaction(output=[0])),
     "local_extrema": lambda t: local_extrema(t.interaction(output=0)),
     "expected_cosine": lambda t: expected_cosine([ONES], [t]),
-    "top_paths": lambda t: top_paths([t], torch.ones(2), 1),
+    "decompile": lambda t: decompile([t], torch.ones(2), 1),
     "best_match": lambda t: best_match(t.left, ONES.left),
     "cluster": lambda t: cluster(t.left, torch.ones(3)),
     "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left.T).svd(),

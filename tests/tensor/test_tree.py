@@ -9,7 +9,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, with_constant
 from bilens.tensor import tree as tree_module
-from bilens.tensor.tree import Paths, decompile, tree_to_networkx
+from bilens.tensor.tree import Paths, decompile
 from tests.tensor.deep import (
     chains,
     dense_chain,
@@ -165,37 +165,35 @@ def test_an_output_that_is_one(shape):
     assert close(biased.with_constant_output()(x), with_constant(biased(x)))
 
 
-@pytest.mark.parametrize("k", [2, 18])
-def test_the_graph_is_the_tree(k):
-    networkx = pytest.importorskip("networkx")
-    paths = decompile(random_chain(2, "plain"), normal(2, 4, seed=1)).truncate(k)
-    graph = tree_to_networkx(paths)
-    roots = [name for name, degree in graph.in_degree() if degree == 0]
-    leaves = [name for name in graph if graph.out_degree(name) == 0]
-    assert sorted(roots) == [(root,) for root in sorted(set(paths.roots.tolist()))]
-    assert len(leaves) == k
-    assert networkx.is_branching(graph)
-    x = normal(5, seed=2)
+@given(chains, st.integers(1, 30), st.booleans())
+def test_exactly_the_k_best(shape, k, narrow):
+    chain, u = random_chain(**shape), normal(2, 4, seed=1)
+    full = decompile(chain, u)
+    k = min(k, len(full))
+    with pytest.MonkeyPatch.context() as patch:
+        if narrow:  # one node in a block
+            patch.setattr(tree_module, "WORKING_BYTES", 1)
+        best = decompile(chain, u, k)
+    assert len(best) == k
+    assert same_strengths(best.effective, strongest_by_hand(dense_chain(chain), u, k), len(chain))
+    assert len(torch.cat([best.roots[:, None], best.indices], 1).unique(dim=0)) == k
 
-    def value(name):
-        if name in leaves:
-            return paths.vectors[graph.nodes[name]["path"]] @ x
-        edges = graph.out_edges(name, data="eigenvalue")
-        return sum(eigenvalue * value(child) ** 2 for _, child, eigenvalue in edges)
 
-    for (root,) in roots:
-        assert close(value((root,)), paths(x)[root])
-        assert graph.nodes[(root,)] == {"direction": root, "layer": 3}
-    for name in leaves:
-        node = graph.nodes[name]
-        row = node["path"]
-        assert name == (int(paths.roots[row]), *paths.indices[row].tolist())
-        assert node["layer"] == 1
-        assert node["direction"] == name[0]
-        assert node["effective"] == pytest.approx(float(paths.effective[row]))
-        assert node["eigenvalue"] == pytest.approx(float(paths.eigenvalues[row, 1]))
-        assert graph.nodes[name[:2]]["layer"] == 2
-        assert graph.nodes[name[:2]]["eigenvalue"] == float(paths.eigenvalues[row, 0])
+def test_the_best_have_the_names_of_the_whole_tree(monkeypatch):
+    chain, u = random_chain(3, "bias and residual", 6, seed=3), normal(2, 4, seed=1)
+    full = decompile(chain, u)
+    monkeypatch.setattr(tree_module, "WORKING_BYTES", 4 * 7**2 * 8 * 5)  # five nodes in a block
+    best = decompile(chain, u, 50)
+    for name in ("roots", "indices", "eigenvalues", "vectors"):
+        assert close(getattr(best, name).double(), getattr(full, name)[:50].double(), 1e-9)
+
+
+def test_ties_go_to_the_lower_numbers(monkeypatch):
+    u = normal(4, seed=1)
+    monkeypatch.setattr(tree_module, "WORKING_BYTES", 1)
+    best = decompile(random_chain(2, "plain"), torch.stack([u, u, u]), 4)
+    assert best.roots.tolist() == [0, 1, 2, 0]
+    assert len(best.indices[:3].unique(dim=0)) == 1
 
 
 def spoilt(chain: list[BilinearTensor]) -> list[BilinearTensor]:
@@ -223,8 +221,10 @@ MISUSES = [
     (lambda c: decompile(spoilt(c), normal(4)), r"tensors\[1\].left holds NaN.*diverged"),
     (
         lambda c: decompile(c, normal(200, 4), max_leaves=1799),
-        r"1,800 leaves; the limit is max_leaves=1,799.*top_paths\(\), or raise max_leaves",
+        r"1,800 leaves; the limit is max_leaves=1,799.*bonds\(\).*, or raise max_leaves",
     ),
+    (lambda c: decompile(c, normal(4), 0), "k=0, expected a whole number, 1 to 9, the number of"),
+    (lambda c: decompile(c, normal(200, 4), 1801), "k=1801, expected a whole number, 1 to 1800"),
     (lambda c: decompile(c, normal(4)).truncate(0), "k=0, expected a whole number, 1 to 9"),
     (lambda c: decompile(c, normal(4)).truncate(10), "k=10, expected a whole number, 1 to 9"),
     (lambda c: decompile(c, normal(4))(normal(2, 4)), r"x has shape \(2, 4\).*length 5"),

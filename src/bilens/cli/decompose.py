@@ -14,7 +14,6 @@ from bilens.inputs import check_data, loader
 from bilens.models import load
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, Metric, Order
-from bilens.read.deep import PATHS_NAME
 from bilens.report import save_figures, write_report
 from bilens.report.exporters import EXPORTERS
 from bilens.report.model import report_readings
@@ -26,8 +25,8 @@ class Decompose:
     """Take a trained classifier apart and print how few eigenvectors, paths or directions it needs.
 
     For a model of one layer, writes spectra.safetensors: values, vectors and residuals, batched
-    over the classes. For a deeper one, writes paths.safetensors, which `bilens report` uses: roots,
-    indices, eigenvalues, effective eigenvalues and vectors of the strongest paths. Both come with
+    over the classes. For a deeper one, writes paths.safetensors: roots, indices,
+    eigenvalues, effective eigenvalues and vectors of the strongest paths. Both come with
     decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of each bond)
     and bonds.json. The smallest cut that keeps the accuracy is then an ordinary run, in the folder
     cut.
@@ -67,7 +66,7 @@ class Decompose:
                 "prints the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
         name = "bonds" if self.bonds else "paths" if len(model.layers) > 1 else "eigenvectors"
-        settings = {**vars(self), "k": self.paths, "saved": self.run_dir / PATHS_NAME}
+        settings = {**vars(self), "k": self.paths}
         load_data = loader(model, self.run_dir)
         reading = find_analysis(name).run(model, settings, load_data, source=self.run_dir)
         show_reading(reading)

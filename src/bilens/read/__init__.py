@@ -21,24 +21,14 @@ from bilens.read.classifier import (
     top_inputs,
 )
 from bilens.read.cuts import BondDirection, CutReading, End
-from bilens.read.deep import (
-    ClassPaths,
-    DeepReading,
-    class_paths,
-    load_paths,
-    path_accuracies,
-    read_deep,
-    save_paths,
-)
+from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import (
-    BranchExplanation,
     Explanation,
     LogitExplanation,
     SharedFeature,
     SharedFeatures,
     Use,
     explain,
-    explain_deep,
     shared_by_classes,
     shared_by_paths,
 )
@@ -58,8 +48,6 @@ __all__ = [
     "Basis",
     "BondDirection",
     "BondReading",
-    "BranchExplanation",
-    "ClassPaths",
     "ClassifierReading",
     "CutReading",
     "DeepReading",
@@ -77,12 +65,9 @@ __all__ = [
     "accurate_ranks",
     "attack",
     "class_mask",
-    "class_paths",
     "classifier_bonds",
     "classifier_function_bonds",
     "explain",
-    "explain_deep",
-    "load_paths",
     "loss_recovered",
     "path_accuracies",
     "product_accuracies",
@@ -91,7 +76,6 @@ __all__ = [
     "read_classifier",
     "read_deep",
     "read_masks",
-    "save_paths",
     "shared_by_classes",
     "shared_by_paths",
     "sparsity",

@@ -172,7 +172,7 @@ class ClassifierReading(Reading):
             )
         if self.shared.features:
             figures["shared"] = shared_figure(self.shared, shape, names)
-        return figures | explanation_figures(self.model, self.data, partial(explain, self.spectrum))
+        return figures | explanation_figures(self.model, self.data, self.spectrum)
 
     def sections(self) -> list[Section]:
         """Return the sections on a classifier of one layer."""

@@ -1,6 +1,6 @@
 """Logits of one input split by eigenvectors, and features that several classes share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
 from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
-from bilens.tensor import LazyTree, Paths, Spectrum, TensorChain, cluster
+from bilens.tensor import Paths, Spectrum, TensorChain, cluster
 
 ALIKE = 0.7
 """Smallest |cosine| at which two eigenvectors count as one feature.
@@ -265,46 +265,28 @@ def _wrapped(names: Sequence[str]) -> list[str]:
     return lines if names else []
 
 
-GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
+BETWEEN, VERDICT, LABEL = 0.12, 1.6, 0.34
 """Room between pictures and rows of a drawing, in widths of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
-class BranchExplanation:
-    """Contribution of a last-layer eigenvector v to a logit, with the pictures that cause it.
-
-    In a single-layer model v itself is the picture. In a deeper model the strongest branches for
-    this input lead from v to an eigenvector w of the second layer. Its overlap with the first
-    layer's output h is a sum over pictures, w . h = sum_i lambda_i (v_i . x)^2, with its sign
-    chosen so that it is positive.
-
-    Attributes:
-        node: numbers of the eigenvectors from v down to w.
-        activation: lambda (v . h)^2, the contribution of v to the logit.
-        shares: shares of the strongest pictures in the sum over all pictures, which is 1.
-        vectors: the pictures, each with a positive overlap with the input.
-    """
-
-    node: tuple[int, ...]
-    activation: float
-    shares: Float[Tensor, " k"]
-    vectors: Float[Tensor, "k n_in"]
-
-
-@dataclass(frozen=True, eq=False)
 class LogitExplanation:
-    """One logit as a sum over eigenvectors of the last layer: their activations and a remainder.
+    """One logit as a sum over eigenvectors: their activations lambda (v . x)^2 and a remainder.
 
     Attributes:
         label: number of the class.
         logit: value of the logit.
-        branches: the strongest eigenvectors for this input, by |activation|.
+        numbers: numbers of the strongest eigenvectors for this input, by |activation|.
+        activations: the contribution of each to the logit.
+        vectors: the eigenvectors, each with a positive overlap with the input.
         remainder: sum of the activations of all other eigenvectors.
     """
 
     label: int
     logit: float
-    branches: tuple[BranchExplanation, ...]
+    numbers: tuple[int, ...]
+    activations: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k n_in"]
     remainder: float
 
 
@@ -334,14 +316,12 @@ class Explanation(Reading):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each eigenvector of each logit, and for the sum of all others."""
-        rows = [
-            (str(part.label), term, activation)
-            for part in self.parts
-            for term, activation in [
-                *((".".join(map(str, b.node)), b.activation) for b in part.branches),
-                ("all others", part.remainder),
-            ]
-        ]
+        rows: list[tuple[str, str, float]] = []
+        for part in self.parts:
+            label, activations = str(part.label), part.activations.tolist()
+            for number, activation in zip(part.numbers, activations, strict=True):
+                rows.append((label, str(number), activation))
+            rows.append((label, "all others", part.remainder))
         return pd.DataFrame(rows, columns=["class", "term", "activation"])
 
 
@@ -358,75 +338,26 @@ def explain(
         k: number of eigenvectors of each, at most all.
     """
     check_classes(spectrum)
+    check_finite(x=x)
     # The activation squares the overlap, so a vector may be turned towards the input.
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
-
-    def branch(label: int, number: int, activation: float) -> BranchExplanation:
-        vector = signs[label, number] * spectrum.vectors[label, number]
-        return BranchExplanation((number,), activation, signs.new_ones(1), vector[None])
-
-    return _explain(x, list(spectrum.activations(x)), n_classes, k, branch)
-
-
-@detached
-def explain_deep(
-    tree: LazyTree,
-    x: Float[Tensor, " n_in"],
-    n_classes: Count = 3,
-    branches: Count = 3,
-    k: Count = 2,
-) -> Explanation:
-    """Split the highest logits of one input of a deep model into the last layer's activations.
-
-    Args:
-        tree: tree of a model of at least two layers, with one direction for each class.
-        x: the input.
-        n_classes: number of logits, the highest first.
-        branches: number of last-layer eigenvectors for each logit.
-        k: number of first-layer eigenvectors for each of these.
-    """
-    # Roots are decomposed for every class, deeper nodes only along the strongest branches.
-    roots = [_activations(tree, (label,), x) for label in range(tree.n_roots)]
-
-    def branch(label: int, number: int, activation: float) -> BranchExplanation:
-        # Follow the strongest child for this input down to the second layer.
-        node: tuple[int, ...] = (label, number)
-        while len(node) < tree.depth:
-            node = (*node, int(_activations(tree, node, x).abs().argmax()))
-        parts = _activations(tree, node, x)
-        total = parts.sum()
-        # Shares of either sign: branches of a node may cancel.
-        shares = parts / total if total != 0 else torch.zeros_like(parts)
-        strongest = parts.abs().topk(min(k, len(parts))).indices
-        signs = torch.where(tree.overlaps(node, x[None])[0, strongest] < 0, -1, 1).to(x)
-        vectors = signs[:, None] * tree.branches(node).vectors[strongest]
-        return BranchExplanation(node[1:], activation, shares[strongest], vectors)
-
-    return _explain(x, roots, n_classes, branches, branch)
-
-
-def _activations(tree: LazyTree, node: tuple[int, ...], x: Tensor) -> Float[Tensor, " k"]:
-    return tree.branches(node).values * tree.overlaps(node, x[None])[0].square()
-
-
-def _explain(
-    x: Tensor,
-    activations: list[Float[Tensor, " eigenvectors"]],
-    n_classes: int,
-    k: int,
-    branch: Callable[[int, int, float], BranchExplanation],
-) -> Explanation:
-    """Explain the highest logits, given each class's activations and a function for one branch."""
-    check_finite(x=x)
-    logits = torch.stack([values.sum() for values in activations])
+    activations = spectrum.activations(x)
+    logits = activations.sum(-1)
     parts = []
     for label in logits.argsort(descending=True)[:n_classes].tolist():
         values = activations[label]
-        strongest = values.abs().topk(min(k, len(values))).indices.tolist()
-        branches = tuple(branch(label, i, float(values[i])) for i in strongest)
-        # By difference, so that the parts add up to the logit.
-        remainder = float(logits[label] - values[strongest].sum())
-        parts.append(LogitExplanation(label, float(logits[label]), branches, remainder))
+        strongest = values.abs().topk(min(k, len(values))).indices
+        parts.append(
+            LogitExplanation(
+                label=label,
+                logit=float(logits[label]),
+                numbers=tuple(strongest.tolist()),
+                activations=values[strongest],
+                vectors=signs[label, strongest, None] * spectrum.vectors[label, strongest],
+                # By difference, so that the parts add up to the logit.
+                remainder=float(logits[label] - values[strongest].sum()),
+            )
+        )
     return Explanation(x, logits, tuple(parts))
 
 
@@ -434,21 +365,14 @@ def _explain(
 def explanation_figure(
     explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
 ) -> "go.Figure":
-    """Draw a row for each of the highest logits: the last layer's eigenvectors for this input.
+    """Draw a row for each of the highest logits: the strongest eigenvectors for this input.
 
     Below each is its contribution to the logit; the last column has that of all others, so that
-    a row sums to its logit. In a deep model an eigenvector has several pictures, each with
-    its share of the eigenvector's input.
+    a row sums to its logit.
     """
-    shown = [branch for part in explanation.parts for branch in part.branches]
-    # Only models of several layers have several pictures for an eigenvector.
-    deep = any((branch.shares != 1).any() for branch in shown)
-    n_branches = max(len(part.branches) for part in explanation.parts)
-    k = max(len(branch.shares) for branch in shown)
-    aspect, block = shape[0] / shape[1], k * (1 + GAP) - GAP
-    step = block + (3 if deep else 1) * BETWEEN
-    rise = aspect + (2.4 if deep else 1) * LABEL
-    width = 1 + BETWEEN + n_branches * step + VERDICT
+    n_columns = max(len(part.numbers) for part in explanation.parts)
+    aspect, step = shape[0] / shape[1], 1 + BETWEEN
+    rise, width = aspect + LABEL, 1 + BETWEEN + n_columns * step + VERDICT
     canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
     # The input is beside the middle row, and each row ends with its logit.
     middle = rise * (len(explanation.parts) - 1) / 2
@@ -456,20 +380,12 @@ def explanation_figure(
     canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
     for row, part in enumerate(explanation.parts):
         top = row * rise
-        for number, branch in enumerate(part.branches):
-            left = 1 + 2 * BETWEEN + number * step
-            for place, vector in enumerate(branch.vectors):
-                x = left + place * (1 + GAP)
-                canvas.eigenvector(vector, shape, x=x, y=top)
-                if deep:
-                    share = signed(branch.shares[place].item(), ".0%")
-                    canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
-            color = BLUE if branch.activation > 0 else RED
-            text = signed(branch.activation, ".2f")
-            under = top + aspect + 0.01 + (LABEL if deep else 0)
-            canvas.label(
-                f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
-            )
+        for column, activation in enumerate(part.activations.tolist()):
+            left = 1 + 2 * BETWEEN + column * step
+            canvas.eigenvector(part.vectors[column], shape, x=left, y=top)
+            color = BLUE if activation > 0 else RED
+            text = signed(activation, ".2f")
+            canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
         name, end = plotly_text(class_names[part.label]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
@@ -480,14 +396,14 @@ def explanation_figure(
 
 
 def explanation_figures(
-    model: TensorChain, data: ImageData, explained: Callable[[Tensor], Explanation]
+    model: TensorChain, data: ImageData, spectrum: Spectrum
 ) -> "dict[str, go.Figure]":
     """Draw the explanations of a clear case, a close call and a mistake, if the model makes any."""
     figures, names, shape = {}, data.class_names, data.shape
     for kind, number in _telling_examples(model, data).items():
         label = names[int(data.test_labels[number])]
         title = f"{kind.capitalize()}: test image {number}, labelled {label}"
-        explanation = explained(data.test_images[number])
+        explanation = explain(spectrum, data.test_images[number])
         figures[f"explanation-{kind}"] = explanation_figure(explanation, shape, names, title=title)
     return figures
 

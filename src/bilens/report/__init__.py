@@ -1,6 +1,6 @@
 """From readings to pictures and pages."""
 
-from bilens.figures.canvas import Branch, branches_html, save_figure, save_figures, tree_figure
+from bilens.figures.canvas import save_figure, save_figures, tree_figure
 from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.lazy_imports import make_callable
 from bilens.read.bonds import bond_figure, kept_directions_figure
@@ -20,10 +20,8 @@ from bilens.report.page import (
 
 __all__ = [
     "Axis",
-    "Branch",
     "ComparisonReading",
     "bond_figure",
-    "branches_html",
     "contexts_html",
     "directions_figure",
     "eigenvector_figure",

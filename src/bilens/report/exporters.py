@@ -18,8 +18,6 @@ from bilens.figures.canvas import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
-from bilens.read.chain import input_tensors
-from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.residual import ResidualModel
@@ -316,7 +314,10 @@ def _write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) ->
 
 
 def _write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
-    save_paths(folder / PATHS_NAME, reading.search, input_tensors(reading.model))
+    paths = reading.paths
+    names = ("directions", "roots", "indices", "eigenvalues", "effective", "vectors")
+    arrays = {name: getattr(paths, name) for name in names}
+    write_safetensors(folder / "paths.safetensors", arrays, {"constant": str(paths.constant)})
     write_json(folder / "decomposition.json", reading.record())
 
 

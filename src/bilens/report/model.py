@@ -10,7 +10,6 @@ from bilens.inputs import data_of, loader
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
-from bilens.read.deep import PATHS_NAME
 from bilens.read.language import TokenDirection, corpus_for, read_language
 from bilens.read.summary import is_bilinear, read_summary
 
@@ -51,7 +50,6 @@ def report_readings(
         first, entries = [], [find_analysis("eigenvectors"), *added]
     own: dict[str, dict[str, Any]] = {"paths": {"k": given.get("paths", PATHS)}, "bonds": {}}
     if source:
-        own["paths"]["saved"] = Path(source) / PATHS_NAME
         own["bonds"] = recorded_settings(source)
     load = loader(model, source)
     return first + [

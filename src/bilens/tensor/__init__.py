@@ -18,7 +18,7 @@ from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.reexpression import Dictionary, Reexpression, Steering, reexpress, steer
 from bilens.tensor.similarity import Features, best_match, cluster, form_cosines
-from bilens.tensor.tree import LazyTree, Paths, TopPaths, decompile, top_paths, tree_to_networkx
+from bilens.tensor.tree import Paths, decompile
 
 __all__ = [
     "BilinearTensor",
@@ -31,7 +31,6 @@ __all__ = [
     "FactoredSVD",
     "Features",
     "FunctionBonds",
-    "LazyTree",
     "Paths",
     "Products",
     "QuadraticForm",
@@ -42,7 +41,6 @@ __all__ = [
     "TensorSVD",
     "TensorStack",
     "TopEntries",
-    "TopPaths",
     "TreeBonds",
     "affine",
     "best_match",
@@ -60,7 +58,5 @@ __all__ = [
     "sparse_basis",
     "steer",
     "top_entries",
-    "top_paths",
-    "tree_to_networkx",
     "with_constant",
 ]
