@@ -52,7 +52,6 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.english --quiet
 
 docs: .venv/installed-dev
 	$(BIN)/python -m mkdocs --quiet build

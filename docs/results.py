@@ -30,7 +30,7 @@ INTRODUCTION = """# Results
 
 Each table is a file of `results/`; `python -m docs.results` makes this page from them. The line
 above a table has the command that measured it, the file, the date and the commit; run a command
-at its commit, since some recipes have left the repository. Files of commit b0b1e92 were copied
+at its commit, since some recipes and benchmarks have left. Files of commit b0b1e92 were copied
 from the tables of version 0.3.0. Spread is the standard deviation over seeds (±), a 95 %
 interval, or the values themselves. The machine has two cores and no GPU unless a line names
 another, and times are of the processor, beside other work. "Pearce" is *Weight-based

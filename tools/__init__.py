@@ -1,1 +1,0 @@
-"""Scripts for work on bilens itself; no part of the package."""
