@@ -40,16 +40,27 @@ def on_device(**sizes):
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-3 if DEVICE == "cpu" else 2e-2}
 
 
-@pytest.mark.parametrize("squared", [False, True])
+# The interpreter runs each program of a kernel by itself: by day some cases, each with both scores.
+def by_day(cases, *, every=()):
+    """Return cases for every day, and all others of `every` marked slow."""
+    return [*cases, *(pytest.param(*c, marks=pytest.mark.slow) for c in every if c not in cases)]
+
+
+SIZES = [
+    (1, 8, 8, 1, torch.float32),
+    # Up to 16^2 tokens are one chunk, and more are chunks of 128.
+    (37, 20, 24, 1, torch.float32),
+    (260, 16, 12, 2, torch.float32),
+    (260, 16, 16, 1, torch.bfloat16),
+]
+
+
 @pytest.mark.parametrize(
-    ("time", "width", "d_value", "sharing", "dtype"),
-    [
-        (1, 8, 8, 1, torch.float32),
-        # Up to 16^2 tokens are one chunk, and more are chunks of 128.
-        (37, 20, 24, 1, torch.float32),
-        (260, 16, 12, 2, torch.float32),
-        (260, 16, 16, 1, torch.bfloat16),
-    ],
+    ("time", "width", "d_value", "sharing", "dtype", "squared"),
+    by_day(
+        [(*SIZES[0], False), (*SIZES[1], True), (*SIZES[2], False), (*SIZES[3], True)],
+        every=[(*sizes, squared) for sizes, squared in product(SIZES, [False, True])],
+    ),
 )
 def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
     inputs = on_device(
@@ -62,16 +73,15 @@ def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
 
 @pytest.mark.parametrize(
     ("width", "d_value", "dtype", "squared"),
-    [
-        (64, 64, torch.bfloat16, False),
-        (16, 128, torch.float32, True),
-        *(
-            pytest.param(*sizes, dtype, squared, marks=pytest.mark.slow)
+    by_day(
+        [(64, 64, torch.bfloat16, False), (16, 128, torch.float32, True)],
+        every=[
+            (*sizes, dtype, squared)
             for sizes, dtype, squared in product(
                 [(64, 64), (16, 128)], [torch.float32, torch.bfloat16], [False, True]
             )
-        ),
-    ],
+        ],
+    ),
 )
 def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
     """Cut into two chunks of as few tokens as tiles allow, instead of one."""
@@ -83,24 +93,31 @@ def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypa
     assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("segments", [2, 3, 5])
-def test_segments_of_a_text_are_summed_side_by_side(squared, segments, monkeypatch):
-    """Five chunks; of as many segments each is one chunk, and of two the last is shorter."""
+@pytest.mark.parametrize(
+    ("time", "segments", "squared"),
+    by_day(
+        [(140, 2, False), (140, 3, True)],
+        every=[(290, *case) for case in product([2, 3, 5], [False, True])],
+    ),
+)
+def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, monkeypatch):
+    """Three or five chunks; of as many segments each is one, and of two the last is shorter."""
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
     monkeypatch.setattr("bilens.kernels.triton_chunked.segment_count", lambda *_: segments)
-    inputs = on_device(time=290, width=8, d_value=8, sharing=2, squared=squared)
+    inputs = on_device(time=time, width=8, d_value=8, sharing=2, squared=squared)
     y = bilinear_attention(*inputs, kernel="triton")
     assert error(results(y, inputs), inputs, 8**-2) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("one_chunk", [False, True])
+@pytest.mark.parametrize(
+    ("one_chunk", "squared"),
+    by_day([(False, True), (True, False)], every=product([False, True], repeat=2)),
+)
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     """Lay heads side by side in a row of the stream, as a model does."""
     length = 64 if not one_chunk else 1000
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
-    inputs = on_device(batch=2, kv_heads=2, time=100, width=12, d_value=20, squared=squared)
+    inputs = on_device(batch=2, kv_heads=2, time=70, width=12, d_value=20, squared=squared)
     side_by_side = [
         None if x is None else x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs
     ]
@@ -146,7 +163,7 @@ def test_a_tensorised_layer_is_one_launch(monkeypatch):
     assert launched == [[(1, 1, 5, 128)] * 3]
 
 
-@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_text_goes_on_from_a_state(squared, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "triton")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
