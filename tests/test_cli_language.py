@@ -138,26 +138,6 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
-def test_architectures_are_compared(run, tmp_path, capsys):
-    data = ["--data", str(run.parent / "stories.txt"), "--evaluate-every", "5"]
-    parts = ["--mlp", "swiglu", "bilinear", "--attention", "softmax", "bilinear"]
-    parts += ["--seeds", "0", "1"]
-    command = ["compare", "--target-loss", "4.7", *parts, *data, *SMALL, *BRIEF, "--epochs", "1"]
-    for _ in range(2):
-        main([*command, "--equal-parameters", "--output", str(tmp_path)])
-        text = shown(capsys)
-        assert text.count("validation loss 4.") == 8
-        assert "swiglu MLP, bilinear attention, seed 1: validation loss" in text
-    record = json.loads((tmp_path / "comparison.json").read_text())
-    assert in_json(capsys, *command, "--equal-parameters", "--output", tmp_path) == record
-    assert (record["target"], len(record["summary"])) == (4.7, 4)
-    assert len({(v["mlp"], v["attention"], v["seed"]) for v in record["validations"]}) == 8
-    sizes = [summary["parameters"] for summary in record["summary"]]
-    assert max(sizes) - min(sizes) <= 3 * 16
-    assert "Architectures compared" in (tmp_path / "comparison.html").read_text()
-    assert (tmp_path / "bilinear-bilinear-seed1" / "model.safetensors").is_file()
-
-
 FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
 
 
@@ -207,13 +187,6 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
             ["train", "language", "--attention", "bilinear", "--precision", "fp16"],
             "precision='fp16' with attention='bilinear': products of scores leave the range",
         ),
-        (
-            ["compare", "--precision", "fp16", "--target-loss", "3"],
-            "precision='fp16' with attention='bilinear': products of scores leave the range",
-        ),
-        (["compare"], "target_loss=None, expected the validation loss to compare at"),
-        (["compare", "--target-loss", "3", "--seeds", "0,x"], "Error parsing --seeds"),
-        (["compare", "--target-loss", "3", "--mlp", "swish"], "invalid choice 'swish'"),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, tmp_path):

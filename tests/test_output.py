@@ -21,7 +21,6 @@ WRITERS = {
         *["train", "language", "--data", "grammar", "--d-model", "8", "--n-heads", "1"],
         *["--d-hidden", "8", "--n-ctx", "8", "--epochs", "1", "--device", "cpu", "--output"],
     ],
-    "compare": ["compare", "--output"],
     "ngrams": ["ngrams", "model", "--token", "t3", "--layer", "0", "--k", "2", "--output"],
     "heads": ["heads", "model", "--layer", "0", "--k", "2", "--output"],
     "contexts": [
@@ -49,7 +48,7 @@ WRITERS = {
     "reproduce": ["reproduce", "fig3", "--output"],
 }
 """By name: the arguments before the path that a command writes to."""
-LONG = ("compare", "demo", "reproduce")
+LONG = ("demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
 SILENT = ("decompose", "doctor")
 """Commands without such an option; `decompose` writes into the run that it reads."""

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_every_recipe_is_found_with_its_title():
     result = installation.recipes()
-    assert {"fig3", "search", "grammar", "case_pairs"} <= set(result)
+    assert {"fig3", "compare", "grammar", "case_pairs"} <= set(result)
     assert not {"context", "curves", "case", "__init__"} & set(result)
     for name, title in result.items():
         module = import_module(f"experiments.{name}")

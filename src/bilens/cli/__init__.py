@@ -34,7 +34,6 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
-    "compare": ("compare", "Compare", "Train architectures to the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
     "process": ("pretrained", "Process", "Fold norms and biases of a model into its weights."),
     "anneal": ("pretrained", "Anneal", "Train a gated model until it is bilinear."),

@@ -8,7 +8,6 @@ from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
 from bilens.read.fidelity import truncation_figure
-from bilens.report.compare import Axis, ComparisonReading, loss_figure
 from bilens.report.page import (
     contexts_html,
     render_page,
@@ -19,8 +18,6 @@ from bilens.report.page import (
 )
 
 __all__ = [
-    "Axis",
-    "ComparisonReading",
     "bond_figure",
     "contexts_html",
     "directions_figure",
@@ -28,7 +25,6 @@ __all__ = [
     "explanation_figure",
     "heat_figure",
     "kept_directions_figure",
-    "loss_figure",
     "matrices_figure",
     "network_figure",
     "path_figure",

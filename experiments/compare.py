@@ -1,0 +1,210 @@
+"""Architectures: the steps and the seconds that each needs to reach the same validation loss.
+
+The post on tensor-transformer variants trains SwiGLU and bilinear MLPs, each with softmax and with
+bilinear attention, on the same texts in the same order down to a loss of 3.0. With 500 million
+parameters the tensor variants needed about 4 % more steps. Bilinear attention has two sets of
+queries and keys, a tenth more parameters at that size, which the post accepts. Here each such model
+is trained once more with fewer hidden units, as large as the first model.
+
+Where the loss crosses the target is read off the straight line between two validations. Ratios are
+to the first architecture. The ratio of steps is the ratio of seconds if a step took all of them
+equally long, as with equally good kernels; seconds are as measured, without validations and
+checkpoints. A cost is missing unless all seeds reached the target, since a mean over the others
+would be too small.
+
+Small: the grammar to 2.3 nats, 2 seeds, some 20 minutes on two cores. Paper: TinyStories and the
+preset tiny to 3.2 nats, 2 seeds, hours on two cores. Both resume after ctrl-C.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+
+from bilens.data import Corpus
+from bilens.errors import BilensError
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.sections import Table
+from bilens.train import is_begun
+from bilens.train.language import train_language
+from bilens.train.settings import PRESETS, LanguageTraining
+from experiments.context import Outcome, RecipeContext
+from experiments.curves import Line, line_figure
+
+__all__ = ["Trained", "crossing", "of_equal_size", "run", "summary", "train_all", "variants"]
+
+MLPS, ATTENTIONS, SEEDS = ("swiglu", "bilinear"), ("softmax", "bilinear"), (0, 1)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An architecture that was trained with several seeds.
+
+    Attributes:
+        name: kinds of MLP and attention, and the number of hidden units.
+        parameters: number of parameters.
+        curves: for each seed a row for each validation: `steps`, `tokens`, `seconds` and `loss`.
+    """
+
+    name: str
+    parameters: int
+    curves: Sequence[pd.DataFrame]
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Train every MLP with every attention, and with as many parameters as the first."""
+    data, target = context.choose("grammar", "tinystories"), context.choose(2.3, 3.2)
+    preset = PRESETS[context.choose("grammar", "tiny")]
+    # A crossing is interpolated between two validations, so that they are frequent.
+    training = replace(preset.training, evaluate_every=50, evaluate_texts=256, target_loss=target)
+    corpus = context.corpus(data, preset.model.n_ctx, preset.model.vocab_size)
+    settings = {**preset.model.settings(), "vocab_size": len(corpus.tokenizer)}
+    configs = variants(LanguageConfig(**settings), MLPS, ATTENTIONS)
+    for config, equal in zip(configs, of_equal_size(configs), strict=True):
+        if equal.d_hidden != config.d_hidden:
+            configs = [*configs, equal]
+    trained = train_all(configs, corpus, training, context.models / f"compare-{data}", SEEDS)
+    table = summary(trained, target)
+    # NaN is no JSON.
+    costs = table.astype(object).where(table.notna(), None).to_dict("records")
+    figures = {axis: _figure(trained, axis) for axis in ("steps", "seconds")}
+    formats = {"steps": ",.0f", "tokens": ",.0f", "seconds": ",.1f", "best": ".3f"}
+    return Outcome(
+        {"data": data, "target": target, "architectures": costs},
+        figures,
+        [Table(table, "", formats | dict.fromkeys(("ratio of steps", "ratio of seconds"), ".3f"))],
+    )
+
+
+def variants(
+    config: LanguageConfig, mlps: Sequence[str], attentions: Sequence[str]
+) -> list[LanguageConfig]:
+    """Return the model with each combination of MLP and attention, ordered by MLP."""
+    settings = config.to_dict()
+    return [
+        LanguageConfig(**{**settings, "mlp": mlp, "attention": attention})
+        for mlp in mlps
+        for attention in attentions
+    ]
+
+
+def of_equal_size(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
+    """Return the models with hidden widths such that all have as many parameters as the first.
+
+    Parameters are an affine function of hidden units, so each model is within half a unit in each
+    block of the first. Raises BilensError if a model without its hidden units is larger already.
+    """
+    goal = count_parameters(configs[0])
+    resized = []
+    for config in configs:
+        narrow, wider = (count_parameters(_with_hidden(config, width)) for width in (1, 2))
+        width = round((goal - narrow) / (wider - narrow)) + 1
+        if width < 1:
+            raise BilensError(
+                f"with {config.mlp} MLP and {config.attention} attention the model has {narrow:,} "
+                f"parameters with a single hidden unit, more than the {goal:,} of the first "
+                "architecture; make d_hidden larger"
+            )
+        resized.append(_with_hidden(config, width))
+    return resized
+
+
+def count_parameters(config: LanguageConfig) -> int:
+    """Return the number of parameters of a model, without allocating it."""
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def train_all(
+    configs: Sequence[LanguageConfig],
+    corpus: Corpus,
+    training: LanguageTraining,
+    folder: Path,
+    seeds: Sequence[int],
+) -> list[Trained]:
+    """Train each model with each seed until its validation loss reaches the target.
+
+    With one seed all of them see the same batches in the same order. Finished trainings of an
+    earlier call are reused and stopped ones are resumed.
+    """
+    tokens = training.batch_size * len(corpus.train[0]["input_ids"])
+    results = []
+    for config in configs:
+        name = f"{config.mlp}-{config.attention}-{config.d_hidden}"
+        curves = []
+        for seed in seeds:
+            run, settings = folder / f"{name}-seed{seed}", replace(training, seed=seed)
+            _, history = train_language(config, corpus, settings, run, resume=is_begun(run))
+            rows = [
+                (record["step"], record["step"] * tokens, record["seconds"], record["eval_loss"])
+                for record in history
+                if "eval_loss" in record
+            ]
+            curves.append(pd.DataFrame(rows, columns=["steps", "tokens", "seconds", "loss"]))
+        results.append(Trained(name, count_parameters(config), curves))
+    return results
+
+
+def crossing(curve: pd.DataFrame, target: float) -> pd.Series:
+    """Return steps, tokens and seconds until the loss first reached the target, or else NaN."""
+    costs = curve[["steps", "tokens", "seconds"]].astype(float)
+    reached = (curve["loss"] <= target).to_numpy()
+    after = int(reached.argmax())
+    if not reached.any():
+        return costs.iloc[0] * float("nan")
+    if after == 0:
+        return costs.iloc[0]
+    above, below = curve["loss"].iloc[after - 1], curve["loss"].iloc[after]
+    share = (above - target) / (above - below)
+    return costs.iloc[after - 1] + share * (costs.iloc[after] - costs.iloc[after - 1])
+
+
+def summary(trained: Sequence[Trained], target: float) -> pd.DataFrame:
+    """Return a row for each architecture: mean costs up to the target, ratios to the first."""
+    rows: list[dict[str, Any]] = []
+    for architecture in trained:
+        costs = pd.DataFrame([crossing(curve, target) for curve in architecture.curves])
+        mean = costs.mean(skipna=False)
+        paces = [
+            curve["seconds"].iloc[-1] / curve["steps"].iloc[-1] for curve in architecture.curves
+        ]
+        rows.append(
+            {
+                "architecture": architecture.name,
+                "parameters": architecture.parameters,
+                "steps": mean["steps"],
+                "±": costs["steps"].std(skipna=False),
+                "tokens": mean["tokens"],
+                "seconds of a step": fmean(paces),
+                "seconds": mean["seconds"],
+                "best": fmean(curve["loss"].min() for curve in architecture.curves),
+                "seeds that missed": int(costs["steps"].isna().sum()),
+            }
+        )
+    table = pd.DataFrame(rows)
+    for cost in ("steps", "seconds"):
+        table.insert(len(table.columns) - 2, f"ratio of {cost}", table[cost] / table[cost].iloc[0])
+    return table
+
+
+def _figure(trained: Sequence[Trained], axis: str) -> go.Figure:
+    """Draw the mean validation losses over the validations that all seeds had."""
+    lines = []
+    for architecture in trained:
+        common = min(len(curve) for curve in architecture.curves)
+        losses = pd.DataFrame([curve["loss"].iloc[:common] for curve in architecture.curves])
+        places = pd.DataFrame([curve[axis].iloc[:common] for curve in architecture.curves])
+        x, middle, low, high = places.mean(), losses.mean(), losses.min(), losses.max()
+        lines.append(Line(architecture.name, *(part.tolist() for part in (x, middle, low, high))))
+    title = f"Validation loss by {axis}, with the range of the seeds"
+    return line_figure(lines, title=title, x_title=axis, y_title="nats a token")
+
+
+def _with_hidden(config: LanguageConfig, width: int) -> LanguageConfig:
+    return LanguageConfig(**{**config.to_dict(), "d_hidden": width})

@@ -1,0 +1,143 @@
+"""Architectures compared: equal conditions, saved results, and the cost of the target."""
+
+import json
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+import pytest
+from experiments.compare import (
+    Trained,
+    count_parameters,
+    crossing,
+    of_equal_size,
+    summary,
+    train_all,
+    variants,
+)
+from experiments.context import RecipeContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language_settings import LanguageSettings
+from bilens.train.settings import PRESETS, LanguageTraining, Preset
+from experiments import compare
+from tests.language import small_config, small_corpus
+
+TRAINING = LanguageTraining(
+    epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, evaluate_every=2, target_loss=4.27
+)
+
+
+def curve(losses, pace=0.5):
+    steps = [10.0 * number for number in range(1, len(losses) + 1)]
+    took = {"tokens": [8 * n for n in steps], "seconds": [pace * n for n in steps]}
+    return pd.DataFrame({"steps": steps, **took, "loss": losses})
+
+
+def test_each_goes_with_each():
+    result = variants(small_config(qk_norm=True), ["swiglu", "relu"], ["softmax", "bilinear"])
+    kinds = [(single.mlp, single.attention) for single in result]
+    assert kinds == [(m, a) for m in ("swiglu", "relu") for a in ("softmax", "bilinear")]
+    assert all(single.qk_norm for single in result)
+
+
+@settings(max_examples=6)
+@given(st.integers(40, 200), st.integers(1, 3), st.booleans())
+def test_equal_size_is_equal_to_half_a_hidden_unit(hidden, layers, bias):
+    config = small_config(d_hidden=hidden, n_layers=layers, bias=bias)
+    kinds = variants(config, ["swiglu", "bilinear", "relu"], ["softmax", "bilinear"])
+    result = of_equal_size(kinds)
+    goal = sum(weight.numel() for weight in LanguageModel(kinds[0]).parameters())
+    assert count_parameters(result[0]) == goal
+    for single in result:
+        unit = layers * (3 * 16 + 2 * bias if single.mlp != "relu" else 2 * 16 + bias)
+        assert abs(count_parameters(single) - goal) <= unit / 2
+
+
+def test_equal_size_may_be_out_of_reach():
+    config = small_config(d_hidden=2)
+    with pytest.raises(BilensError, match="with bilinear MLP and bilinear attention"):
+        of_equal_size(variants(config, ["bilinear"], ["softmax", "bilinear"]))
+
+
+@pytest.mark.parametrize(
+    ("attention", "millions"), [("softmax", 498.1), ("bilinear", 545.9), ("differential", 545.9)]
+)
+def test_the_large_preset_has_half_a_billion_parameters(attention, millions):
+    config = LanguageConfig(**{**PRESETS["500m"].model.settings(), "attention": attention})
+    assert count_parameters(config) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_a_crossing_lies_on_the_line_between_two_validations():
+    single = curve([5.0, 4.0, 3.0, 3.5, 2.0])
+    for target, expected in (
+        (3.25, [27.5, 220.0, 13.75]),
+        (4.0, [20.0, 160.0, 10.0]),
+        (3.0, [30.0, 240.0, 15.0]),
+        (6.0, [10.0, 80.0, 5.0]),
+    ):
+        assert crossing(single, target).tolist() == expected
+    assert crossing(single, 1.0).isna().all()
+
+
+def test_costs_are_means_over_seeds_and_ratios_to_the_first():
+    first = Trained("first", 10, [curve([4.0, 3.0, 2.0])] * 2)
+    other = Trained("other", 20, [curve([4.0, 3.0, 2.5, 2.0], 1.0), curve([4.0, 2.0], 2.0)])
+    one, two = summary([first, other], 2.5).to_dict("records")
+    assert (one["steps"], one["tokens"], one["seconds"], one["±"]) == (25, 200, 12.5, 0)
+    assert two["steps"] == (30 + 17.5) / 2
+    assert two["±"] == pytest.approx(12.5 / 2**0.5)
+    assert two["ratio of steps"] == two["steps"] / 25
+    assert two["ratio of seconds"] == pytest.approx((30 + 35) / 2 / 12.5)
+    assert (two["seconds of a step"], two["best"], two["seeds that missed"]) == (1.5, 2.0, 0)
+
+
+def test_a_missed_target_has_no_cost():
+    missed = Trained("first", 10, [curve([4.0, 3.0]), curve([4.0, 2.0])])
+    one, two = summary([missed, Trained("other", 10, [curve([4.0, 2.0])])], 2.5).to_dict("records")
+    assert (one["seeds that missed"], one["best"]) == (1, 2.5)
+    assert math.isnan(one["steps"])
+    assert two["steps"] == 17.5
+    assert math.isnan(two["ratio of steps"])
+
+
+def test_finished_trainings_are_used_again(tmp_path, monkeypatch):
+    configs, corpus = variants(small_config(), ["swiglu", "bilinear"], ["softmax"]), small_corpus()
+    once = train_all(configs, corpus, TRAINING, tmp_path, (0, 1))
+    for single in once:
+        for losses in (part["loss"].tolist() for part in single.curves):
+            assert losses[-1] <= 4.27 < min(losses[:-1])
+    monkeypatch.setattr("bilens.train.trainer.ResumableTrainer", None)
+    again = train_all(configs, corpus, TRAINING, tmp_path, (0, 1))
+    for single, other in zip(once, again, strict=True):
+        assert all(a.equals(b) for a, b in zip(single.curves, other.curves, strict=True))
+
+
+@dataclass(frozen=True)
+class TinyContext(RecipeContext):
+    """A small corpus, and a target that is easily reached."""
+
+    def choose(self, small, paper):
+        return 4.27 if isinstance(small, float) else small
+
+    def corpus(self, name, n_ctx, vocab_size):
+        return small_corpus()
+
+
+def test_the_recipe_has_a_row_for_each_architecture(tmp_path, monkeypatch):
+    sizes = LanguageSettings(d_model=16, n_heads=2, d_hidden=20, n_ctx=8)
+    monkeypatch.setitem(PRESETS, "grammar", Preset(sizes, TRAINING))
+    outcome = compare.run(TinyContext("small", tmp_path))
+    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
+    rows = outcome.numbers["architectures"]
+    names = [row["architecture"] for row in rows]
+    assert names[:4] == [
+        f"{mlp}-{attention}-20" for mlp in compare.MLPS for attention in compare.ATTENTIONS
+    ]
+    # Bilinear attention has more parameters, and comes again with fewer hidden units.
+    assert len(names) == 6
+    assert max(row["parameters"] for row in rows[4:]) - rows[0]["parameters"] <= 3 * 16
+    assert outcome.figures.keys() == {"steps", "seconds"}
