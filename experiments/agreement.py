@@ -46,11 +46,11 @@ from bilens.read.flow import (
     Flow,
     RecurringDirection,
     RecurringFlows,
-    ablate,
     edit,
     edit_heads,
     flow,
     flows,
+    measure,
 )
 from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
@@ -195,7 +195,7 @@ def _intervene(
     strong = [i for i in graph.top(AMONG).numbers if graph.nodes[i].kind in kinds]
     order = torch.randperm(len(strong), generator=torch.Generator().manual_seed(seed))
     numbers = [strong[i] for i in order[:EACH].tolist()]
-    for number, result in zip(numbers, ablate(model, graph, numbers), strict=True):
+    for number, result in zip(numbers, measure(model, graph, numbers), strict=True):
         results[graph.nodes[number].kind].append(result)
 
 

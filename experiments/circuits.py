@@ -34,16 +34,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import Number, logit_of, stored_runs
+from bilens.read.flow.patching import runs_of
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import Number, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
 from experiments.pairs import Pair, pairs_of, templates
-from experiments.patching import SAMPLES, measure
-from experiments.positions import GRADIENTS
+from experiments.patching import GRADIENTS, SAMPLES, measure
 from experiments.pretrained import SavedRows, open_models
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -127,7 +127,7 @@ def _random(like: Tensor) -> Tensor:
 def edge_attributions(graph: EdgeGraph, pair: Pair) -> dict[str, Tensor]:
     """Return the attribution of each edge for a pair, (readers, parts), by each method."""
     direction = TokenDirection(pair.token, pair.minus)
-    number = logit_of(graph.model, direction)
+    number = logit_of(graph.model, direction.vector(graph.model))
     return attributed_edges(graph, (pair.text, pair.against), direction, number)
 
 
@@ -141,7 +141,7 @@ def attributed_edges(
     model, (text, against) = graph.model, texts
     ids = model.ids(text)
     with torch.no_grad():
-        runs = stored_runs(model, ids, Other(model, ids, against))
+        runs = runs_of(model, ids, Other(model, ids, against))
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         flows = {
             "contrastive flow": split(model, text, direction, against=against),
@@ -159,9 +159,9 @@ def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str
     """Return the difference of logits of the circuits of each attribution on a pair."""
     model = graph.model
     ids = model.ids(pair.text)
-    number = logit_of(model, TokenDirection(pair.token, pair.minus))
+    number = logit_of(model, TokenDirection(pair.token, pair.minus).vector(model))
     with torch.no_grad():
-        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+        runs = runs_of(model, ids, Other(model, ids, pair.against))
         ends = [float(number(run.stream[None])[0]) for run in runs]
     partial = PartialRuns(graph, runs, number)
     exists = graph.exists if level == "edges" else torch.ones_like(next(iter(scores.values()))) > 0

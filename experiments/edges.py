@@ -9,9 +9,9 @@ Source:
     2024 (arXiv 2403.17806).
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.contrast import embedded
-from bilens.read.flow.patching import Hooks, Number, StoredRun, last_stream
+from bilens.read.flow.patching import first_change
 from bilens.read.flow.split import Split
 from bilens.read.linear.projections import Reads
 from bilens.read.linear.secants import norm_secant
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.interventions import Number, Run, Site, Slope, last_site, mixture, slopes
 from bilens.residual.layers import NormedInput
 from bilens.residual.parts import LinearMap, Norm
 
@@ -91,7 +91,7 @@ class EdgeGraph:
         counts = torch.tensor([reader.sources for reader in self.readers])
         return torch.arange(self.n_sources) < counts[:, None]
 
-    def outputs(self, run: StoredRun) -> Float[Tensor, "sources time d_model"]:
+    def outputs(self, run: Run) -> Float[Tensor, "sources time d_model"]:
         """Return the output of every part to the stream."""
         rows = [run.tokens[None]]
         for layer in range(self.model.n_layers):
@@ -150,43 +150,30 @@ class EdgeGraph:
         return last[None]
 
     def gradient_reads(
-        self, runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]
+        self, runs: tuple[Run, Run], number: Number, points: Sequence[float]
     ) -> Float[Tensor, "readers time d_model"]:
         """Return the mean gradient by each reader's input at points between the embeddings."""
         first, second = runs
         shares = first.tokens.new_tensor(points)[:, None, None]
         tokens = second.tokens + shares * (first.tokens - second.tokens)
-        inputs: dict[Any, Tensor] = {}
-        outputs: dict[Any, Tensor] = {}
-        with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(embedded(self.model, tokens.requires_grad_()))
-            for reader in self.readers[:-1]:
-                for part, _ in reader.maps:
-                    keep_output = _keeper(outputs, part.module)
-                    stack.enter_context(part.module.register_forward_hook(keep_output))
-                if reader.part.norm is not None:
-                    module = reader.part.norm.module
-                    keep = _keeper(inputs, module)
-                    stack.enter_context(module.register_forward_pre_hook(keep))
-            streams = last_stream(self.model, first.ids.expand(len(points), -1))
-            value = number(streams).sum() / len(points)
-            slopes = torch.autograd.grad(value, [*outputs.values(), streams])
-        by_module = dict(zip(outputs, slopes[:-1], strict=True))
+        readers = self.readers[:-1]
+        sites = {Site(part.module, False, 0) for reader in readers for part, _ in reader.maps}
+        norms = {reader.part.norm.module for reader in readers if reader.part.norm is not None}
+        places = [*sites, *(Site(module, True, 0) for module in norms), last_site(self.model)]
+        of_places = dict(zip(places, slopes(first, number, places, tokens), strict=True))
         with torch.no_grad():
-            rows = [self._pulled(reader, by_module, inputs) for reader in self.readers[:-1]]
-        last = torch.zeros_like(rows[0])
-        last[-1] = slopes[-1].sum(0)
-        return torch.stack([*rows, last])
+            rows = [self._pulled(reader, of_places) for reader in readers]
+        total = torch.stack([*rows, of_places[last_site(self.model)].slope.sum(0)])
+        return total / len(points)
 
-    def _pulled(self, reader: Reader, slopes: Any, inputs: Any) -> Float[Tensor, "time d_model"]:
-        rows = torch.stack(
-            [
-                _selected(slopes[part.module], part)[..., rows] @ part.weight()[rows]
-                for part, rows in reader.maps
-            ]
-        ).sum(0)
+    def _pulled(self, reader: Reader, of_places: dict[Site, Slope]) -> Float[Tensor, "time d"]:
+        parts = []
+        for part, of_reader in reader.maps:
+            slope = of_places[Site(part.module, False, 0)].slope
+            parts.append(_selected(slope, part)[..., of_reader] @ part.weight()[of_reader])
+        rows = torch.stack(parts).sum(0)
         if (norm := reader.part.norm) is not None:
-            x = inputs[norm.module].detach()
+            x = of_places[Site(norm.module, True, 0)].value
             # The secant between a point and itself is the derivative.
             rows = norm_secant(norm, x, x).pull(rows * norm.gain())
         return rows.sum(0)
@@ -203,7 +190,7 @@ class PartialRuns:
         number: the number that is measured.
     """
 
-    def __init__(self, graph: EdgeGraph, runs: tuple[StoredRun, StoredRun], number: Number) -> None:
+    def __init__(self, graph: EdgeGraph, runs: tuple[Run, Run], number: Number) -> None:
         self.graph, self.runs, self.number = graph, runs, number
 
     @torch.no_grad()
@@ -213,16 +200,9 @@ class PartialRuns:
         The embedding is that of the first text in all of them.
         """
         first, second = self.runs
-        hooks: list[Any] = []
-        changed = int((first.tokens != second.tokens).any(-1).int().argmax())
-        for number, layer in enumerate(self.graph.model.parts.layers):
-            start = self.graph.source(number)
-            end = start + self.graph.model.n_heads
-            mixed, output = second.mixed[number][changed:], second.outputs[number]
-            hooks.append((layer.heads.out.module, True, _mixer(clean[:, start:end], mixed)))
-            hooks.append((layer.mlp.module, False, _chooser(clean[:, end], output)))
-        with first.prefix_kept(changed):
-            return self.number(first.run_from(0, len(clean), hooks))
+        keep = clean[:, 1:].unflatten(1, (self.graph.model.n_layers, -1)).to(second.tokens)
+        sets = [mixture(second, shares) for shares in keep]
+        return self.number(first.again(sets, kept=first_change(self.runs)))
 
     @torch.no_grad()
     def with_edges(self, clean: Bool[Tensor, "rows readers sources"]) -> Float[Tensor, " rows"]:
@@ -231,12 +211,12 @@ class PartialRuns:
         shares = (clean & graph.exists).to(second.tokens)
         changes = second.tokens.new_zeros(len(clean), graph.n_sources, *second.tokens.shape)
         changes[:, 0] = self.runs[0].tokens - second.tokens
-        hooks: list[Any] = []
+        of_layers: dict[Site, Any] = {}
         for layer in range(graph.model.n_layers):
-            hooks += self._layer(layer, shares, changes)
-        # The stream after the last layer follows from the outputs, which the hooks collect.
-        second.run_from(0, len(clean), hooks)
-        last = torch.einsum("rs,rsd->rd", shares[:, -1], changes[:, :, -1])
+            of_layers |= self._layer(layer, shares, changes)
+        # The stream after the last layer follows from the outputs, which these collect.
+        second.batch([0] * len(clean), of_layers)
+        last = torch.einsum("rs,rstd->rtd", shares[:, -1], changes)
         return self.number(second.stream + last)
 
     @cached_property
@@ -246,21 +226,16 @@ class PartialRuns:
     @cached_property
     def _streams(self) -> list[tuple[Tensor, Tensor]]:
         """The streams of the second run that the heads and the MLP of each layer read."""
-        second, streams = self.runs[1], []
-        with ExitStack() as stack:
-            inputs: dict[Any, Tensor] = {}
-            for layer in self.graph.model.parts.layers:
-                for part in (layer.heads, layer.mlp):
-                    module = part.norm_or_module
-                    hook = _keeper(inputs, module)
-                    stack.enter_context(module.register_forward_pre_hook(hook))
-            second.run_from(0, 1, [])
-            for number, layer in enumerate(self.graph.model.parts.layers):
-                entry = second.calls[number][0][0]
-                streams.append((entry, inputs[layer.mlp.norm_or_module][0]))
-        return streams
+        second, inputs = self.runs[1], []
+        looks = {
+            Site(layer.mlp.norm_or_module, True, 0): lambda x: inputs.append(x[0])
+            for layer in self.graph.model.parts.layers
+        }
+        second.batch([0], looks)
+        entries = [x[0] for x, _, _ in second.calls]
+        return list(zip(entries, inputs, strict=True))
 
-    def _layer(self, number: int, shares: Tensor, changes: Tensor) -> Hooks:
+    def _layer(self, number: int, shares: Tensor, changes: Tensor) -> dict[Site, Any]:
         graph, layer = self.graph, self.graph.model.parts.layers[number]
         heads, mlp, start = layer.heads, layer.mlp, graph.source(number)
         end = start + heads.n_heads
@@ -276,7 +251,7 @@ class PartialRuns:
             count = readers.stop - readers.start
             weight, bias = part.weight().unflatten(0, (count, -1)), part.bias()
 
-            def output(_: Any, __: Any, y: Tensor) -> Tensor:
+            def output(y: Tensor) -> Tensor:
                 x = _normed(heads.norm, read(readers, of_heads, start))
                 rows = torch.einsum("rgtd,gkd->rtgk", x, weight).flatten(2)
                 rows = rows if bias is None else rows + bias
@@ -286,28 +261,30 @@ class PartialRuns:
 
             return output
 
-        def keep_heads(_: Any, args: Any) -> None:
-            written = graph.head_outputs(number, args[0])
+        def keep_heads(mixed: Tensor) -> None:
+            written = graph.head_outputs(number, mixed)
             changes[:, start:end] = written - self._outputs[start:end]
 
-        def replace_input(_: Any, args: Any) -> Any:
-            return (read(slice(last, last + 1), of_mlp, end)[:, 0], *args[1:])
+        def replace_input(_: Tensor) -> Tensor:
+            return read(slice(last, last + 1), of_mlp, end)[:, 0]
 
-        def keep_mlp(_: Any, __: Any, y: Tensor) -> None:
+        def keep_mlp(y: Tensor) -> None:
             changes[:, end] = graph.mlp_output(number, y) - self._outputs[end]
 
-        hooks: list[Any] = []
+        # Queries, keys and values may be one module, whose output is changed part by part.
+        maps: dict[Site, list[Any]] = defaultdict(list)
         for query, key in heads.pairs:
             keys = slice(first + heads.n_heads, first + heads.n_heads + heads.n_kv_heads)
-            hooks.append((query.module, False, linear(query, slice(first, keys.start))))
-            hooks.append((key.module, False, linear(key, keys)))
-        hooks.append((heads.value.module, False, linear(heads.value, slice(keys.stop, last))))
-        return [
-            *hooks,
-            (heads.out.module, True, keep_heads),
-            (mlp.norm_or_module, True, replace_input),
-            (mlp.module, False, keep_mlp),
-        ]
+            maps[Site(query.module, False, 0)].append(linear(query, slice(first, keys.start)))
+            maps[Site(key.module, False, 0)].append(linear(key, keys))
+        of_values = linear(heads.value, slice(keys.stop, last))
+        maps[Site(heads.value.module, False, 0)].append(of_values)
+        return {
+            **{site: partial(_in_turn, outputs) for site, outputs in maps.items()},
+            Site(heads.out.module, True, 0): keep_heads,
+            Site(mlp.norm_or_module, True, 0): replace_input,
+            Site(mlp.module, False, 0): keep_mlp,
+        }
 
 
 def _block(part: LinearMap, number: int, count: int) -> slice:
@@ -331,21 +308,7 @@ def _normed(norm: Norm | None, x: Tensor) -> Tensor:
     return x if norm is None else norm.applied(norm.normalised(x))
 
 
-def _keeper(tensors: dict[Any, Tensor], key: Any) -> Any:
-    def keep(_: Any, args: Any, *output: Any) -> None:
-        tensors[key] = output[0] if output else args[0]
-
-    return keep
-
-
-def _mixer(clean: Tensor, mixed: Tensor) -> Any:
-    def mix(_: Any, args: Any) -> Any:
-        x = args[0].unflatten(-1, (clean.shape[1], -1))
-        other = mixed.unflatten(-1, (clean.shape[1], -1))
-        return (torch.where(clean[:, None, :, None], x, other).flatten(2), *args[1:])
-
-    return mix
-
-
-def _chooser(clean: Tensor, output: Tensor) -> Any:
-    return lambda _, __, y: torch.where(clean[:, None, None], y, output)
+def _in_turn(functions: Sequence[Any], x: Tensor) -> Tensor:
+    for function in functions:
+        x = function(x)
+    return x

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow.patching import last_stream
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import streams
 
 LEAST = 0.5
 """Least change of the logit difference, in nats, of a pair."""
@@ -188,7 +188,7 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
     if len(ids[0]) != len(ids[1]):
         return False
     with torch.no_grad():
-        n = model.parts.normalised(last_stream(model, torch.stack(ids)).to(direction))
+        n = model.parts.normalised(streams(model, torch.stack(ids))[:, -1].to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST
 
 

@@ -24,14 +24,11 @@ tokens. Its pairs are of two templates of stories: he or she after a name, and a
 again. A missing model is left out. Results of each pair are kept in the folder of models, and a
 stopped run resumes.
 
-On fewer pairs the same is measured by block and position (`experiments/positions.py`), for the
-stream, attention and MLPs.
-
 For induction the heads that attend to the previous token are listed, with their ranks among all
 heads by effect and by each attribution.
 
 Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 100 pairs of each, hours.
-Of stories 15 and 50. By position 1 and 5.
+Of stories 15 and 50.
 
 Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
 """
@@ -50,24 +47,27 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import (
-    StoredRun,
-    gradient_effects,
-    logit_of,
-    patched_effects,
-    stored_runs,
-)
+from bilens.read.flow.patching import gradient_effects, patched_effects, runs_of
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.interventions import Run, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
-from experiments.positions import GRADIENTS, KINDS, by_position
 from experiments.pretrained import STORY_MODEL, SavedRows, open_models
 
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
+POINTS = 8
+GRADIENTS = {
+    "gradient (AtP)": (1.0,),
+    "mean gradient": (0.0, 1.0),
+    "EAP-IG inputs": tuple((i + 1) / POINTS for i in range(POINTS)),
+    "integrated gradients": tuple((i + 0.5) / POINTS for i in range(POINTS)),
+}
+"""Attributions by gradients, with the points between the other text and the text."""
+KINDS = ("heads", "mlps")
 PREVIOUS = 0.5
 """Least attention to the token before, of a previous-token head."""
 
@@ -88,13 +88,6 @@ def run(context: RecipeContext) -> Outcome:
             for kind, table in tables(rows).items()
         ]
         if name != STORY_MODEL:
-            few = pairs_of(model, context.choose(1, 5))
-            rows = positions(model, few, context.models / f"positions-{name}.jsonl")
-            numbers[name]["by position"] = summary(rows, KINDS)
-            parts += [
-                Table(table, f"{name}, {len(rows)} pairs, by block and position: {kind}")
-                for kind, table in tables(rows, KINDS).items()
-            ]
             cues = cue_pairs(model, context.choose(3, 15))
             ranks = previous_token_ranks(
                 model, measure(model, cues, context.models / f"cues-{name}.jsonl")
@@ -113,21 +106,12 @@ def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[st
     return saved.of((pair.text, pair.against) for pair in pairs)
 
 
-def positions(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
-    """Return effects and attributions by block and position of all pairs, and keep them."""
-    saved = SavedRows(path, "text", "against")
-    for pair in pairs:
-        if (pair.text, pair.against) not in saved:
-            saved.add({**pair._asdict(), "seconds": {}, **by_position(model, pair)})
-    return saved.of((pair.text, pair.against) for pair in pairs)
-
-
 def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     """Return effects and attributions of one pair, and the seconds of processor time of each."""
     direction = TokenDirection(pair.token, pair.minus)
     ids = model.ids(pair.text)
-    runs = stored_runs(model, ids, Other(model, ids, pair.against))
-    number = logit_of(model, direction)
+    runs = runs_of(model, ids, Other(model, ids, pair.against))
+    number = logit_of(model, direction.vector(model))
     attributed: dict[str, tuple[Tensor, Tensor]] = {}
     seconds: dict[str, float] = {}
 
@@ -138,7 +122,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     def gradients(points: Sequence[float]) -> tuple[Tensor, Tensor]:
         effects = gradient_effects(runs, number, points)
-        return effects.heads, effects.mlps
+        return effects[:, :-1], effects[:, -1]
 
     def patched() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -174,7 +158,7 @@ def _contrastive(
 
 @torch.no_grad()
 def _frozen(
-    through: Split, runs: tuple[StoredRun, StoredRun], *, direct: bool = False
+    through: Split, runs: tuple[Run, Run], *, direct: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return relevances on the first text times the change of each part's output."""
     model = through.model
@@ -245,10 +229,10 @@ def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
     return metrics
 
 
-def summary(rows: list[dict[str, Any]], kinds: Sequence[str] = ("heads", "mlps")) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return means with bootstrap intervals, over all pairs and for each task."""
     numbers: dict[str, Any] = {"pairs": len(rows), "tasks": {}}
-    for kind in kinds:
+    for kind in KINDS:
         metrics = [scores(row, kind) for row in rows]
         numbers[kind] = {
             name: {
@@ -279,11 +263,9 @@ def _interval(values: list[float]) -> dict[str, float]:
     return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
 
 
-def tables(
-    rows: list[dict[str, Any]], kinds: Sequence[str] = ("heads", "mlps")
-) -> dict[str, pd.DataFrame]:
+def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
     """Return the metrics of each kind of part, a row for each attribution."""
-    numbers = summary(rows, kinds)
+    numbers = summary(rows)
     return {
         kind: pd.DataFrame(
             [
@@ -297,5 +279,5 @@ def tables(
             ],
             columns=["attribution", "Pearson", "Spearman", "R2", "interval of Pearson", "seconds"],
         )
-        for kind in kinds
+        for kind in KINDS
     }

@@ -35,9 +35,10 @@ from transformers.models.llama import modeling_llama
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import gradient_effects, logit_of, stored_runs
+from bilens.read.flow.patching import gradient_effects, runs_of
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
@@ -70,15 +71,15 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Te
     ids = model.ids(pair.text)
     direction = TokenDirection(pair.token, tuple(pair.minus))
     with torch.no_grad():
-        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+        runs = runs_of(model, ids, Other(model, ids, pair.against))
     u = direction.vector(model)
     # LXT holds the scale of the last norm fixed, as all norms.
-    frozen = u * model.parts.scale(runs[0].stream)
+    frozen = u * model.parts.scale(runs[0].stream[-1])
     result = {}
     for name, cp in (("LXT, AttnLRP", False), ("LXT, CP-LRP", True)):
         with lxt_rules(model, cp):
-            effects = gradient_effects(runs, lambda stream: stream @ frozen, [1.0])
-        result[name] = effects.heads, effects.mlps
+            effects = gradient_effects(runs, lambda stream: stream[:, -1] @ frozen, [1.0])
+        result[name] = effects[:, :-1], effects[:, -1]
     result["captum, gradient x activation"] = by_captum(model, ids, direction)
     return result
 
@@ -87,13 +88,13 @@ def by_captum(
     model: ResidualModel, ids: Tensor, direction: TokenDirection
 ) -> tuple[Tensor, Tensor]:
     """Return captum's gradient times activation of each head and MLP."""
-    captum, number = import_module("captum.attr"), logit_of(model, direction)
+    captum, number = import_module("captum.attr"), logit_of(model, direction.vector(model))
     layers = model.parts.layers
 
     def forward(text: Tensor) -> Tensor:
         streams: list[Tensor] = []
         hook = model.parts.norm_or_module.register_forward_pre_hook(
-            lambda _, args: streams.append(args[0][:, -1])
+            lambda _, args: streams.append(args[0])
         )
         with hook:
             model.model(text, use_cache=False)

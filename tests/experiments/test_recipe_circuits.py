@@ -6,10 +6,11 @@ import torch
 from experiments.edges import EdgeGraph, PartialRuns
 
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import logit_of, patched_effects, stored_runs
+from bilens.read.flow.patching import patched_effects, runs_of
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import Site, logit_of
 from experiments import circuits as recipe
 from tests.families import exact_norms, tiny
 from tests.language import random_text, toy_tokenizer
@@ -26,13 +27,13 @@ def case(request):
         # Positions that both texts begin with are not computed again.
         other[:2] = ids[:2]
         with torch.no_grad():
-            runs = stored_runs(view, ids, Other(view, ids, other))
+            runs = runs_of(view, ids, Other(view, ids, other))
         yield view, (ids, other), runs
 
 
 def test_all_edges_are_the_first_text_and_none_the_second(case):
     view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
     remaining = torch.zeros(2, *graph.exists.shape, dtype=torch.bool)
     remaining[0] = True
     ends = torch.stack([number(run.stream[None])[0] for run in runs])
@@ -44,7 +45,7 @@ def test_all_edges_are_the_first_text_and_none_the_second(case):
 
 def test_a_part_without_its_edges_is_a_patched_part(case):
     view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
     partial = PartialRuns(graph, runs, number)
     without = ~torch.eye(graph.n_sources, dtype=torch.bool)
     by_nodes = partial.with_nodes(without)[1:]
@@ -81,22 +82,15 @@ def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
 
 def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
     reads = graph.gradient_reads(runs, number, [1.0])
     step = 1e-4 * torch.randn(reads.shape[1:], generator=torch.Generator().manual_seed(0)).double()
     # A step of the embedding reaches all readers through all paths; the last layer has only itself.
     layer = view.n_layers - 1
     values = []
     for sign in (1, -1):
-
-        def shift(_, args, kwargs, sign=sign):
-            if args:
-                return (args[0] + sign * step, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + sign * step}
-
-        module = view.parts.layers[layer].module
-        with module.register_forward_pre_hook(shift, with_kwargs=True):
-            values.append(number(runs[0].run_from(layer, 1, []))[0])
+        shift = {Site(view.parts.layers[layer].module, True, layer): lambda x, s=sign: x + s * step}
+        values.append(number(runs[0].batch([layer], shift))[0])
     slope = (values[0] - values[1]) / 2
     heads = reads[graph.first_reader(layer) : -2]
     weights = torch.cat([heads, reads[-2:]])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Ablation, account, flow
+from bilens.read.flow import Ablation, flow
 from bilens.read.flow.reading import (
     ablation_figure,
     flow_data,
@@ -193,19 +193,6 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
         assert sizes == sorted(sizes, reverse=True)
         assert "sorted by |flow|" in page.locator(".list caption").text_content()
         visit.fits()
-
-
-@needs_chrome
-@pytest.mark.parametrize("against", [None, OTHER])
-def test_nodes_are_sorted_by_their_estimates(tmp_path, browser, against):
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    of_text = flow(view, random_text(), "t3", minus="t4", against=against, m=3, threshold=1e-3)
-    split = account(view, of_text)
-    path = tmp_path / "flow.html"
-    write_page(path, "a", "", [], flow_sections(flow_data(split, direction="t3", k=9), []))
-    with visiting(browser, width=1400) as visit:
-        page = visit.open(path.as_uri(), ".flow svg .node")
-        assert "sorted by |estimated effect|" in page.locator(".list caption").text_content()
 
 
 @needs_chrome

@@ -22,9 +22,9 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import Flow, account, described, flow, remove
-from bilens.read.flow.ablation import sharing_weights
+from bilens.read.flow import Flow, described, flow, remove
 from bilens.read.flow.contrast import Against, Target, other_of, second_run
+from bilens.read.flow.edits import sharing_weights
 from bilens.read.flow.graph import strongest_ends
 from bilens.read.flow.nodes import quoted
 from bilens.read.flow.reading import direction_in_words, flow_data
@@ -165,7 +165,7 @@ class FlowView:
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
         second = self.second_run(of)
         split = flow(self.model, of.prompt, direction, against=second, target=of.target)
-        split = described(self.model, account(self.model, split), SHOWN)
+        split = described(self.model, split, SHOWN)
         return split, flow_data(split, direction=direction_in_words(direction, of.target), k=SHOWN)
 
     def page(self, of: FlowOf) -> tuple[str, str]:

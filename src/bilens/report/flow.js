@@ -38,9 +38,7 @@ window.bilensFlow = (place, graph, remove) => {
   const radius = (u) =>
     u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
-  // Estimates by gradients predict the effect of a removal or an exchange slightly better than the flow.
-  const byGradients = graph.nodes.some((n) => n.estimated !== null);
-  let count = 1, chosen = 0, only = false, order = byGradients ? "estimated" : "flow", held = false;
+  let count = 1, chosen = 0, only = false, order = "flow", held = false;
   let view = null, zoom = null;
 
   // Pins outlast a reload: the session keeps them for each graph, where the browser has storage.
@@ -341,7 +339,6 @@ window.bilensFlow = (place, graph, remove) => {
       u.writes.length && `raises ${quoted(u.writes)}`,
       u.lowers.length && `lowers ${quoted(u.lowers)}`,
       u.kind === "group" && `group of ${u.members.map((i) => graph.nodes[i].name).join("; ")}`,
-      u.estimated !== null && u.kind !== "group" && `estimated effect ${signed(u.estimated)}, by gradients`,
       u.measured !== null && u.kind !== "group" && `measured effect ${signed(u.measured)}`,
       u.eigenvalue !== null && u.kind !== "group" && `eigenvalue ${signed(u.eigenvalue)}`,
       u.sink && "at an attention sink: compare its flow with the measured effect",
@@ -453,9 +450,9 @@ window.bilensFlow = (place, graph, remove) => {
     });
   };
 
-  const COLUMNS = [["node", "name"], ["flow", "flow"], ["estimated effect", "estimated"], ["measured effect", "measured"],
+  const COLUMNS = [["node", "name"], ["flow", "flow"], ["measured effect", "measured"],
     ["after", "after"], ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"]];
-  const isNumber = (key) => ["flow", "estimated", "measured"].includes(key);
+  const isNumber = (key) => ["flow", "measured"].includes(key);
 
   // All nodes that are shown, by any column; the sums of the others are below.
   const nodeList = () => {

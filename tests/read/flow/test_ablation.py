@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import StreamDirection, ablate, flow
+from bilens.read.flow import StreamDirection, flow, measure
 from bilens.residual import ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
@@ -37,7 +37,7 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
     flows = flow(view, ids, view.direction(3), m=None, threshold=0)
     last = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
-    exact(ablate(view, flows, last, scale=scale, batch_size=5))
+    exact(measure(view, flows, last, scale=scale))
 
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
@@ -45,7 +45,7 @@ def test_edges_to_the_logit_are_exact_without_a_norm(settings):
     view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
     flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
     edges = [(0, i) for i, node in enumerate(flows.nodes) if i and node.kind != "bias"]
-    exact(ablate(view, flows, edges, scale=0.5))
+    exact(measure(view, flows, edges, scale=0.5))
 
 
 def test_edges_to_directions_change_what_they_read():
@@ -53,7 +53,7 @@ def test_edges_to_directions_change_what_they_read():
     flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
     above = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
     below = [i for kind in ("head", "token", "rest") for i in numbers(flows, kind=kind)]
-    exact(ablate(view, flows, [(a, b) for a in above for b in below if b > a]))
+    exact(measure(view, flows, [(a, b) for a in above for b in below if b > a]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"value_mix": True, "embed_mix": True}])
@@ -61,16 +61,16 @@ def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
     flows = flow(view, random_text(4), view.direction(3), threshold=1e-3)
     heads = numbers(flows, kind="head", layer=1)
-    exact(ablate(view, flows, heads))
+    exact(measure(view, flows, heads))
     below = [*numbers(flows, kind="head", layer=0), *numbers(flows, kind="token")]
-    exact(ablate(view, flows, [(a, b) for a in heads for b in below]))
+    exact(measure(view, flows, [(a, b) for a in heads for b in below]))
 
 
 def test_a_direction_is_taken_away_at_all_positions():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(1)
     flows = flow(view, ids, view.direction(3), threshold=0)
     v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
-    exact(ablate(view, flows, [StreamDirection(1, v / v.norm())], scale=0.3))
+    exact(measure(view, flows, [StreamDirection(1, v / v.norm())], scale=0.3))
     # Without its direction as input, an MLP has no output along a direction of the linear map.
     view = ResidualModel(random_model(**STRAIGHT, mlp="relu2"))
     flows = flow(view, ids, view.direction(3), m=None, threshold=0)
@@ -79,7 +79,7 @@ def test_a_direction_is_taken_away_at_all_positions():
     ]
     assert len(directions) > 2
     full = [StreamDirection(1, flows.vector(i)) for i in directions]
-    for single, other in zip(ablate(view, flows, full), directions, strict=True):
+    for single, other in zip(measure(view, flows, full), directions, strict=True):
         assert single.predicted == pytest.approx(-flows.nodes[other].flow, abs=1e-10)
 
 
@@ -90,7 +90,7 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
         assert len(set(ids.tolist())) == 4
         u = view.direction(3)
         flows = flow(view, ids, u, threshold=0.1)
-        [result] = ablate(view, flows, numbers(flows, kind="token", position=1))
+        [result] = measure(view, flows, numbers(flows, kind="token", position=1))
         view.parts.embed.module.weight[ids[1]] = 0
         zeroed = flow(view, ids, u, threshold=0.1)
     # Between runs of other batches is a softmax in float32.
@@ -123,11 +123,11 @@ def test_what_cannot_be_removed_is_said(part, message):
     if part == "rest":
         part = (numbers(flows, kind="rest")[0], numbers(flows, kind="token")[0])
     with pytest.raises(BilensError, match=message):
-        ablate(view, flows, [part])
+        measure(view, flows, [part])
 
 
 def test_nothing_is_scaled_by_less_than_zero():
     view = ResidualModel(random_model(**STRAIGHT))
     flows = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
     with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
-        ablate(view, flows, [1], scale=-1)
+        measure(view, flows, [1], scale=-1)

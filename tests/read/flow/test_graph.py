@@ -13,14 +13,13 @@ from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
 from bilens.read.flow import (
     StreamDirection,
-    ablate,
-    account,
     described,
     edit,
     edit_head_along,
     edit_heads,
     flow,
     flows,
+    measure,
     read_flow,
     read_recurring,
     remove,
@@ -278,11 +277,11 @@ def test_recurring_directions_are_exchanged_between_the_texts(view):
     both = flows(view, texts, DIRECTION, against=others, m=3, threshold=0, ablate=5)
     options = {"m": 3, "threshold": 0, "orthogonal": "inputs"}
     single = [
-        account(view, flow(view, text, DIRECTION, against=other, **options))
+        flow(view, text, DIRECTION, against=other, **options)
         for text, other in zip(texts, others, strict=True)
     ]
     for part in both.directions[:5]:
-        flow_, slope, effect = 0.0, 0.0, 0.0
+        flow_, effect = 0.0, 0.0
         for graph in single:
             members = [
                 i
@@ -291,10 +290,8 @@ def test_recurring_directions_are_exchanged_between_the_texts(view):
                 and abs(float(graph.vector(i) @ part.vector)) > 0.9
             ]
             flow_ += sum(graph.nodes[i].flow for i in members)
-            slope += sum(graph.nodes[i].estimated for i in members)
             effect -= remove(view, graph, members).actual if members else 0.0
         assert part.mean == pytest.approx(flow_ / 2)
-        assert part.estimated == pytest.approx(slope / 2)
         assert part.measured == pytest.approx(effect / 2)
         assert part.position in range(-len(texts[0]), 0)
     assert [part.measured for part in both.directions[5:6]] == [None]
@@ -343,7 +340,7 @@ def test_an_edit_removes_what_an_ablation_removes(name):
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
         changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - outcome.value
-        [result] = ablate(view, outcome, [StreamDirection(1, v)], scale=0.25)
+        [result] = measure(view, outcome, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4
     assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())

@@ -6,9 +6,11 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow import patch
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import gradient_effects, logit_of, stored_runs
+from bilens.read.flow.patching import gradient_effects, parts_of, runs_of
 from bilens.read.language import TokenDirection
+from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import logit_of
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
 from tests.read.flow.test_flow import uncapped
@@ -71,8 +73,12 @@ def test_patches_are_those_of_full_runs(name):
         result = patch(view, first, DIRECTION, against=second)
         down, up = naive(view, first, second), naive(view, second, first)
         change = logit(view, first) - logit(view, second)
-    torch.testing.assert_close(result.heads, (down[0] - up[0]) / 2, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(result.mlps, (down[1] - up[1]) / 2, rtol=1e-5, atol=1e-7)
+    for i in (0, 1):
+        noising, denoising = (
+            x[:, :-1] if i == 0 else x[:, -1] for x in (result.noising, result.denoising)
+        )
+        torch.testing.assert_close(noising, down[i], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(denoising, -up[i], rtol=1e-5, atol=1e-7)
     assert result.change == pytest.approx(change, abs=1e-7)
     assert float(result.heads.abs().max()) > 1e-3
 
@@ -92,8 +98,8 @@ def test_the_only_head_and_mlp_of_a_linear_model_have_their_flow():
 def test_gradients_at_points_are_the_models_own(points):
     view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
     first, second = TWO
-    runs = stored_runs(view, first, Other(view, first, second))
-    result = gradient_effects(runs, logit_of(view, DIRECTION), points)
+    runs = runs_of(view, first, Other(view, first, second))
+    result = gradient_effects(runs, logit_of(view, DIRECTION.vector(view)), points)
     mlps = torch.zeros(2).double()
     (_, out1), (_, out0) = outputs_of(view, first), outputs_of(view, second)
     for share in points:
@@ -113,7 +119,7 @@ def test_gradients_at_points_are_the_models_own(points):
             hook.remove()
         # The outputs were cut off from each other, so that only the last one has its gradient.
         mlps[1] += (slopes[1] * (out1[1] - out0[1])).sum() / len(points)
-    assert float(result.mlps[1]) == pytest.approx(float(mlps[1]))
+    assert float(result[1, -1]) == pytest.approx(float(mlps[1]))
 
 
 def test_a_reading_shows_the_strongest():
@@ -122,7 +128,30 @@ def test_a_reading_shows_the_strongest():
     frame = result.frame()
     assert len(frame) == 2 * 4 + 2
     assert frame["effect"].abs().is_monotonic_decreasing
-    assert dict(result.facts())["change of the logit"] == result.change
+    both = frame[["noising", "denoising"]].mean(axis=1)
+    assert frame["effect"].tolist() == pytest.approx(both.tolist())
+    assert set(frame["part"]) == {str(part) for part in parts_of(view)}
+    assert dict(result.facts())["change"] == result.change
+
+
+def test_answers_of_several_tokens_are_sums_of_log_probabilities():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    first, second = "t4 t5 t6", "t4 t9 t6"
+    result = patch(view, first, "t3 t2", minus="t7", against=second)
+
+    def difference(text):
+        total = 0.0
+        for sign, answer in ((1, "t3 t2"), (-1, "t7")):
+            numbers = answer_ids(view, answer)
+            ids, n = torch.cat([view.ids(text), numbers]), len(numbers)
+            logs = view.logits(ids[None])[0].log_softmax(-1)
+            places = torch.arange(len(ids) - n - 1, len(ids) - 1)
+            total += sign * float(logs[places, ids[-n:]].sum())
+        return total
+
+    assert result.change == pytest.approx(difference(first) - difference(second))
+    assert float(result.noising.abs().max()) > 1e-3
+    assert result.noising.shape == result.denoising.shape == (2, 5)
 
 
 def test_a_second_text_is_asked_for():

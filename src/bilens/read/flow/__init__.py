@@ -1,14 +1,7 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
-from bilens.read.flow.ablation import (
-    Ablation,
-    StreamDirection,
-    ablate,
-    edit,
-    edit_head_along,
-    edit_heads,
-)
-from bilens.read.flow.account import account, measure, remove
+from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
+from bilens.read.flow.edits import edit, edit_head_along, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, described
 from bilens.read.flow.nodes import Node, Rows
 from bilens.read.flow.patching import Effects, patch
@@ -34,8 +27,6 @@ __all__ = [
     "RecurringHead",
     "Rows",
     "StreamDirection",
-    "ablate",
-    "account",
     "described",
     "edit",
     "edit_head_along",

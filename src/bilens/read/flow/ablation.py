@@ -1,29 +1,38 @@
-"""Nodes removed: from the running model at one position, and from the weights."""
+"""Effects of the nodes of a flow, measured in the running model."""
 
-import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import check_finite, check_index, checked, full_precision
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel
-from bilens.residual.layers import MLP, Heads
-from bilens.residual.parts import LinearMap, Norm
+from bilens.residual.interventions import (
+    EMBEDDING,
+    Change,
+    Function,
+    Run,
+    Site,
+    adding,
+    last_site,
+    logit_of,
+    mixed_site,
+    token_site,
+    written_site,
+)
+from bilens.residual.parts import LinearMap
 from bilens.sections import Fact, signed
-from bilens.settings import Count, NotNegative
+from bilens.settings import NotNegative
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +49,17 @@ class StreamDirection:
     vector: Float[Tensor, " n"]
 
 
-Part = int | tuple[int, int] | StreamDirection
-Change = Callable[[Tensor], None]
-"""Changes one row of a batch of inputs or outputs of a module, in place."""
-Changes = Sequence[tuple[nn.Module, bool, Change]]
-"""The changes of a run: modules, whether their inputs are changed, and the change."""
+FlowPart = int | tuple[int, int] | StreamDirection
+"""The number of a node, numbers of the ends of an edge, or a direction."""
 
 
 @dataclass(frozen=True, repr=False)
 class Ablation(Reading):
-    """The change of a logit when a part of the model is removed or scaled.
+    """The change of a logit when a part of the model is removed, scaled or exchanged.
 
     Attributes:
         predicted: the change by the flow through the part.
-        actual: the change when the model runs so.
+        actual: the change when the model runs so; between two texts the mean of both directions.
         part: name of the part.
         kind: kind of the part, as nodes have it; edge for an edge.
     """
@@ -82,17 +88,13 @@ def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
 
 @torch.no_grad()
 @full_precision
-def ablate(
-    model: ResidualModel,
-    flow: Flow,
-    parts: Sequence[Part],
-    *,
-    scale: NotNegative = 0.0,
-    batch_size: Count = 16,
+def measure(
+    model: ResidualModel, flow: Flow, parts: Sequence[FlowPart], *, scale: NotNegative = 0.0
 ) -> list[Ablation]:
-    """Run a model with each of some parts of a flow removed, or its flow scaled.
+    """Run a model without each of some parts of a flow, or with their flow scaled.
 
-    The change depends on the part:
+    Everything after the part runs as the model does, so that norms, patterns and gates may change.
+    On one text the change depends on the part:
 
     - a head: the entry of its pattern is scaled;
     - a direction of an MLP at its position: its output;
@@ -100,42 +102,61 @@ def ablate(
     - an edge from b to a: the part of a's input that b writes, for a only;
     - a `StreamDirection`: the inputs of the MLP's maps along it at all positions.
 
-    Everything else runs as the model does, so that norms, patterns and gates may change.
+    Between two texts the parts are nodes. A node's change is subtracted from the stream of the
+    first text, and added to that of the second; the effect is the mean of both.
 
     Args:
         model: the model of the flow.
-        flow: a flow of one text.
+        flow: the flow.
         parts: numbers of nodes, pairs of numbers (above, below) for edges, or directions.
         scale: factor of the flow of a node, or of the input along an edge or direction.
-        batch_size: parts at once, each a text of its own.
 
     Raises:
-        BilensError: the flow is between two texts, or a node or edge does not exist. Or it is the
-            logit, a remainder or a bias.
+        BilensError: a node or edge does not exist, or is the logit, a remainder or, on one text, a
+            bias. Or an edge or direction is asked for between two texts.
     """
-    if flow.before is not None:
-        raise BilensError("flow is a flow between two texts; ablate() expects one of one text")
-    runner = _Runner(model, flow, scale)
-    planned = [runner.plan(part) for part in parts]
-    changes = []
-    for start in range(0, len(planned), batch_size):
-        changes += runner.run([changed for _, changed in planned[start : start + batch_size]])
+    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, scale)
+    planned = [measured.plan(part) for part in parts]
+    actual = measured.run([changes for _, changes in planned])
     return [
-        Ablation(predicted, actual, *_name(flow, part))
-        for part, (predicted, _), actual in zip(parts, planned, changes, strict=True)
+        Ablation(predicted, after, *_name(flow, part))
+        for part, (predicted, _), after in zip(parts, planned, actual, strict=True)
     ]
 
 
 @torch.no_grad()
 @full_precision
-def ablated_together(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> float:
-    """Return the change of the logit of a flow of one text without some nodes, all at once."""
-    runner = _Runner(model, flow, 0.0)
-    changes = [change for number in numbers for change in runner.node(number)[1]]
-    return runner.run([changes])[0]
+def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation:
+    """Run the model without some nodes, all at once, as `measure` does without each of them.
+
+    The predicted change is the flow that leaves the group: what its nodes send to each other counts
+    once.
+
+    Args:
+        model: the model of the flow.
+        flow: the flow.
+        numbers: numbers of the nodes.
+
+    Raises:
+        BilensError: numbers is empty, or a node is the logit or a remainder, or does not exist.
+    """
+    numbers = sorted({*numbers})
+    if not numbers:
+        raise BilensError("numbers is empty, expected the numbers of nodes")
+    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, 0.0)
+    together = [change for number in numbers for change in measured.plan(number)[1]]
+    inside = float(flow.edges_between([numbers])[0, 0])
+    predicted = inside - sum(flow.nodes[i].flow for i in numbers)
+    names = [flow.nodes[i].name(flow.tokens) for i in numbers]
+    return Ablation(predicted, measured.run([together])[0], " and ".join(names), "group")
 
 
-def _name(flow: Flow, part: Part) -> tuple[str, str]:
+def is_measurable(flow: Flow, node: Node) -> bool:
+    """Return whether a node is one part of the model, whose effect `measure` returns."""
+    return node.is_removable if flow.before is None else node.is_part
+
+
+def _name(flow: Flow, part: FlowPart) -> tuple[str, str]:
     """Return the name of a part, and its kind."""
     if isinstance(part, StreamDirection):
         return f"direction of MLP {part.layer} at all positions", "direction"
@@ -146,21 +167,68 @@ def _name(flow: Flow, part: Part) -> tuple[str, str]:
     return node.name(flow.tokens), node.kind
 
 
-class _Runner:
-    """Plans interventions on the text of a flow, and runs them."""
+class _Exchanges:
+    """Exchanges of the changes of nodes between the two texts of a flow.
+
+    The changes of a set are those of the second run; the first has the opposite.
+    """
+
+    def __init__(self, model: ResidualModel, flow: Flow, scale: float) -> None:
+        self.model, self.flow, self.less = model, flow, 1 - scale
+        self.number = logit_of(model, flow.direction)
+        tokens, writes = model.parts.embed.rows(flow.ids), flow.writes
+        # The embeddings of both runs differ by the writes of the token nodes.
+        of_tokens = torch.tensor([node.kind == "token" for node in flow.nodes])
+        start = of_tokens.to(writes.node.device)[writes.node] & (writes.moment == 0)
+        change = torch.zeros_like(tokens)
+        change.index_add_(0, writes.position[start], writes.vector[start])
+        self.runs = [Run.of(model, flow.ids, rows) for rows in (tokens, tokens - change)]
+
+    def plan(self, part: FlowPart) -> tuple[float, list[Change]]:
+        """Return the predicted change and the changes of the second run for a node."""
+        if not isinstance(part, int):
+            raise BilensError(
+                f"{_name(self.flow, part)[0]} between two texts; expected the number of a node"
+            )
+        node = self.flow.node(part)
+        if not node.is_part:
+            raise BilensError(f"number={part} is {node.kind}, expected one part of the model")
+        writes = self.flow.writes
+        of_node = writes.node == part
+        if node.layer is None or node.part is None:
+            site, scale = token_site(self.model), 1.0
+            of_node &= writes.moment == 0
+        else:
+            site = written_site(self.model, node.layer, node.part)
+            scale = self.model.parts.layers[node.layer].mlp.residual_scale
+        rows = torch.zeros_like(self.flow.trace.stream)
+        rows.index_add_(0, writes.position[of_node], writes.vector[of_node])
+        return -self.less * node.flow, [Change(site, adding(self.less / scale * rows))]
+
+    def run(self, sets: Sequence[Sequence[Change]]) -> list[float]:
+        """Return the mean change of the logit in both directions, for each set of changes."""
+        opposite = [[Change(site, _opposite(function)) for site, function in s] for s in sets]
+        total = torch.zeros(len(sets), dtype=torch.float64)
+        for run, of_run, sign in zip(self.runs, (opposite, sets), (-1, 1), strict=True):
+            values = self.number(run.again([[], *of_run])).double().cpu()
+            total -= sign * (values[1:] - values[0]) / 2
+        return total.tolist()
+
+
+class _Removals:
+    """Removals of parts of a flow of one text."""
 
     def __init__(self, model: ResidualModel, flow: Flow, scale: float) -> None:
         self.model, self.flow, self.scale = model, flow, scale
-        self.last = model.parts.norm_or_module
         self.heads: dict[int, FrozenHeads] = {}
 
-    def plan(self, part: Part) -> tuple[float, Changes]:
+    def plan(self, part: FlowPart) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a part."""
         if isinstance(part, StreamDirection):
             return self.direction(part)
         return self.edge(*part) if isinstance(part, tuple) else self.node(part)
 
-    def direction(self, part: StreamDirection) -> tuple[float, Changes]:
+    def direction(self, part: StreamDirection) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a direction at all positions."""
         mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
@@ -170,7 +238,7 @@ class _Runner:
         predicted = (mlp.weights(w) * (after - before)).sum()
         return float(predicted), self._reading(part.layer, mlp, v, added)
 
-    def node(self, number: int) -> tuple[float, Changes]:
+    def node(self, number: int) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a node."""
         node = self.flow.node(number)
         predicted = (self.scale - 1) * node.flow
@@ -186,7 +254,7 @@ class _Runner:
             "expected a token, position, head or direction"
         )
 
-    def edge(self, above: int, below: int) -> tuple[float, Changes]:
+    def edge(self, above: int, below: int) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for an edge."""
         a, b = self.flow.node(above), self.flow.node(below)
         through = float(self.flow.edges([above, below])[0, 1])
@@ -199,12 +267,10 @@ class _Runner:
             # The direction's output is linear in its input, with everything frozen.
             return predicted, self._written(above, 1 + predicted / a.flow)
         if a.kind == "output":
-            less = (1 - self.scale) * self._arriving(below, Moment.mlp(self.model.n_layers - 1))[-1]
-
-            def lessen(x: Tensor) -> None:
-                x[-1] -= less.to(x)
-
-            return predicted, [(self.last, True, lessen)]
+            less = (1 - self.scale) * self._arriving(below, Moment.mlp(self.model.n_layers - 1))
+            only_last = torch.zeros_like(less)
+            only_last[-1] = -less[-1]
+            return predicted, [Change(last_site(self.model), adding(only_last))]
         if a.kind == "head" and "patterns of attention" in self.flow.frozen:
             value = self._value(a)
             assert a.layer is not None
@@ -218,20 +284,10 @@ class _Runner:
             "direction, or a head whose patterns are held fixed"
         )
 
-    def run(self, runs: Sequence[Changes]) -> list[float]:
+    def run(self, sets: Sequence[Sequence[Change]]) -> list[float]:
         """Return the change of the logit in each run."""
-        ids = self.flow.ids.expand(len(runs) + 1, -1)
-        stream: list[Tensor] = []
-        with ExitStack() as stack:
-            for row, changes in enumerate(runs, 1):
-                for module, before, change in changes:
-                    stack.enter_context(_hooked(module, before, row, len(ids), change))
-            stack.enter_context(
-                self.last.register_forward_pre_hook(lambda _, args: stream.append(args[0][:, -1]))
-            )
-            self.model.model(ids, use_cache=False)
-        x = stream[0].to(self.flow.direction)
-        values = self.model.parts.normalised(x) @ self.flow.direction
+        run = Run.of(self.model, self.flow.ids)
+        values = logit_of(self.model, self.flow.direction)(run.again([[], *sets]))
         return (values[1:] - values[0]).tolist()
 
     def _heads(self, layer: int) -> FrozenHeads:
@@ -246,33 +302,25 @@ class _Runner:
         assert node.number is not None
         return self._heads(node.layer).values[node.number, node.source]
 
-    def _head(self, node: Node, value: Tensor) -> Changes:
+    def _head(self, node: Node, value: Tensor) -> list[Change]:
         """Let a head take another value from one position to one."""
         assert node.layer is not None
         assert node.number is not None
-        number = node.number
-        heads, d = self.model.layer(node.layer).heads, len(value)
-        weight = self.flow.trace.layers[node.layer].pattern[number, node.position, node.source]
-        change = weight * (value - self._value(node))
+        start = node.number * len(value)
+        weight = self.flow.trace.layers[node.layer].pattern[node.number, node.position, node.source]
+        rows = torch.zeros(len(self.flow.ids), self.model.n_heads * len(value)).to(value)
+        rows[node.position, start : start + len(value)] = weight * (value - self._value(node))
+        return [Change(mixed_site(self.model, node.layer), adding(rows))]
 
-        def replaced(x: Tensor) -> None:
-            x[node.position, number * d : (number + 1) * d] += change.to(x)
-
-        return [(heads.out.module, True, replaced)]
-
-    def _written(self, number: int, scale: float) -> Changes:
+    def _written(self, number: int, scale: float) -> list[Change]:
         """Scale the output of a direction at its position."""
         node = self.flow.node(number)
         assert node.layer is not None
-        mlp = self.model.layer(node.layer).mlp
-        rows = (scale - 1) / mlp.residual_scale * self._arriving(number, Moment.mlp(node.layer))
+        rows = (scale - 1) * self._arriving(number, Moment.mlp(node.layer))
+        rows = rows / self.model.parts.layers[node.layer].mlp.residual_scale
+        return [Change(written_site(self.model, node.layer, "mlp"), adding(rows))]
 
-        def add(x: Tensor) -> None:
-            x += rows.to(x)
-
-        return [(writer_of(mlp), False, add)]
-
-    def _reading(self, layer: int, frozen: LinearMLP, v: Tensor, added: Tensor) -> Changes:
+    def _reading(self, layer: int, frozen: LinearMLP, v: Tensor, added: Tensor) -> list[Change]:
         """Let the maps of an MLP read so much more of a direction at each position."""
         mlp = self.model.layer(layer).mlp
         if mlp.router is not None:
@@ -284,7 +332,7 @@ class _Runner:
         for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
             if part is not None and factor is not None:
                 rows = added[:, None] * (factor[: part.n_out] @ v)
-                changes.append((part.module, False, _adding(part, rows)))
+                changes.append(Change(Site(part.module, False, layer), _adding(part, rows)))
         return changes
 
     def _fitted(self, mlp: LinearMLP, part: StreamDirection) -> Tensor:
@@ -299,15 +347,17 @@ class _Runner:
             raise BilensError(f"direction has the length {float(v.norm()):.3g}, expected 1")
         return v if mlp.constant else v[:-1]
 
-    def _scaled(self, node: Node) -> Changes:
-        parts, position, scale = self.model.parts, node.position, self.scale
-        table = parts.embed if node.kind == "token" else parts.positions
-        assert table is not None
+    def _scaled(self, node: Node) -> list[Change]:
+        position, scale, positions = node.position, self.scale, self.model.parts.positions
 
-        def scaled(x: Tensor) -> None:
+        def scaled(x: Tensor) -> Tensor:
+            x = x.clone()
             x[position] *= scale
+            return x
 
-        return [(table.module, False, scaled)]
+        if node.kind == "token" or positions is None:
+            return [Change(token_site(self.model), scaled)]
+        return [Change(Site(positions.module, False, EMBEDDING), scaled)]
 
     def _arriving(self, number: int, moment: int) -> Tensor:
         """Return the output of a node in the stream of a moment, at each position."""
@@ -318,204 +368,15 @@ class _Runner:
         return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
 
 
-def writer_of(part: Heads | MLP) -> nn.Module:
-    """Return the last module of a part before its output is added to the stream."""
-    if part.out_norm is not None:
-        return part.out_norm.module
-    return part.out.module if isinstance(part, Heads) else part.writer
+def _opposite(function: Function) -> Function:
+    return lambda x: 2 * x - function(x)
 
 
-def _adding(part: LinearMap, added: Tensor) -> Change:
-    def add(x: Tensor) -> None:
+def _adding(part: LinearMap, added: Tensor) -> Function:
+    def add(x: Tensor) -> Tensor:
+        x = x.clone()
         rows = slice(None) if part.rows is None else part.rows.to(x.device)
         x[..., rows] += added.to(x)
-
-    return add
-
-
-def _hooked(module: nn.Module, before: bool, row: int, rows: int, change: Change) -> Any:
-    def changed(x: Tensor) -> Tensor:
-        # Position vectors may come once for the whole batch.
-        x = x.expand(rows, *x.shape[-2:]).clone()
-        change(x[row])
         return x
 
-    if before:
-        return module.register_forward_pre_hook(lambda _, args: (changed(args[0]), *args[1:]))
-    return module.register_forward_hook(lambda _, __, out: changed(out))
-
-
-@checked
-@torch.no_grad()
-def edit(
-    model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: NotNegative = 0.0
-) -> ResidualModel:
-    """Return the model with some directions of one MLP's input scaled, or removed.
-
-    With P the projector on the directions and z the normalised stream, the constant included,
-    L becomes L (1 - (1 - scale) P), and so does R of a gate. This holds at every position of every
-    text. Only the weights of that MLP differ. The result is an ordinary model of its family, and
-    `bilens.convert.save_model` writes it. Costs O(k rank n).
-
-    The model stays as it is, and the edited one shares the memory of all other weights with it.
-    Vectors are rows in the normalised stream, with the constant as last coordinate, as
-    in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
-
-    Raises:
-        BilensError: the layer does not exist, or its MLP has experts or reads after a norm with a
-            gain of 0. The vectors do not fit, are zero or not finite, or the scale is negative. Or
-            the edit asks for a bias, and the model has none.
-    """
-    mlp = model.layer(layer).mlp
-    if mlp.router is not None:
-        raise BilensError(
-            f"{mlp.name} has experts, and their router reads the same input; edit "
-            "heads, or a model without experts"
-        )
-    basis = _orthonormal(vectors.to(model.device, model.parts.dtype), model.d_model)
-    edited = sharing_weights(model)
-    new = edited.layer(layer).mlp
-    tensor, units = mlp.factors(), new.up.n_out
-    for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
-        if part is not None:
-            along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
-            _remove(part, new.norm, along, basis)
-    return edited
-
-
-@torch.no_grad()
-@checked
-def edit_heads(
-    model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
-) -> ResidualModel:
-    """Return the model with the output of some heads of a layer scaled, or removed.
-
-    O_h becomes scale O_h, at every position of every text. A bias of the output stays. Patterns
-    and all other weights are unchanged, and the result is an ordinary model of its family.
-
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        layer: number of the layer.
-        heads: numbers of the heads.
-        scale: factor of their output: 0 removes it, -1 reverses it.
-
-    Raises:
-        BilensError: the layer or a head does not exist, or the scale is not finite.
-    """
-    out = model.layer(layer).heads.out
-    check_finite(scale=torch.tensor(scale))
-    for head in heads:
-        check_index("head", head, model.n_heads)
-    weight = out.weight().clone()
-    weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
-    edited = sharing_weights(model)
-    edited.layer(layer).heads.out.set_weight(weight)
-    return edited
-
-
-@torch.no_grad()
-@checked
-def edit_head_along(
-    model: ResidualModel,
-    vectors: Float[Tensor, "k d_head"],
-    *,
-    layer: int,
-    head: int,
-    scale: float = -1.0,
-    moment: Float[Tensor, "d_head d_head"] | None = None,
-) -> ResidualModel:
-    """Return the model with some directions of one head's mixed values scaled, or reversed.
-
-    Let z be the head's values, mixed by its pattern, and V the vectors in rows. O_h becomes
-    O_h (1 - (1 - scale) V' W) with W = (V M^-1 V')^-1 V M^-1. So z in the span of V is scaled. Of
-    all maps that do this, it changes z least over texts with E[z z'] = M. Patterns and all other
-    weights are unchanged.
-
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        vectors: directions of z, such as its mean change between two kinds of texts.
-        layer: number of the layer.
-        head: number of the head.
-        scale: factor of the directions: 0 removes them, -1 reverses them.
-        moment: M; without it the identity, for an orthogonal projection.
-
-    Raises:
-        BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
-            Or the moment is singular, or the vectors are linearly dependent.
-    """
-    out = model.layer(layer).heads.out
-    check_index("head", head, model.n_heads)
-    check_finite(scale=torch.tensor(scale), vectors=vectors)
-    weight = out.weight().clone()
-    block = weight.unflatten(1, (model.n_heads, -1))[:, head]
-    d_head = block.shape[1]
-    M = torch.eye(d_head) if moment is None else moment
-    if vectors.shape[1] != d_head or M.shape != (d_head, d_head):
-        raise BilensError(
-            f"vectors and moment have shapes {tuple(vectors.shape)} and {tuple(M.shape)}, expected "
-            f"(k, {d_head}) and ({d_head}, {d_head}), the size of a head"
-        )
-    check_finite(moment=M)
-    V = vectors.to(weight.device, torch.float64)
-    try:
-        read = torch.linalg.solve(M.to(V), V.T).T
-        read = torch.linalg.solve(V @ read.T, read)
-    except RuntimeError as error:
-        raise BilensError(
-            "moment is singular or vectors are linearly dependent; add a small multiple of the "
-            "identity to the moment, or leave out vectors"
-        ) from error
-    block -= (1 - scale) * (block.double() @ V.T @ read).to(block)
-    edited = sharing_weights(model)
-    edited.layer(layer).heads.out.set_weight(weight)
-    return edited
-
-
-def sharing_weights(model: ResidualModel) -> ResidualModel:
-    """Return a copy of the model whose parameters share their memory until they are set."""
-    # The weights were checked when the model was opened, and are not checked again.
-    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
-    for p in model.model.parameters():
-        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
-    return copy.deepcopy(model, shared)
-
-
-def _orthonormal(vectors: Tensor, width: int) -> Tensor:
-    """Return an orthonormal basis of the rows' span, the constant as its last coordinate."""
-    if len(vectors) == 0 or vectors.shape[1] not in (width, width + 1):
-        raise BilensError(
-            f"vectors has shape {tuple(vectors.shape)}, expected rows of {width} numbers, or of "
-            f"{width + 1} with the constant"
-        )
-    check_finite(vectors=vectors)
-    if not vectors.any(-1).all():
-        raise BilensError("vectors holds a row that is zero and points nowhere; leave it out")
-    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).double()
-    units = padded / padded.norm(dim=-1, keepdim=True)
-    _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
-    return rows[sizes > 1e-6].to(vectors)
-
-
-def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) -> None:
-    """W z - along (basis z) by weights and bias alone; z = [n, 1] and W reads g n + b."""
-    read, constant = basis[:, :-1], basis[:, -1]
-    bias = None if norm is None else norm.bias()
-    if norm is not None:
-        gain = norm.gain()
-        if not gain.all():
-            raise BilensError(
-                f"{norm.name} has a gain of 0, so that no map behind it reads what is removed"
-            )
-        read = read / gain
-    added = -along @ constant
-    if bias is not None:
-        added = added + along @ (read @ bias)
-    weight, old = part.weight() - along @ read, part.bias()
-    if old is None and added.abs().max() > 1e-6 * weight.abs().max():
-        raise BilensError(
-            f"{part.name} has no bias, which these vectors ask for: they hold a share of the "
-            "constant; leave their last coordinate out"
-        )
-    part.set_weight(weight)
-    if old is not None:
-        part.set_bias(old + added)
+    return add

@@ -1,13 +1,12 @@
 """The second run of a contrastive flow: another text, replaced words, or given embeddings."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
@@ -15,6 +14,7 @@ from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.read.linear.projections import CallRecorder
 from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
+from bilens.residual.interventions import embedded
 from bilens.residual.sums import check_logits
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
@@ -149,6 +149,12 @@ class Other:
             self.embeddings = self.embeddings[:time]
         return self
 
+    def followed_by(self, answer: Int[Tensor, " n"]) -> "Other":
+        """Return the run with tokens after its text, the same as after the first text."""
+        rows = torch.cat([self.tokens, self.model.parts.embed.rows(answer)])
+        against = torch.cat([self.ids, answer]) if self.embeddings is None else rows
+        return Other(self.model, torch.cat([self.ids, answer]), against)
+
     def _fitted(self, against: Tensor) -> Tensor:
         time, width = len(self.ids), self.model.d_model
         if against.shape not in ((width,), (time, width)):
@@ -170,25 +176,6 @@ class Other:
             f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
             "Choose words of equally many tokens"
         )
-
-
-@contextmanager
-def embedded(
-    model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
-) -> Iterator[None]:
-    """Let the model read given embeddings in place of its tokens' as long as this runs."""
-    table = model.parts.embed
-
-    def replace_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        # Some families scale inside the embedding and some after it.
-        stored = table.weight()[args[0]]
-        wide = output.to(stored)
-        scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
-        factor = 1.0 if scaled else 1 / table.scale
-        return (factor * embeddings).expand_as(output).to(output.dtype)
-
-    with table.module.register_forward_hook(replace_output):
-        yield
 
 
 def recorded_trace(model: ResidualModel, ids: Int[Tensor, " time"]) -> tuple[Trace, CallRecorder]:

@@ -40,7 +40,6 @@ class Node:
         eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
         role: of a head between two texts: values, the tokens that it moves, or queries or keys,
             the positions that it attends to.
-        estimated: its effect to first order, by gradients; None until `account` finds it.
         measured: its effect in the running model; None where it is not measured.
         after: ends of texts after which a direction is most active, if texts were searched.
         reads: tokens that the vector of a direction has most of, if they were looked up.
@@ -57,7 +56,6 @@ class Node:
     number: int | None = None
     eigenvalue: float | None = None
     role: Literal["values", "queries", "keys"] | None = None
-    estimated: float | None = None
     measured: float | None = None
     after: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
@@ -71,7 +69,7 @@ class Node:
 
     @property
     def is_removable(self) -> bool:
-        """True if `ablate` can remove it from a flow of one text."""
+        """True if `measure` can remove it from a flow of one text."""
         return self.is_part and self.kind != "bias" and self.role is None
 
     def name(self, tokens: Sequence[str]) -> str:
@@ -164,13 +162,12 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
             "kind": [node.kind for node in nodes],
             "layer": [node.layer for node in nodes],
             "flow": [node.flow for node in nodes],
-            "estimated effect": [node.estimated for node in nodes],
             "measured effect": [node.measured for node in nodes],
             "eigenvalue": [node.eigenvalue for node in nodes],
             **{side: [", ".join(getattr(node, side)) for node in nodes] for side in WORDS},
         }
     )
-    optional = ["estimated effect", "measured effect", *WORDS]
+    optional = ["measured effect", *WORDS]
     empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
     return frame.drop(columns=empty)
 

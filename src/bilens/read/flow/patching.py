@@ -1,67 +1,91 @@
 """Measured effects of heads and MLPs between two texts, and their estimates by gradients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.read.flow.contrast import Against, Other, embedded, other_of
-from bilens.read.language.names import TokenDirection
+from bilens.read.flow.contrast import Against, Other, other_of
+from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.running import StopForwardError
+from bilens.residual.interventions import (
+    Change,
+    Number,
+    Part,
+    Run,
+    exchanged,
+    logit_of,
+    mixed_site,
+    mlp_site,
+    slopes,
+)
 from bilens.sections import Fact, signed
 
-Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
-"""A number of the stream after the last layer, at the last position."""
-BATCH = 2**19
-"""Numbers of the streams of a batch, of about 2 MB, when runs from several layers are joined."""
-Hooks = Sequence[tuple[nn.Module, bool, Callable[..., Any]]]
-"""Modules, whether their inputs or their outputs are changed, and the hooks that do so."""
+
+def parts_of(model: ResidualModel) -> list[Part]:
+    """Return the heads and the MLP of every layer, in the order of the layers."""
+    parts = []
+    for layer in range(model.n_layers):
+        parts += [Part("head", layer, head) for head in range(model.n_heads)]
+        parts.append(Part("mlp", layer))
+    return parts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Effects(Reading):
-    """Effects of every head and MLP, at all positions, on the change of a logit.
+    """Effects of every head and MLP, at all positions, on the change of a number.
+
+    The last part of a layer is its MLP.
 
     Attributes:
-        change: the change of the logit between the texts.
-        heads: effect of each head.
-        mlps: effect of each MLP.
+        change: the change of the number between the texts.
+        noising: fall of the number of the first text when the part comes from the second.
+        denoising: rise of the number of the second text when the part comes from the first.
     """
 
     change: float
-    heads: Float[Tensor, "layers heads"]
-    mlps: Float[Tensor, " layers"]
+    noising: Float[Tensor, "layers parts"]
+    denoising: Float[Tensor, "layers parts"]
 
     title: ClassVar[str] = "Effects between two texts"
     axes: ClassVar[dict[str, str]] = {"x": "part", "y": "effect"}
 
+    @property
+    def heads(self) -> Float[Tensor, "layers heads"]:
+        """Effect of each head, the mean of both directions."""
+        return (self.noising + self.denoising)[:, :-1] / 2
+
+    @property
+    def mlps(self) -> Float[Tensor, " layers"]:
+        """Effect of each MLP, the mean of both directions."""
+        return (self.noising + self.denoising)[:, -1] / 2
+
     def facts(self) -> list[Fact]:
-        """Return the change of the logit, and the strongest head and MLP."""
+        """Return the change of the number, and the strongest head and MLP."""
         layer, head = divmod(int(self.heads.abs().argmax()), self.heads.shape[1])
         mlp = int(self.mlps.abs().argmax())
         return [
-            ("change of the logit", self.change),
-            (f"head {layer}.{head}", signed(float(self.heads[layer, head]))),
-            (f"MLP {mlp}", signed(float(self.mlps[mlp]))),
+            ("change", self.change),
+            (f"head.{layer}.{head}", signed(float(self.heads[layer, head]))),
+            (f"mlp.{mlp}", signed(float(self.mlps[mlp]))),
         ]
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each head and MLP, the largest |effect| first."""
-        rows = [
-            (f"head {layer}.{head}", layer, value)
-            for layer, values in enumerate(self.heads.tolist())
-            for head, value in enumerate(values)
-        ]
-        rows += [(f"MLP {layer}", layer, value) for layer, value in enumerate(self.mlps.tolist())]
-        frame = pd.DataFrame(rows, columns=["part", "layer", "effect"])
+        rows = []
+        for layer, (fall, rise) in enumerate(zip(self.noising, self.denoising, strict=True)):
+            for number, (a, b) in enumerate(zip(fall.tolist(), rise.tolist(), strict=True)):
+                is_head = number < len(fall) - 1
+                part = Part("head", layer, number) if is_head else Part("mlp", layer)
+                rows.append((str(part), layer, a, b, (a + b) / 2))
+        columns = ["part", "layer", "noising", "denoising", "effect"]
+        frame = pd.DataFrame(rows, columns=columns)
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
 
@@ -79,16 +103,19 @@ def patch(
 ) -> Effects:
     """Measure the effect of every head and MLP by activation patching, in both directions.
 
-    One part at a time takes its output of the other text at all positions. This is done in the run
-    of the text and in that of the other. Its effect is the mean of the logit's fall in the first
-    and rise in the second. All parts of a layer run in one batch that starts at that layer.
+    One part at a time takes its output of the other text at all positions, in the run of the text
+    (noising) and in that of the other (denoising). All runs of a layer start there, in batches.
+
+    The number is the logit, or the difference of logits, before a soft cap. If an answer has
+    several tokens, such as " New York", it is the sum of the log-probabilities of its tokens after
+    the text, and of each answer to subtract in a run of its own.
 
     Args:
         model: any.
         text: the text.
-        token: the token whose logit is taken before a soft cap, by name.
+        token: the answer, by name.
         position: the position whose next token is predicted, counted from the end if negative.
-        minus: tokens whose mean logit is subtracted.
+        minus: answers whose mean is subtracted.
         against: the second run; see `flow`.
         replace: words of the text and their replacements in the second run.
 
@@ -102,213 +129,60 @@ def patch(
     other = other_of(model, text, against, replace).cut(len(ids))
     if isinstance(token, str):
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
-    return patched_effects(stored_runs(model, ids, other), logit_of(model, token))
+    answers = [answer_ids(model, name) for name in (token.token, *token.minus)]
+    if all(len(answer) == 1 for answer in answers):
+        return patched_effects(runs_of(model, ids, other), logit_of(model, token.vector(model)))
+    shares = [1.0] + [-1 / len(token.minus)] * len(token.minus)
+    change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
+    for share, answer in zip(shares, answers, strict=True):
+        runs = runs_of(model, torch.cat([ids, answer]), other.followed_by(answer))
+        of_answer = patched_effects(runs, log_probability_of(model, answer))
+        change += share * of_answer.change
+        both += share * torch.stack([of_answer.noising, of_answer.denoising])
+    return Effects(change, both[0], both[1])
 
 
-def logit_of(model: ResidualModel, token: TokenDirection) -> Number:
-    """Return the logit, or difference of logits, before a soft cap as a function of the stream."""
-    u = token.vector(model)
-    return lambda x: model.parts.normalised(x.to(u)) @ u
+def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
+    """Return the log-probability of the last tokens of a text as a function of its stream."""
+    W, b = model.parts.logit_weights()
+    cap = model.parts.softcap
+
+    def number(x: Tensor) -> Tensor:
+        # The token before each one predicts it.
+        n = model.parts.normalised(x[:, -len(answer) - 1 : -1].to(W))
+        logits = n @ W + b
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        logs = logits.log_softmax(-1)
+        return logs[:, torch.arange(len(answer)), answer].sum(1)
+
+    return number
 
 
-@dataclass(frozen=True, eq=False)
-class StoredRun:
-    """A run of a model on one text, from which runs can start at any layer.
-
-    Attributes:
-        model: the model.
-        ids: its text.
-        tokens: the embeddings of its tokens.
-        calls: input and other arguments of each layer.
-        mixed: mixed values of the heads of each layer, all heads side by side.
-        outputs: outputs of the MLP of each layer, before a norm.
-        stream: the stream after the last layer at the last position.
-        by_position: outputs of the maps and MLPs, which take each position by itself.
-    """
-
-    model: ResidualModel
-    ids: Int[Tensor, " time"]
-    tokens: Float[Tensor, "time d_model"]
-    calls: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]]
-    mixed: list[Float[Tensor, "time all_heads"]]
-    outputs: list[Float[Tensor, "time d_model"]]
-    stream: Float[Tensor, " d_model"]
-    by_position: dict[nn.Module, Float[Tensor, "time width"]]
-
-    @contextmanager
-    def prefix_kept(self, time: int) -> Iterator[None]:
-        """Take the first positions of maps and MLPs from this run as long as this runs.
-
-        Those modules compute only the other positions, which is most of a run's time. Hooks before
-        a module see the other positions, and hooks after it all of them.
-        """
-
-        def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (args[0][:, time:].contiguous(), *args[1:])
-
-        with ExitStack() as stack:
-            for module, output in self.by_position.items():
-                start = output[:time]
-
-                def join(_: Any, __: Any, y: Tensor, start: Tensor = start) -> Tensor:
-                    return torch.cat([start.expand(len(y), -1, -1), y], 1)
-
-                stack.enter_context(module.register_forward_pre_hook(cut))
-                stack.enter_context(module.register_forward_hook(join))
-            yield
-
-    def run_from(self, layer: int, rows: int, hooks: Hooks) -> Float[Tensor, "rows d_model"]:
-        """Return the last streams of a batch that starts at a layer, with outputs changed there."""
-        parts = self.model.parts
-        x = self.calls[layer][0].expand(rows, -1, -1)
-        with ExitStack() as stack:
-            for module, before, change in hooks:
-                register = (
-                    module.register_forward_pre_hook if before else module.register_forward_hook
-                )
-                stack.enter_context(register(change))
-            for number in range(layer, len(parts.layers)):
-                _, args, kwargs = self.calls[number]
-                output = parts.layers[number].module(x, *args, **kwargs)
-                x = output[0] if isinstance(output, tuple) else output
-        return x[:, -1]
-
-
-def stored_runs(
-    model: ResidualModel, ids: Int[Tensor, " time"], other: Other
-) -> tuple[StoredRun, StoredRun]:
+def runs_of(model: ResidualModel, ids: Int[Tensor, " time"], other: Other) -> tuple[Run, Run]:
     """Return the runs of a text and of the other."""
-    return (
-        stored_run(model, ids, model.parts.embed.rows(ids)),
-        stored_run(model, other.ids, other.tokens),
-    )
+    return Run.of(model, ids), Run.of(model, other.ids, other.tokens)
 
 
-def stored_run(
-    model: ResidualModel, ids: Int[Tensor, " time"], tokens: Float[Tensor, "time d_model"]
-) -> StoredRun:
-    """Return the run of a text whose tokens have these embeddings."""
-    calls: dict[nn.Module, tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = {}
-    by_position: dict[nn.Module, Tensor] = {}
-
-    def keep(module: nn.Module, _: Any, y: Tensor) -> None:
-        by_position[module] = y[0]
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else kwargs.pop("hidden_states")
-        calls[module] = x, args[1:], kwargs
-
-    with embedded(model, tokens), recorded_parts(model) as (mixed, outputs), ExitStack() as stack:
-        for layer in model.parts.layers:
-            # Queries, keys and values may be one module, whose output is kept once.
-            maps = {part.module for part in (*layer.heads.reads, layer.heads.out)}
-            for module in (*maps, layer.mlp.module):
-                stack.enter_context(module.register_forward_hook(keep))
-            stack.enter_context(layer.module.register_forward_pre_hook(record, with_kwargs=True))
-        stream = last_stream(model, ids[None])
-    layers = model.parts.layers
-    return StoredRun(
-        model=model,
-        ids=ids,
-        tokens=tokens,
-        calls=[calls[layer.module] for layer in layers],
-        mixed=[x[0] for x in mixed],
-        outputs=[x[0] for x in outputs],
-        stream=stream[0],
-        by_position=by_position,
-    )
+def first_change(runs: Sequence[Run]) -> int:
+    """Return the first position at which the embeddings of two runs differ."""
+    return int((runs[0].tokens != runs[1].tokens).any(-1).int().argmax())
 
 
-@contextmanager
-def recorded_parts(model: ResidualModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Collect the heads' mixed values and the MLPs' outputs of each layer, as they are computed."""
-    mixed: list[Tensor] = []
-    outputs: list[Tensor] = []
-    with ExitStack() as stack:
-        for layer in model.parts.layers:
-            stack.enter_context(
-                layer.heads.out.module.register_forward_pre_hook(
-                    lambda _, args: mixed.append(args[0])
-                )
-            )
-            stack.enter_context(
-                layer.mlp.module.register_forward_hook(lambda _, __, y: outputs.append(y))
-            )
-        yield mixed, outputs
-
-
-def last_stream(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch d"]:
-    """Return the streams after the last layer at the last position."""
-    streams: list[Tensor] = []
-
-    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-        streams.append(args[0][:, -1])
-        # Logits of all positions would take longer than the layers of a small model.
-        raise StopForwardError
-
-    hook = model.parts.norm_or_module.register_forward_pre_hook(keep)
-    with hook, suppress(StopForwardError):
-        model.model(ids, use_cache=False)
-    return streams[0]
-
-
-def patched_effects(runs: tuple[StoredRun, StoredRun], number: Number) -> Effects:
-    """Return the effects of all heads and MLPs, the mean of both directions."""
-    model, width = runs[0].model, runs[0].model.n_heads + 1
+@torch.no_grad()
+def patched_effects(runs: tuple[Run, Run], number: Number) -> Effects:
+    """Return the effects of all heads and MLPs on a number in both directions."""
+    model, kept, effects = runs[0].model, first_change(runs), []
     ends = [float(number(run.stream[None])[0]) for run in runs]
-    total = torch.zeros(model.n_layers, width, dtype=torch.float64)
-    group = max(1, BATCH // (width * runs[0].tokens.numel()))
     for run, other, end, sign in ((*runs, ends[0], 1), (*runs[::-1], ends[1], -1)):
-        for first in range(0, model.n_layers, group):
-            layers = range(first, min(first + group, model.n_layers))
-            change = end - number(_patched_streams(run, other, layers)).double().cpu()
-            total[layers.start : layers.stop] += sign / 2 * change.reshape(-1, width)
-    return Effects(ends[0] - ends[1], total[:, :-1], total[:, -1])
-
-
-def _patched_streams(
-    run: StoredRun, other: StoredRun, layers: range
-) -> Float[Tensor, "rows d_model"]:
-    """Return the last streams of runs that each have a head or MLP of these layers of the other.
-
-    A row is added for every head and for the MLP when the batch comes to its layer.
-    """
-    parts, n_heads = run.model.parts, run.model.n_heads
-    # Texts are equal up to their first different token, and so is everything computed there.
-    start = int((run.tokens != other.tokens).any(-1).int().argmax())
-    x = run.calls[layers.start][0][:0]
-    with run.prefix_kept(start):
-        for number in range(layers.start, len(parts.layers)):
-            layer, (stream, args, kwargs) = parts.layers[number], run.calls[number]
-            with ExitStack() as stack:
-                if number in layers:
-                    mixed, output = other.mixed[number][start:], other.outputs[number]
-
-                    # Row i of the new rows takes head i of the other run: a diagonal of the array
-                    # (row, position, head, d_head) is exchanged at once.
-                    def give_heads(_: Any, args: Any, mixed: Tensor = mixed) -> Any:
-                        y = args[0].clone()
-                        by_head = y[-n_heads - 1 : -1].unflatten(-1, (n_heads, -1))
-                        by_head.diagonal(0, 0, 2)[:] = mixed.unflatten(-1, (n_heads, -1)).mT
-                        return (y, *args[1:])
-
-                    def give_mlp(_: Any, __: Any, y: Tensor, output: Tensor = output) -> Tensor:
-                        y = y.clone()
-                        y[-1] = output
-                        return y
-
-                    x = torch.cat([x, stream.expand(n_heads + 1, -1, -1)])
-                    out = layer.heads.out.module
-                    stack.enter_context(out.register_forward_pre_hook(give_heads))
-                    stack.enter_context(layer.mlp.module.register_forward_hook(give_mlp))
-                result = layer.module(x, *args, **kwargs)
-                x = result[0] if isinstance(result, tuple) else result
-    return x[:, -1]
+        sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
+        change = end - number(run.again(sets, kept=kept)).double().cpu()
+        effects.append(sign * change.reshape(model.n_layers, -1))
+    return Effects(ends[0] - ends[1], *effects)
 
 
 def gradient_effects(
-    runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]
-) -> Effects:
+    runs: tuple[Run, Run], number: Number, points: Sequence[float]
+) -> Float[Tensor, "layers parts"]:
     """Return the change of each head and MLP times the mean gradient at some points.
 
     A point is a share of the way of the embeddings from the second text (0) to the first (1). The
@@ -319,24 +193,15 @@ def gradient_effects(
     """
     first, second = runs
     model = first.model
-    shares = torch.tensor(points, device=model.device, dtype=model.parts.dtype)[:, None, None]
+    shares = first.tokens.new_tensor(points)[:, None, None]
     tokens = second.tokens + shares * (first.tokens - second.tokens)
-    with (
-        torch.enable_grad(),
-        embedded(model, tokens.requires_grad_()),
-        recorded_parts(model) as (mixed, outputs),
-    ):
-        streams = last_stream(model, first.ids.expand(len(points), -1))
-        slopes = torch.autograd.grad(number(streams).sum() / len(points), [*mixed, *outputs])
-    n = model.n_layers
-    heads = [
-        ((a - b) * slope.sum(0)).unflatten(1, (model.n_heads, -1)).sum((0, 2))
-        for a, b, slope in zip(first.mixed, second.mixed, slopes[:n], strict=True)
-    ]
-    mlps = [
-        ((a - b) * slope.sum(0)).sum()
-        for a, b, slope in zip(first.outputs, second.outputs, slopes[n:], strict=True)
-    ]
-    with torch.no_grad():
-        change = float(number(first.stream[None])[0] - number(second.stream[None])[0])
-    return Effects(change, torch.stack(heads).double().cpu(), torch.stack(mlps).double().cpu())
+    layers = range(model.n_layers)
+    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
+    of_sites = slopes(first, number, sites, tokens)
+    rows = []
+    for layer in layers:
+        of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
+        heads = (first.mixed[layer] - second.mixed[layer]) * of_heads
+        mlp = ((first.outputs[layer] - second.outputs[layer]) * of_mlp).sum()
+        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
+    return torch.stack(rows).double().cpu() / len(points)

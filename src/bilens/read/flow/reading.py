@@ -1,9 +1,10 @@
 """The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
@@ -15,8 +16,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
-from bilens.read.flow.ablation import Ablation, ablation_frame
-from bilens.read.flow.account import account
+from bilens.read.flow.ablation import Ablation, ablation_frame, is_measurable, measure
 from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
 from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
@@ -62,7 +62,7 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     remainders = [i for i, node in enumerate(flow.nodes) if node.kind == "rest"]
     # The last row and column are those of all remainders together.
     edges = flow.edges_between([*([i] for i in graph.numbers), remainders])
-    graph = replace(graph, edges=edges[:-1, :-1])
+    graph = dataclasses.replace(graph, edges=edges[:-1, :-1])
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {number: rank for rank, number in enumerate([0, *order])}
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
@@ -146,8 +146,7 @@ def node_table(data: dict[str, Any]) -> pd.DataFrame:
         data: see `flow_data`.
     """
     nodes = data["nodes"][1 : ROWS + 1]
-    columns = {"node": "name", "flow": "flow"}
-    columns |= {"estimated effect": "estimated", "measured effect": "measured"}
+    columns = {"node": "name", "flow": "flow", "measured effect": "measured"}
     frame = pd.DataFrame({name: [node[key] for node in nodes] for name, key in columns.items()})
     effects = [name for name in frame.columns[2:] if frame[name].isna().all()]
     frame = frame.drop(columns=effects)
@@ -307,7 +306,7 @@ class FlowReading(Reading):
 
     axes: ClassVar[dict[str, str]] = Flow.axes
     formats: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("flow", "estimated effect", "measured effect", "weight", "predicted", "actual"), "+#.3g"
+        ("flow", "measured effect", "weight", "predicted", "actual"), "+#.3g"
     )
     explanation: ClassVar[str] = (
         "Where this logit, or difference of logits, comes from: a graph of parts of the model. "
@@ -439,13 +438,13 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         threshold=threshold,
         through_patterns=through_patterns,
     )
-    split = described(model, account(model, split, measured=ablate), shown, texts)
-    strongest = sorted(split.nodes, key=lambda node: -abs(node.flow))
-    ablated = [
-        Ablation(-node.flow, -node.measured, node.name(split.tokens), node.kind)
-        for node in strongest
-        if node.measured is not None
-    ]
+    order = sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow))
+    numbers = [i for i in order if is_measurable(split, split.nodes[i])][:ablate]
+    ablated = measure(model, split, numbers)
+    nodes = list(split.nodes)
+    for number, effect in zip(numbers, ablated, strict=True):
+        nodes[number] = dataclasses.replace(nodes[number], measured=-effect.actual)
+    split = described(model, dataclasses.replace(split, nodes=tuple(nodes)), shown, texts)
     data = flow_data(split, direction=direction_in_words(direction, target), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
     notes = tuple(missing_spaces(model, direction))

@@ -19,7 +19,6 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 from bilens.processes import this_process
 from bilens.read.flow.ablation import StreamDirection
-from bilens.read.flow.account import estimates, exchanged
 from bilens.read.flow.contrast import Against, other_of
 from bilens.read.flow.graph import (
     Flow,
@@ -31,19 +30,16 @@ from bilens.read.flow.graph import (
     strongest_ends,
 )
 from bilens.read.flow.nodes import WORDS, quoted
-from bilens.read.flow.patching import logit_of, stored_runs
+from bilens.read.flow.patching import runs_of
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import Change, adding, logit_of, written_site
 from bilens.sections import Fact
 from bilens.settings import Between
 from bilens.tensor.similarity import cluster
 
-COLUMNS = [
-    *("prompt", "kind", "layer", "number", "flow", "estimated", "position"),
-    *("vector", "output"),
-]
-EFFECTS = {"estimated": "estimated effect", "measured": "measured effect"}
+COLUMNS = [*("prompt", "kind", "layer", "number", "flow", "position"), *("vector", "output")]
 NAMED = 20
 """Directions with words."""
 
@@ -82,7 +78,6 @@ class RecurringDirection:
         position: the position at which most of their |flow| is, counted from the end of the text.
         words: its tokens and the ends of texts after which it is most active, as nodes of a flow
             have them. They are empty if it is not among the strongest.
-        estimated: mean effect over all prompts by gradients; None where nothing is measured.
         measured: mean effect over all prompts of exchanging them between the two texts.
     """
 
@@ -94,7 +89,6 @@ class RecurringDirection:
     agreement: float
     position: int
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    estimated: float | None = None
     measured: float | None = None
 
     @property
@@ -122,10 +116,10 @@ class RecurringFlows(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "part", "y": "mean"}
 
     def facts(self) -> list[Fact]:
-        """Return the number of prompts, the mean of the logits that were split, and correlations.
+        """Return the number of prompts, the mean of the logits that were split, and a correlation.
 
-        Correlations are those of measured effects with flows and with estimates, over the
-        directions that were measured.
+        The correlation is that of measured effects with flows, over the directions that were
+        measured.
         """
         facts: list[Fact] = [
             ("prompts", len(self.values)),
@@ -134,12 +128,13 @@ class RecurringFlows(Reading):
         ]
         measured = [part for part in self.directions if part.measured is not None]
         if len(measured) > 2:
-            numbers = torch.tensor([[x.measured, x.mean, x.estimated] for x in measured])
-            of_flow, of_estimate = numbers.T.corrcoef()[0, 1:].tolist()
+            numbers = torch.tensor([[x.measured, x.mean] for x in measured])
             facts += [
                 ("directions measured", len(measured)),
-                ("correlation of their measured effects with flows", of_flow),
-                ("with estimates by gradients", of_estimate),
+                (
+                    "correlation of their measured effects with flows",
+                    float(numbers.T.corrcoef()[0, 1]),
+                ),
             ]
         return facts
 
@@ -152,13 +147,13 @@ class RecurringFlows(Reading):
         rows = [
             (
                 *(name, part.mean, part.absolute, part.prompts, getattr(part, "position", None)),
-                *(getattr(part, name, None) for name in EFFECTS),
+                getattr(part, "measured", None),
                 *(quoted(getattr(part, "words", {}).get(side, ())) for side in WORDS),
             )
             for name, part in parts
         ]
         columns = ["part", "mean", "mean of |flow|", "prompts", "position"]
-        optional = [*EFFECTS.values(), *WORDS]
+        optional = ["measured effect", *WORDS]
         frame = pd.DataFrame(rows, columns=[*columns, *optional])
         empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
         frame = frame.drop(columns=empty)
@@ -226,8 +221,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         # Directions that are orthogonal in their inputs recur, those of outputs hardly do.
         options: dict[str, Any] = {"m": m, "threshold": threshold, "orthogonal": "inputs"}
         split = flow(model, prompts[i], tokens[i], against=seconds[i], **options)
-        slopes = estimates(model, split).tolist() if ablate else [None] * len(split.nodes)
-        of_process.append((i, split.value, _rows(i, split, slopes)))
+        of_process.append((i, split.value, _rows(i, split)))
         if progress is not None:
             progress(split)
     # In the order of the prompts, so that sums round as in one process.
@@ -275,8 +269,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         effects += _exchanged(model, prompts[i], tokens[i], seconds[i], groups)
     effects = sum(accelerate.utils.gather_object([effects]))
     for number, effect in enumerate((effects / count).tolist()):
-        slope = float(recurring[number][1]["estimated"].sum()) / count
-        parts[number] = replace(parts[number], estimated=slope, measured=effect)
+        parts[number] = replace(parts[number], measured=effect)
     return RecurringFlows(
         tuple(value for _, value, _ in gathered),
         tuple(sorted(heads, key=lambda head: -abs(head.mean))),
@@ -294,16 +287,18 @@ def _exchanged(
 ) -> Float[Tensor, " groups"]:
     """Return the measured effects of groups of directions, each of one layer, on a prompt."""
     ids = model.ids(text)
-    runs = stored_runs(model, ids, other_of(model, ids, against, None))
-    rows = runs[0].tokens.new_zeros(len(groups), *runs[0].tokens.shape)
-    for place, (_, of_group) in enumerate(groups):
-        for position, output in zip(of_group["position"], of_group["output"], strict=True):
-            rows[place, int(position)] += output.to(rows)
-    effects = torch.zeros(len(groups), dtype=torch.float64)
-    layers = torch.tensor([layer if len(of_group) else -1 for layer, of_group in groups])
-    for layer in layers[layers >= 0].unique().tolist():
-        among = layers == layer
-        effects[among] = exchanged(runs, logit_of(model, token), layer, "mlp", rows[among])
+    runs = runs_of(model, ids, other_of(model, ids, against, None))
+    number, effects = logit_of(model, token.vector(model)), torch.zeros(len(groups)).double()
+    for run, sign in zip(runs, (-1, 1), strict=True):
+        sets = []
+        for layer, of_group in groups:
+            rows = torch.zeros_like(run.stream)
+            for position, output in zip(of_group["position"], of_group["output"], strict=True):
+                rows[int(position)] += output.to(rows)
+            rows = sign / model.parts.layers[layer].mlp.residual_scale * rows
+            sets.append([Change(written_site(model, layer, "mlp"), adding(rows))])
+        values = number(run.again([[], *sets])).double().cpu()
+        effects += sign * (values[1:] - values[0]) / 2
     return effects
 
 
@@ -333,7 +328,7 @@ def _words(
             yield dict(zip(WORDS, of_part, strict=True))
 
 
-def _rows(number: int, split: Flow, slopes: Sequence[float | None]) -> list[tuple[Any, ...]]:
+def _rows(number: int, split: Flow) -> list[tuple[Any, ...]]:
     """Return the heads and directions of a prompt's flow, on the CPU, for other processes."""
     numbers = list(split.direction_numbers)
     # A row that is sent to other processes would take the memory of the whole matrix along.
@@ -343,7 +338,7 @@ def _rows(number: int, split: Flow, slopes: Sequence[float | None]) -> list[tupl
     of_direction = dict(zip(numbers, zip(vectors, outputs, strict=True), strict=True))
     return [
         (
-            *(number, node.kind, node.layer, node.number, node.flow, slopes[i]),
+            *(number, node.kind, node.layer, node.number, node.flow),
             (node.position or 0) - len(split.ids),
             *of_direction.get(i, (None, None)),
         )

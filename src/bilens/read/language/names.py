@@ -67,6 +67,23 @@ class TokenDirection:
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
 
 
+def answer_ids(model: ResidualModel, name: str) -> Int[Tensor, " n"]:
+    """Return the numbers of the tokens of an answer, such as " New York".
+
+    Raises:
+        BilensError: the model has no tokenizer, or the answer is empty.
+    """
+    try:
+        numbers = [model.token(name)]
+    except BilensError:
+        if model.tokenizer is None:
+            raise
+        numbers = model.tokenizer(name, add_special_tokens=False)["input_ids"]
+        if not numbers or model.tokenizer.unk_token_id in numbers:
+            raise
+    return torch.tensor(numbers, device=model.device)
+
+
 def direction_vector(
     model: ResidualModel,
     token: str | int | Float[Tensor, " d_model"],

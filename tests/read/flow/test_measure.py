@@ -1,13 +1,10 @@
-"""Effects of single nodes: exact in linear models, and first-order ones are gradients."""
-
-import sys
+"""Effects of single nodes and of groups: exact in linear models, and those of whole runs."""
 
 import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import account, flow, measure, patch, remove
-from bilens.read.flow.account import estimates
+from bilens.read.flow import flow, measure, patch, remove
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, some_text, tiny
@@ -27,12 +24,11 @@ def test_nodes_that_only_the_unembedding_reads_have_their_flow():
     outcome = between(view)
     last = [i for i, n in enumerate(outcome.nodes) if n.kind == "direction" and n.layer == 1]
     last = [i for i in last if outcome.nodes[i].position == len(TWO[0]) - 1]
-    results = measure(view, outcome, last, batch_size=3)
+    results = measure(view, outcome, last)
     assert results
     for i, result in zip(last, results, strict=True):
         assert result.predicted == -outcome.nodes[i].flow
         assert result.actual == pytest.approx(result.predicted, abs=1e-12)
-        assert float(estimates(view, outcome)[i]) == pytest.approx(outcome.nodes[i].flow)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -68,65 +64,6 @@ def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
             assert -result.actual == pytest.approx(
                 float(patched.heads[1, head]), rel=1e-5, abs=1e-8
             )
-
-
-@pytest.mark.parametrize("two", [True, False])
-@pytest.mark.parametrize("settings", [{}, {"embed_mix": True, "positions": "learned"}])
-def test_estimates_are_gradients(two, settings):
-    """By central differences of the running model, at every token and one node of each part."""
-    model = random_model(n_layers=2, norm="rms", mlp="swiglu", **settings)
-    view = ResidualModel(model, toy_tokenizer())
-    near = view.W_E[TWO[0]] + 1e-4 * view.W_E[TWO[1]]
-    flows = flow(view, TWO[0], DIRECTION, threshold=0, **({"against": near} if two else {}))
-    slopes = estimates(view, flows)
-    if two:
-        # Between close texts the measured effect is the gradient times the change.
-        numbers = [i for i, n in enumerate(flows.nodes) if n.kind in ("token", "head", "direction")]
-        results = measure(view, flows, numbers)
-        measured = torch.tensor([-r.actual for r in results]).double()
-        torch.testing.assert_close(slopes[numbers], measured, rtol=1e-3, atol=1e-8)
-        return
-    tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
-    rows = view.W_E[TWO[0]]
-    for position, number in enumerate(tokens):
-        step = torch.zeros_like(rows)
-        step[position] = 1e-5 * rows[position]
-        ends = [
-            flow(view, TWO[0], DIRECTION, against=rows + sign * step).values[1] for sign in (1, -1)
-        ]
-        slope = (ends[0] - ends[1]) / 2e-5
-        assert float(slopes[number]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 8])
-def test_estimates_between_texts_are_integrated_gradients(monkeypatch, at_once):
-    """The mean of automatic gradients at 8 points between the embeddings, times the change."""
-    monkeypatch.setattr(sys.modules[estimates.__module__], "TOKENS", at_once * len(TWO[0]))
-    view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
-    flows = between(view)
-    first, second = (view.W_E[ids] for ids in TWO)
-    slopes = []
-    for point in range(8):
-        x = (second + (point + 0.5) / 8 * (first - second)).requires_grad_()
-        with view.parts.embed.module.register_forward_hook(lambda *_, x=x: x[None]):
-            logits = view.model(TWO[0][None]).logits[0, -1]
-        slopes += torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), x)
-    expected = (torch.stack(slopes).mean(0) * (first - second)).sum(-1)
-    tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
-    torch.testing.assert_close(estimates(view, flows)[tokens], expected)
-
-
-@pytest.mark.parametrize("against", [None, TWO[1]])
-def test_an_account_has_three_numbers(against):
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    flows = flow(view, TWO[0], DIRECTION, against=against)
-    full = account(view, flows, measured=5)
-    assert [n.flow for n in full.nodes] == [n.flow for n in flows.nodes]
-    assert all(n.estimated is not None for n in full.nodes)
-    measured = [n for n in full.nodes if n.measured is not None]
-    assert len(measured) == 5
-    results = measure(view, flows, [full.nodes.index(n) for n in measured])
-    assert [n.measured for n in measured] == pytest.approx([-r.actual for r in results])
 
 
 def test_the_logit_cannot_be_measured():

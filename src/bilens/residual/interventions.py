@@ -1,0 +1,450 @@
+"""Runs of a model in which parts are changed: removed, scaled, added to, or exchanged.
+
+A part has one address everywhere: `mlp.8`, `head.26.0`, and at one position `head.26.0@4`.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.errors import BilensError
+from bilens.residual.layers import MLP, Heads
+from bilens.residual.model import ResidualModel
+from bilens.residual.running import StopForwardError, recording
+
+BATCH = 2**19
+"""Numbers in the streams of a batch, about 2 MB; larger batches leave the cache of a processor."""
+EMBEDDING = -1
+"""Layer of the sites before the first layer."""
+
+Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
+"""A number of the stream after the last layer."""
+Function = Callable[[Float[Tensor, "time width"]], Float[Tensor, "time width"]]
+"""The value of a site in one run, at the last positions or at all, in place of its own."""
+
+OfBatch = Callable[[Float[Tensor, "rows time width"]], Any]
+"""The same for runs side by side; a function that returns None only looks."""
+
+
+class Part(NamedTuple):
+    """The address of a part of a model.
+
+    Attributes:
+        kind: head or mlp; in flows also token, position, and direction of an MLP.
+        layer: number of its layer; None for tokens and positions.
+        number: of the head or direction.
+        position: the position that it is limited to; None for all.
+    """
+
+    kind: Literal["head", "mlp", "token", "position", "direction"]
+    layer: int | None = None
+    number: int | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        numbers = [self.kind, self.layer, self.number]
+        at = "" if self.position is None else f"@{self.position}"
+        return ".".join(str(x) for x in numbers if x is not None) + at
+
+    @classmethod
+    def parse(cls, address: str, model: ResidualModel) -> "Part":
+        """Return the head or MLP of an address such as head.26.0@4.
+
+        Raises:
+            BilensError: it is no address, or the model has no such part.
+        """
+        found = re.fullmatch(r"(?:head\.(\d+)\.(\d+)|mlp\.(\d+))(?:@(\d+))?", address)
+        if found is None:
+            raise BilensError(
+                f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, or "
+                "one with a position, such as head.26.0@4"
+            )
+        layer, head, mlp, position = (None if x is None else int(x) for x in found.groups())
+        at = layer if mlp is None else mlp
+        assert at is not None
+        if at >= model.n_layers or (head or 0) >= model.n_heads:
+            raise BilensError(
+                f"{address!r} is not in the model, which has {model.n_layers} layers of "
+                f"{model.n_heads} heads"
+            )
+        return cls("head" if mlp is None else "mlp", at, head, position)
+
+
+class Site(NamedTuple):
+    """A place in a forward pass at which numbers can be changed.
+
+    Attributes:
+        module: the module there.
+        before: its input is changed, and not its output.
+        layer: number of its layer, from which a run has to be computed again.
+    """
+
+    module: nn.Module
+    before: bool
+    layer: int
+
+
+class Change(NamedTuple):
+    """What a site becomes in one run."""
+
+    site: Site
+    function: Function
+
+
+def token_site(model: ResidualModel) -> Site:
+    """Return the place of the tokens' embeddings, as they are added to the stream."""
+    return Site(model.parts.embed.module, False, EMBEDDING)
+
+
+def mixed_site(model: ResidualModel, layer: int) -> Site:
+    """Return the place of the heads' mixed values of a layer, all heads side by side."""
+    return Site(model.parts.layers[layer].heads.out.module, True, layer)
+
+
+def mlp_site(model: ResidualModel, layer: int) -> Site:
+    """Return the place of the output of an MLP, before a norm after it."""
+    return Site(model.parts.layers[layer].mlp.module, False, layer)
+
+
+def written_site(model: ResidualModel, layer: int, part: Literal["attention", "mlp"]) -> Site:
+    """Return the place of what the stream receives from attention or from the MLP of a layer."""
+    of_layer = model.parts.layers[layer]
+    return Site(writer_of(of_layer.heads if part == "attention" else of_layer.mlp), False, layer)
+
+
+def last_site(model: ResidualModel) -> Site:
+    """Return the place of the stream after the last layer."""
+    return Site(model.parts.norm_or_module, True, model.n_layers)
+
+
+def writer_of(part: Heads | MLP) -> nn.Module:
+    """Return the last module of a part before its output is added to the stream."""
+    if part.out_norm is not None:
+        return part.out_norm.module
+    return part.out.module if isinstance(part, Heads) else part.writer
+
+
+def adding(rows: Float[Tensor, "time width"]) -> Function:
+    """Return the function that adds rows."""
+    return lambda x: x + rows[-len(x) :].to(x)
+
+
+def exchanging(
+    values: Float[Tensor, "time width"], keep: Float[Tensor, "*time blocks"]
+) -> Function:
+    """Return the function to the values of another run, of which a share `keep` stays as it is.
+
+    Args:
+        values: the other values.
+        keep: the share of each of some blocks of equal width, such as heads, at all positions or
+            at each.
+    """
+
+    def exchange(x: Tensor) -> Tensor:
+        other = values[-len(x) :].to(x)
+        share = keep[-len(x) :] if keep.dim() == 2 else keep.expand(len(x), -1)
+        share = share.to(x).repeat_interleave(x.shape[1] // share.shape[1], 1)
+        return other + share * (x - other)
+
+    return exchange
+
+
+def exchanged(part: Part, other: "Run") -> Change:
+    """Return the change of a head or MLP to its value of another run, at its positions.
+
+    Raises:
+        BilensError: the part is neither.
+    """
+    if part.kind not in ("head", "mlp"):
+        raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
+    model, layer, columns = other.model, part.layer or 0, slice(None)
+    if part.kind == "mlp":
+        site, values = mlp_site(model, layer), other.outputs[layer]
+    else:
+        site, values = mixed_site(model, layer), other.mixed[layer]
+        width, number = values.shape[1] // model.n_heads, part.number or 0
+        columns = slice(number * width, (number + 1) * width)
+
+    def exchange(x: Tensor) -> Tensor:
+        x, given = x.clone(), values[-len(x) :].to(x)
+        rows = slice(None)
+        if part.position is not None:
+            # Counted from the end, since the first positions may be left out.
+            place = part.position - len(values) + len(x)
+            rows = slice(place, place + 1)
+        x[rows, columns] = given[rows, columns]
+        return x
+
+    return Change(site, exchange)
+
+
+def mixture(
+    other: "Run", keep: Float[Tensor, "layers parts"] | Float[Tensor, "layers time parts"]
+) -> list[Change]:
+    """Return the changes by which every part keeps a share, and takes the others of another run.
+
+    Args:
+        other: the other run.
+        keep: the share of each head of a layer, and of its MLP as the last, at all positions or at
+            each. 1 is the part as it is.
+    """
+    changes = []
+    for layer, shares in enumerate(keep):
+        heads, mlp = shares[..., :-1], shares[..., -1:]
+        values = other.mixed[layer], other.outputs[layer]
+        changes += [
+            Change(mixed_site(other.model, layer), exchanging(values[0], heads)),
+            Change(mlp_site(other.model, layer), exchanging(values[1], mlp)),
+        ]
+    return changes
+
+
+@contextmanager
+def embedded(
+    model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
+) -> Iterator[None]:
+    """Let the model read given embeddings in place of its tokens' as long as this runs."""
+    table = model.parts.embed
+
+    def replace_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        # Some families scale inside the embedding and some after it.
+        stored = table.weight()[args[0]]
+        wide = output.to(stored)
+        scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
+        factor = 1.0 if scaled else 1 / table.scale
+        return (factor * embeddings).expand_as(output).to(output.dtype)
+
+    with table.module.register_forward_hook(replace_output):
+        yield
+
+
+def streams(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time d"]:
+    """Return the streams of texts after the last layer."""
+    last: list[Tensor] = []
+
+    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+        last.append(args[0])
+        # Logits of all positions would take longer than the layers of a small model.
+        raise StopForwardError
+
+    with model.parts.norm_or_module.register_forward_pre_hook(keep), suppress(StopForwardError):
+        model.model(ids, use_cache=False)
+    return last[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of a model on one text, from which changed runs start at their first changed layer.
+
+    Attributes:
+        model: the model.
+        ids: its text.
+        tokens: the embeddings of its tokens.
+        calls: input and other arguments of each layer.
+        mixed: mixed values of the heads of each layer, all heads side by side.
+        outputs: outputs of the MLP of each layer, before a norm.
+        stream: the stream after the last layer.
+        by_position: outputs of the maps and MLPs, which take each position by itself.
+    """
+
+    model: ResidualModel
+    ids: Int[Tensor, " time"]
+    tokens: Float[Tensor, "time d_model"]
+    calls: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]]
+    mixed: list[Float[Tensor, "time all_heads"]]
+    outputs: list[Float[Tensor, "time d_model"]]
+    stream: Float[Tensor, "time d_model"]
+    by_position: dict[nn.Module, Float[Tensor, "time width"]]
+
+    @classmethod
+    def of(
+        cls,
+        model: ResidualModel,
+        ids: Int[Tensor, " time"],
+        tokens: Float[Tensor, "time d_model"] | None = None,
+    ) -> "Run":
+        """Run a model on a text, whose tokens may have other embeddings."""
+        tokens = model.parts.embed.rows(ids) if tokens is None else tokens
+        calls: dict[nn.Module, tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = {}
+        inputs: dict[nn.Module, Tensor] = {}
+        outputs: dict[nn.Module, Tensor] = {}
+
+        def keep(module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
+            inputs[module], outputs[module] = args[0][0], y[0]
+
+        def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else kwargs.pop("hidden_states")
+            calls[module] = x, args[1:], kwargs
+
+        layers = model.parts.layers
+        with torch.no_grad(), embedded(model, tokens), ExitStack() as stack:
+            for layer in layers:
+                # Queries, keys and values may be one module, whose output is kept once.
+                maps = {part.module for part in (*layer.heads.reads, layer.heads.out)}
+                for module in (*maps, layer.mlp.module):
+                    stack.enter_context(module.register_forward_hook(keep))
+                hook = layer.module.register_forward_pre_hook(call, with_kwargs=True)
+                stack.enter_context(hook)
+            stream = streams(model, ids[None])[0]
+        return cls(
+            model=model,
+            ids=ids,
+            tokens=tokens,
+            calls=[calls[layer.module] for layer in layers],
+            mixed=[inputs[layer.heads.out.module] for layer in layers],
+            outputs=[outputs[layer.mlp.module] for layer in layers],
+            stream=stream,
+            by_position=outputs,
+        )
+
+    def again(
+        self, sets: Sequence[Sequence[Change]], *, kept: int = 0
+    ) -> Float[Tensor, "sets time d_model"]:
+        """Return the last stream of a run for each set of changes.
+
+        Runs go side by side in batches, and each joins its batch at its first changed layer. Under
+        `torch.enable_grad` the result has gradients by all tensors that the changes hold.
+
+        Args:
+            sets: the changes of each run.
+            kept: number of first positions at which all runs are as this one, since nothing is
+                changed there. Their maps and MLPs are not computed again.
+        """
+        first = [min((c.site.layer for c in s), default=self.model.n_layers) for s in sets]
+        order = sorted(range(len(sets)), key=first.__getitem__)
+        size = max(1, BATCH // self.tokens.numel())
+        rows: list[Tensor] = [self.stream] * len(sets)
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            sites: dict[Site, list[tuple[int, Function]]] = defaultdict(list)
+            for row, number in enumerate(batch):
+                for site, function in sets[number]:
+                    sites[site].append((row, function))
+            changes = {site: _by_row(functions) for site, functions in sites.items()}
+            changed = self.batch([first[i] for i in batch], changes, kept=kept)
+            for row, number in enumerate(batch):
+                rows[number] = changed[row]
+        return torch.stack(rows)
+
+    def batch(
+        self, first: Sequence[int], changes: Mapping[Site, OfBatch], *, kept: int = 0
+    ) -> Float[Tensor, "rows time d_model"]:
+        """Return the last streams of runs side by side, with sites changed for all rows at once.
+
+        Args:
+            first: first layer of each run that is computed, in ascending order.
+            changes: a function of the whole batch for each site.
+            kept: see `again`.
+        """
+        model, n_layers = self.model, self.model.n_layers
+        with ExitStack() as stack:
+            is_active = stack.enter_context(recording())
+            for module, output in self.by_position.items() if kept else ():
+                stack.enter_context(_cut(module, output[:kept]))
+            tokens = self.tokens.expand(len(first), -1, -1)
+            for site, function in changes.items():
+                if site == token_site(model):
+                    tokens = function(tokens)
+                elif site.layer < n_layers:
+                    stack.enter_context(_hooked(site, len(first), function, is_active))
+            if first[0] == EMBEDDING:
+                with embedded(model, tokens):
+                    x = streams(model, self.ids.expand(len(first), -1))
+            else:
+                x = self.stream[None][:0]
+                for number in range(first[0], n_layers):
+                    stream, args, kwargs = self.calls[number]
+                    x = torch.cat([x, stream.expand(first.count(number), -1, -1)])
+                    output = model.parts.layers[number].module(x, *args, **kwargs)
+                    x = output[0] if isinstance(output, tuple) else output
+                unchanged = sum(layer >= n_layers for layer in first)
+                x = torch.cat([x, self.stream.expand(unchanged, -1, -1)])
+        for site, function in changes.items():
+            if site.layer >= n_layers:
+                x = function(x)
+        return x
+
+
+def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Number:
+    """Return u . n at the last position as a function of the stream, n its normalised value."""
+    return lambda x: model.parts.normalised(x[:, -1].to(u)) @ u
+
+
+class Slope(NamedTuple):
+    """What stands at a site in some runs, and the gradient of a number by it."""
+
+    value: Float[Tensor, "runs time width"]
+    slope: Float[Tensor, "runs time width"]
+
+
+def slopes(
+    run: Run, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
+) -> list[Slope]:
+    """Return the gradients of a number by what stands at some sites, at other embeddings.
+
+    Args:
+        run: gives the text.
+        number: the number.
+        sites: the places.
+        tokens: embeddings of the text, in one run each.
+    """
+    zeros: dict[Site, Tensor] = {}
+    values: dict[Site, Tensor] = {}
+
+    def add_zeros(x: Tensor, site: Site) -> Tensor:
+        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + zeros[site]
+
+    changes: dict[Site, OfBatch] = {token_site(run.model): lambda _: tokens}
+    changes |= {site: partial(add_zeros, site=site) for site in sites}
+    with torch.enable_grad():
+        value = number(run.batch([EMBEDDING] * len(tokens), changes)).sum()
+        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
+    return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
+
+
+def _by_row(functions: Sequence[tuple[int, Function]]) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        for row, function in functions:
+            x[row] = function(x[row])
+        return x
+
+    return change
+
+
+@contextmanager
+def _cut(module: nn.Module, start: Float[Tensor, "kept width"]) -> Iterator[None]:
+    """Let a module compute only the positions after the first ones, whose outputs are known."""
+
+    def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][:, len(start) :].contiguous(), *args[1:])
+
+    def join(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        return torch.cat([start.expand(len(y), -1, -1), y], 1)
+
+    with module.register_forward_pre_hook(cut), module.register_forward_hook(join):
+        yield
+
+
+def _hooked(site: Site, rows: int, function: OfBatch, is_active: Callable[[], bool]) -> Any:
+    def changed(x: Tensor) -> Tensor:
+        # Vectors of positions may come once for the whole batch.
+        x = x.expand(rows, *x.shape[1:]) if site.layer == EMBEDDING else x
+        result = function(x)
+        return x if result is None else result
+
+    # Hooks see every run of their module, also runs in other threads.
+    if site.before:
+        return site.module.register_forward_pre_hook(
+            lambda _, args: (changed(args[0]), *args[1:]) if is_active() else None
+        )
+    return site.module.register_forward_hook(lambda _, __, y: changed(y) if is_active() else None)

@@ -1,0 +1,119 @@
+"""Changed runs are those of the model with hooks by hand; parts have one address."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import (
+    Change,
+    Part,
+    Run,
+    adding,
+    exchanged,
+    logit_of,
+    mixed_site,
+    mixture,
+    mlp_site,
+    slopes,
+    token_site,
+)
+from tests.families import ALL, exact_norms, some_text, tiny
+from tests.language import random_model, random_text
+
+FAMILIES = [name for name in ALL if name not in ("llama-tied", "neox")]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mixture_is_the_model_with_hooks(name):
+    view, (first, second) = ResidualModel(tiny(name)), some_text()[:2]
+    second[:2] = first[:2]
+    generator = torch.Generator().manual_seed(0)
+    keep = torch.rand(view.n_layers, len(first), view.n_heads + 1, generator=generator).double()
+    with exact_norms():
+        run, other = Run.of(view, first), Run.of(view, second)
+        # One set is changed in the last layer only, and joins the batch there; one is unchanged.
+        late = [Change(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
+        rows = run.again([mixture(other, keep), late, [], mixture(other, keep)], kept=2)
+        hooks = []
+        for shares, mixed, output, layer in zip(
+            keep, other.mixed, other.outputs, view.parts.layers, strict=True
+        ):
+
+            def mix(_, args, shares=shares, mixed=mixed):
+                width = mixed.shape[1] // view.n_heads
+                share = shares[:, :-1].repeat_interleave(width, 1)
+                return (share * args[0] + (1 - share) * mixed, *args[1:])
+
+            def exchange(_, __, y, shares=shares, output=output):
+                return shares[:, -1:] * y + (1 - shares[:, -1:]) * output
+
+            hooks.append(layer.heads.out.module.register_forward_pre_hook(mix))
+            hooks.append(layer.mlp.module.register_forward_hook(exchange))
+        expected = view.model(first[None], use_cache=False).logits[0, -1]
+        for hook in hooks:
+            hook.remove()
+        whole = view.model(first[None], use_cache=False).logits[0, -1]
+
+    def logits(x):
+        W, b = view.parts.logit_weights()
+        z = view.parts.normalised(x[-1]) @ W + b
+        cap = view.parts.softcap
+        return z if cap is None else cap * torch.tanh(z / cap)
+
+    for row, wanted in ((rows[0], expected), (rows[2], whole), (rows[3], expected)):
+        torch.testing.assert_close(logits(row), wanted.double(), rtol=1e-5, atol=1e-6)
+    assert (rows[1] - rows[2]).abs().max() > 1e-3
+    assert (expected - whole).abs().max() > 1e-3
+
+
+def test_gradients_by_shares_are_central_differences():
+    view, keep = ResidualModel(random_model(n_layers=2, norm="rms")), torch.rand(2, 5).double()
+    run, other = (Run.of(view, random_text(seed=seed)) for seed in (1, 2))
+    number = logit_of(view, view.direction(3))
+    with torch.enable_grad():
+        shares = keep.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(number(run.again([mixture(other, shares)])).sum(), shares)
+    steps = 1e-6 * torch.eye(10).double().reshape(10, 2, 5)
+    ends = [
+        number(run.again([mixture(other, keep + sign * step) for step in steps]))
+        for sign in (1, -1)
+    ]
+    torch.testing.assert_close(slope.flatten(), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-8)
+    assert slope.abs().max() > 1e-3
+
+
+def test_gradients_at_sites_are_central_differences():
+    view = ResidualModel(random_model(n_layers=2, norm="rms"))
+    run, number = Run.of(view, random_text(seed=1)), logit_of(view, view.direction(3))
+    tokens = torch.stack([run.tokens, 2 * run.tokens])
+    site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(run.mixed[1])
+    (of_site,) = slopes(run, number, [site], tokens)
+    for row, rows in enumerate(tokens):
+        given = Change(token_site(view), lambda _, rows=rows: rows)
+        up, down = (
+            number(run.again([[given, Change(site, adding(sign * step))]])) for sign in (1, -1)
+        )
+        slope = float((up - down)[0] / 2)
+        assert float((of_site.slope[row] * step).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-12)
+        assert abs(slope) > 1e-8
+
+
+def test_addresses_name_parts():
+    view = ResidualModel(random_model(n_layers=2))
+    for address in ("mlp.1", "head.0.3", "head.1.2@4"):
+        assert str(Part.parse(address, view)) == address
+    run, other = (Run.of(view, random_text(seed=seed)) for seed in (1, 2))
+    at_one, at_all = (
+        run.again([[exchanged(Part.parse(address, view), other)]])[0]
+        for address in ("head.1.2@4", "head.1.2")
+    )
+    torch.testing.assert_close(at_one[:4], run.stream[:4])
+    assert not torch.allclose(at_one[4], run.stream[4])
+    assert not torch.allclose(at_all[:4], run.stream[:4])
+
+
+@pytest.mark.parametrize("address", ["mlp", "head.1", "mlp.2", "head.0.4", "mlp.1@", "token@1"])
+def test_other_addresses_are_refused(address):
+    with pytest.raises(BilensError, match=f"'{address}' is n"):
+        Part.parse(address, ResidualModel(random_model(n_layers=2)))
