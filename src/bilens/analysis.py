@@ -296,7 +296,9 @@ def find_analysis(name: str) -> Analysis:
 def declared_analysis(name: str) -> Analysis:
     """Return an analysis of bilens as its source declares it: its options, and no code to run."""
     for node in source(module_of(name)).body:
-        marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", ())]
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        marks = [ast.unparse(mark) for mark in node.decorator_list]
         if f"analysis('{name}')" in marks:
             return Analysis(name, outline(module_of(name), node.name))
     raise BilensError(f"{module_of(name)} has no function @analysis({name!r})")

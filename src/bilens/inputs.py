@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bilens.analysis import Loader
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
 from bilens.data.texts import text_files
 from bilens.errors import BilensError
 from bilens.models import FILES
 from bilens.nn import SparseAutoencoder, read_config
+from bilens.options import Loader
 from bilens.read.language import corpus_for
 from bilens.train import TRAINING_NAME, read_training
 from bilens.train.settings import OWN_TEXT

@@ -301,8 +301,9 @@ def train_classifiers(
             "--resume."
         )
     if not resume:  # before the first is trained
-        for folder in filter(None, folders):
-            check_free(folder)
+        for folder in folders:
+            if folder is not None:
+                check_free(folder)
     trained = []
     for seed, folder, there in zip(seeds, folders, begun, strict=True):
         settings = replace(training, seed=seed)
