@@ -1,8 +1,8 @@
 """Forward passes of a model: what is recorded in them, and how they attend, thread by thread."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from threading import RLock
@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -108,6 +109,33 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
         f"{type(module).__name__} has no eager attention, expected eager_attention_forward beside "
         "it, as in transformers"
     )
+
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def wide_passes(model: nn.Module) -> AbstractContextManager[Any]:
+    """Let passes of this thread compute in float32 with weights that are stored in 16 bits.
+
+    Streams in 16 bits are rounded, and sums over their parts miss by per cents.
+    """
+    narrow = any(weight.dtype in NARROW for weight in model.parameters())
+    return _WideWeights() if narrow else nullcontext()
+
+
+class _WideWeights(TorchFunctionMode):
+    """Mode in which each weight is widened where it is used, so that no copy of a model stays."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_widened, args), **wide)
+
+
+def _widened(value: Any) -> Any:
+    # Weights only, as everything else follows from them: a model may round to 16 bits on purpose.
+    return value.float() if isinstance(value, nn.Parameter) and value.dtype in NARROW else value
 
 
 def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:

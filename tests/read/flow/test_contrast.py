@@ -1,5 +1,9 @@
 """A flow between two texts adds up to the change of the logit, with nothing frozen."""
 
+import gc
+from copy import deepcopy
+from weakref import ref
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,12 +13,14 @@ from torch.nn import functional
 from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.flow.graph import FlowBuilder
+from bilens.read.flow.nodes import LEAVES
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.read.flow.test_flow import check, uncapped
+from tests.residual.test_experts import MIXTURES, mixture
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 TWO = torch.stack([random_text(seed=1), random_text(seed=2)])
@@ -55,13 +61,67 @@ def test_every_family_adds_up_in_float32(name):
     assert leaves == pytest.approx(result.value, abs=1e-5 * result.absolute)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
-def test_models_of_half_precision_add_up_as_far_as_they_compute(name):
-    view = ResidualModel(tiny(name, dtype=torch.bfloat16), toy_tokenizer())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALL)
+def test_flows_of_weights_in_16_bits_are_those_of_their_float32_copy(name, dtype):
+    view = ResidualModel(tiny(name, dtype=dtype), toy_tokenizer())
+    wide = ResidualModel(deepcopy(view.model).float(), toy_tokenizer())
     first, second = some_text()[:2]
-    result = flow(view, first, DIRECTION, against=second)
-    leaves = sum(node.flow for node in result.nodes if node.kind == "token")
-    assert leaves == pytest.approx(result.value, abs=0.02 * result.absolute)
+    for against in (None, second):
+        result = flow(view, first, DIRECTION, against=against, threshold=0.1)
+        expected = flow(wide, first, DIRECTION, against=against, threshold=0.1)
+        leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
+        assert leaves == pytest.approx(result.value, rel=1e-4)
+        # Buffers of a model in 16 bits, such as the scale of Gemma's embeddings, are rounded.
+        assert result.value == pytest.approx(expected.value, rel=1e-3)
+    assert {parameter.dtype for parameter in view.model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_flows_of_experts_in_16_bits_add_up(name):
+    view = ResidualModel(mixture(name).to(torch.bfloat16), toy_tokenizer())
+    result = flow(view, some_text()[0], DIRECTION, against=some_text()[1], threshold=0.1)
+    leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
+    assert leaves == pytest.approx(result.value, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2"])
+def test_a_flow_that_is_larger_than_its_sum_by_far_is_an_error_or_exact(name):
+    """A norm multiplies embeddings of 0 by 1 / sqrt(eps), and so its secant."""
+    view = ResidualModel(tiny(name, dtype=torch.float32), toy_tokenizer())
+    first, zeros = some_text()[0], torch.zeros(view.d_model)
+    if name != "gpt2":
+        with pytest.raises(BilensError, match="terms cancel beyond rounding. Take a text or mean"):
+            flow(view, first, DIRECTION, against=zeros)
+        return
+    # Its positions are not 0.
+    result = flow(view, first, DIRECTION, against=zeros)
+    leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
+    assert leaves == pytest.approx(result.value, rel=1e-4)
+
+
+def test_the_condition_is_a_fact():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    result = flow(view, TWO[0], DIRECTION, against=TWO[1])
+    absolute = sum(abs(node.flow) for node in result.nodes[1:])
+    assert dict(result.facts())["condition"] == absolute / abs(result.value) == result.condition
+    assert flow(view, TWO[0], DIRECTION, against=TWO[0]).condition == 0
+
+
+def test_nothing_of_a_flow_waits_for_the_collector():
+    """Linear maps of all layers are kept during a flow; in a circle they would stay after it."""
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    flow(view, TWO[0], DIRECTION, against=TWO[1])
+    gc.collect()
+    gc.disable()
+    try:
+        made = [ref(split(view, TWO[0], DIRECTION, against=second)) for second in (None, TWO[1])]
+        assert [one() for one in made] == [None, None]
+        before = sum(isinstance(kept, torch.Tensor) for kept in gc.get_objects())
+        flow(view, TWO[0], DIRECTION, against=TWO[1])
+        assert sum(isinstance(kept, torch.Tensor) for kept in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 @given(

@@ -75,13 +75,14 @@ class Flow(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
     def facts(self) -> list[Fact]:
-        """Return the value, sizes and the absolute flow."""
+        """Return the value, sizes, the absolute flow and the condition."""
         return [
             ("value", self.value),
             ("tokens", len(self.ids)),
             ("layers", len(self.trace.layers)),
             ("nodes", len(self.nodes)),
             ("absolute flow", self.absolute),
+            ("condition", self.condition),
         ]
 
     def frame(self) -> pd.DataFrame:
@@ -117,6 +118,11 @@ class Flow(Reading):
     def absolute(self) -> float:
         """Sum of |flow| over all nodes but the logit."""
         return sum(abs(node.flow) for node in self.nodes[1:])
+
+    @property
+    def condition(self) -> float:
+        """Absolute flow over the value: by how much rounding of flows grows in it; 0 of none."""
+        return self.absolute / abs(self.value) if self.value else 0.0
 
     def node(self, number: int) -> Node:
         """Return one of the nodes.

@@ -2,14 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_sum, checked
+from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Against, Measured, Other, Target, other_of, recorded_trace
 from bilens.read.flow.graph import Flow, FlowBuilder, described
@@ -20,10 +19,13 @@ from bilens.read.linear.mlp import LinearMLP, Orthogonal
 from bilens.read.linear.projections import CallRecorder
 from bilens.read.linear.secants import frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
+from bilens.residual.running import wide_passes
 from bilens.settings import Between
 
 KEPT_BYTES = 512 * 1024**2
 """Linear maps of all layers are kept between their two uses if they take no more than this."""
+MISSED = 0.01
+"""Largest error of a sum of flows, relative to the number that is split."""
 LABELLED = 10
 """Nodes whose tokens are looked up at once; `described` does so for more."""
 
@@ -154,10 +156,11 @@ def split(  # noqa: PLR0913
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
     elif minus:
         raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
-    other = None if one_text else other_of(model, text, against, replace).cut(len(ids))
-    # Later tokens are not read.
-    trace, recorder = recorded_trace(model, ids)
-    return Split(model, trace, recorder, other, token, target, through_patterns)
+    with wide_passes(model.model):
+        other = None if one_text else other_of(model, text, against, replace).cut(len(ids))
+        # Later tokens are not read.
+        trace, recorder = recorded_trace(model, ids)
+        return Split(model, trace, recorder, other, token, target, through_patterns)
 
 
 class Split:
@@ -170,8 +173,7 @@ class Split:
         above: directions that later components read, at each moment and position.
         heads: flow of each head of each layer, by role; one role for one text.
         mlps: flow of the MLP of each layer at each position.
-        mlp_map: returns the MLP of a layer as a linear map.
-        heads_map: returns the attention of a layer as a linear map.
+        keeps: whether linear maps of all layers are kept between their two uses.
     """
 
     def __init__(
@@ -199,9 +201,10 @@ class Split:
         # The pass and the split each take all maps: their weights with gains, and several patterns.
         mlp, d = model.parts.layers[0].mlp, model.d_model
         numbers = (2 * mlp.up.n_out + 3 * d) * d + 12 * model.n_heads * self.time**2
-        few = model.n_layers * numbers * trace.stream.element_size() <= KEPT_BYTES
-        cached = lru_cache(model.n_layers if few else 0)
-        self.mlp_map, self.heads_map = cached(self._mlp_map), cached(self._heads_map)
+        self.keeps = model.n_layers * numbers * trace.stream.element_size() <= KEPT_BYTES
+        # Not in a cache of bound methods: that is a circle, which memory leaves late.
+        self._mlp_maps: dict[int, LinearMLP] = {}
+        self._heads_maps: dict[int, HeadsMap] = {}
         self.root = last[self.places[-1:]].pull(self.measured.u[None])[0]
         self.bias = self.measured.bias if self.before is None else 0.0
         self.absolute = 0.0
@@ -243,7 +246,8 @@ class Split:
         The last cut is that of tokens, positions and biases.
 
         Raises:
-            BilensError: they do not; names the layer and both numbers.
+            BilensError: they do not, within rounding of the flow and within `MISSED` of the
+                change; names the layer and both numbers.
         """
         flows = [through for _, rows in self.leaves() for through in self._leaf_flows(rows)]
         through = [*flows, *self.graph.bias_flows()]
@@ -259,9 +263,19 @@ class Split:
             for layer, terms, ended in cuts
         }
         sums["The flow of tokens, positions and biases"] = float(sum(through))
-        dtype = self.model.parts.embed.module.weight.dtype
+        # A flow that is far larger than the number may hide it in its rounding. What the number
+        # itself is rounded by is relative to |u| |n|.
+        runs = [self.trace] if self.before is None else [self.trace, self.before]
+        n = [self.model.parts.normalised(run.stream[-1]).norm() for run in runs]
+        least = ROUNDING * float(self.measured.u.norm() * sum(n))
         for name, total in sums.items():
-            check_sum(name, total, self.value, size=size, dtype=dtype)
+            check_sum(name, total, self.value, size=size, dtype=self.root.dtype)
+            if abs(total - self.value) > MISSED * abs(self.value) + least:
+                raise BilensError(
+                    f"{name} adds up to {total:.6g}, expected {self.value:.6g}: the flow is "
+                    f"{size:.2g} in all, and its terms cancel beyond rounding. Take a text or mean "
+                    "embeddings as the second run, not vectors near 0, or dtype=torch.float64"
+                )
 
     def _cuts(self) -> list[tuple[int, Tensor, float]]:
         """Return the flow that enters each layer and all later ones, from the last layer down.
@@ -364,18 +378,33 @@ class Split:
         above[Moment.embedding()] = w
         return above
 
-    def _mlp_map(self, layer: int) -> LinearMLP:
+    def mlp_map(self, layer: int) -> LinearMLP:
+        """Return the MLP of a layer as a linear map."""
+        if layer in self._mlp_maps:
+            return self._mlp_maps[layer]
         if self.before is None:
-            return LinearMLP.frozen(self.model, self.trace, layer)
-        return LinearMLP.between(self.model, (self.trace, self.before), layer)
+            mlp = LinearMLP.frozen(self.model, self.trace, layer)
+        else:
+            mlp = LinearMLP.between(self.model, (self.trace, self.before), layer)
+        if self.keeps:
+            self._mlp_maps[layer] = mlp
+        return mlp
 
-    def _heads_map(self, layer: int) -> HeadsMap:
+    def heads_map(self, layer: int) -> HeadsMap:
+        """Return the attention of a layer as a linear map."""
+        if layer in self._heads_maps:
+            return self._heads_maps[layer]
+        heads: HeadsMap
         if self.before is None:
-            return FrozenHeads(
+            heads = FrozenHeads(
                 self.model, self.trace, layer, through_patterns=self.through_patterns
             )
-        call = self.recorder.call(layer)
-        return SecantHeads(self.model, (self.trace, self.before), layer, call)
+        else:
+            call = self.recorder.call(layer)
+            heads = SecantHeads(self.model, (self.trace, self.before), layer, call)
+        if self.keeps:
+            self._heads_maps[layer] = heads
+        return heads
 
     def _split_mlp(self, layer: int, m: int | None, least: float, orthogonal: Orthogonal) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
