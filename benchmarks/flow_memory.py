@@ -9,12 +9,12 @@ import gc
 from pathlib import Path
 
 import torch
+from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
 from benchmarks.clock import machine
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
-from tests.real.packages import SMOLLM2, gguf_file
 
 TEXTS = ("The keys to the cabinet", "The key to the cabinet")
 

@@ -86,11 +86,20 @@ OWN = {
 ALL = [*FAMILIES, *OWN]
 
 
-def tiny(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """Return a model whose weights, gains and biases are all of order one."""
+def tiny(
+    name: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    settings: dict[str, Any] | None = None,
+) -> PreTrainedModel:
+    """Return a model whose weights, gains and biases are all of order one.
+
+    `settings` are others than those of the family.
+    """
     if name in OWN:
         return random_model(seed, n_layers=LAYERS, **OWN[name]).to(dtype)
-    family, settings = FAMILIES[name]
+    family, usual = FAMILIES[name]
+    settings = settings or usual
     config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, config_name)(**settings)
     suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bilens.checks import check_sum
 from bilens.errors import BilensError, CheckpointError
@@ -14,61 +15,72 @@ from bilens.read.flow import flow
 from bilens.read.language.contexts import _run_texts
 from bilens.residual import ResidualModel, queries_keys
 from bilens.testing import sum_of_parts
-from tests.families import FAMILIES, LIKE_LLAMA, TIME, some_text, tiny
+from tests.families import ALL, FAMILIES, TIME, some_text, tiny
 from tests.language import random_model
 from tests.residual.test_experts import MIXTURES, mixture
 
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 10_000.0,
-    "short_factor": [1.0, 1.0],
-    "long_factor": [2.0, 5.0],
-    "original_max_position_embeddings": 6,
-    "factor": 2.0,
-}
+SHORT = {"original_max_position_embeddings": 6, "factor": 4.0}
 ROTATIONS = {
-    "longrope": ("Phi3", LONG),
-    "dynamic": ("Llama", {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}),
-    "linear": ("Llama", {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}),
-    "yarn": ("Llama", {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}),
-    "llama3": (
-        "Llama",
-        {
-            "rope_type": "llama3",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 6,
-        },
-    ),
+    "longrope": {**SHORT, "short_factor": [1.0] * 3, "long_factor": [2.0, 5.0, 3.0]},
+    "dynamic": {"factor": 4.0},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0},
+    "llama3": {**SHORT, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "proportional": {"partial_rotary_factor": 0.5},
 }
+# By the length of a text in every family that transformers lets have it; the other kinds in one.
+ROTATING = [(kind, "llama") for kind in ROTATIONS]
+ROTATING += [(kind, name) for kind in ("dynamic", "longrope") for name in FAMILIES]
+ROTATING = [
+    (kind, name)
+    for kind, name in dict.fromkeys(ROTATING)
+    if not name.startswith("gpt2") and (kind, name) != ("dynamic", "phi3")
+]
 
 
-def rotating(kind, seed=0):
+def rotating(kind, name="llama", seed=0):
     """Return a tiny model with a kind of scaled rotary positions, made for texts of 6 tokens."""
-    family, rope = ROTATIONS[kind]
-    settings = {**LIKE_LLAMA, "max_position_embeddings": 6, "rope_parameters": dict(rope)}
+    settings = dict(FAMILIES[name][1])
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **ROTATIONS[kind]}
     if kind == "longrope":
-        settings |= {"max_position_embeddings": TIME, "original_max_position_embeddings": 6}
-    config = getattr(transformers, f"{family}Config")(**settings)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator).double() / 2
-    return model.double().eval().requires_grad_(False)
+        # As many as a head has pairs that are rotated.
+        count = 3 if settings.get("head_dim") == 6 else 2
+        rope |= {name: rope[name][:count] for name in ("short_factor", "long_factor")}
+        settings["original_max_position_embeddings"] = 6
+    else:
+        settings["max_position_embeddings"] = 6
+    if name == "gemma3":
+        plain = {"rope_type": "default", "rope_theta": 10_000.0}
+        settings["layer_types"] = ["sliding_attention", "full_attention"]
+        rope = {"sliding_attention": plain, "full_attention": rope}
+    return tiny(name, seed, settings={**settings, "rope_parameters": rope})
 
 
-@pytest.mark.parametrize("kind", ROTATIONS)
-def test_texts_of_different_lengths_have_the_traces_of_each_with_scaled_positions(kind):
+def test_every_kind_of_rotary_scaling_is_tested():
+    assert set(ROTATIONS) == set(ROPE_INIT_FUNCTIONS)
+
+
+@pytest.mark.parametrize(("kind", "name"), ROTATING)
+def test_texts_of_different_lengths_have_the_traces_of_each_with_scaled_positions(kind, name):
     text = some_text()[0]
     texts = [text[:4], text, text[2:7]]
     # In both orders: frequencies of the longest text so far are kept by dynamic positions.
-    for batch in (texts, texts[::-1]):
-        view = ResidualModel(rotating(kind))
-        for ids, trace in zip(batch, view.traces(batch), strict=True):
-            expected = rotating(kind)(ids[None], use_cache=False).logits[0]
-            torch.testing.assert_close(trace.logits, expected, rtol=1e-5, atol=1e-5)
+    view, reverse = ResidualModel(rotating(kind, name)), ResidualModel(rotating(kind, name))
+    traces = [*view.traces(texts), *reverse.traces(texts[::-1])]
+    for trace in traces:
+        expected = rotating(kind, name)(trace.ids[None], use_cache=False).logits[0]
+        torch.testing.assert_close(trace.logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_texts_of_different_lengths_have_the_traces_of_each(name):
+    view, text = ResidualModel(tiny(name)), some_text()[0]
+    for trace in view.traces([text[:3], text, text[4:9]]):
+        alone = view.trace(trace.ids)
+        torch.testing.assert_close(trace.logits, alone.logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(trace.stream, alone.stream, rtol=1e-5, atol=1e-5)
+        for ours, expected in zip(trace.layers, alone.layers, strict=True):
+            torch.testing.assert_close(vars(ours), vars(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)
