@@ -15,6 +15,7 @@ import bilens
 from benchmarks.clock import machine
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
 
 TEXTS = ("The keys to the cabinet", "The key to the cabinet")
 
@@ -33,6 +34,7 @@ def main() -> None:
     count = parser.parse_args().flows
     print(machine())
     model = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
+    assert isinstance(model, ResidualModel)
     direction = TokenDirection("Ġare", ("Ġis",))
     # The first flow fills caches of torch.
     flow(model, TEXTS[0], direction, against=TEXTS[1])
