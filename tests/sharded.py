@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from bilens.train.trainer import ResumableTrainer
 from tests.two_processes import tensorise_gated
 
-os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": sys.argv[2]}
+os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 os.environ |= {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
 enter, train = PartialState.__init__, ResumableTrainer.train
 

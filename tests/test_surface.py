@@ -140,32 +140,38 @@ def test_the_names_of_a_room_are_there_and_explained(room):
         assert not explains or member.__doc__, name
 
 
-@pytest.mark.parametrize(
-    ("code", "without"),
-    [
-        ("import bilens", SLOW),
-        ("from bilens.cli import main; main(['--help'])", SLOW),
-        ("from bilens import BilinearTensor; import bilens.tensor.tree", SLOW[1:]),
-        ("import bilens.data", SLOW[3:]),
-    ],
-)
-def test_importing_is_lazy(code, without):
-    """Each of these takes a second or more; the mathematics needs only torch and einops."""
-    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = shown.stdout.split()
-    assert "bilens" in loaded
-    assert not set(without) & set(loaded)
+def modules_after(*steps):
+    """Return the modules that are loaded after each step of one fresh process."""
+    code = "\n".join(f"{step}\nprint(*sys.modules)" for step in steps)
+    command = [sys.executable, "-c", f"import sys\n{code}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [set(line.split()) for line in shown.splitlines()]
 
 
-def test_the_mathematics_needs_torch_einops_and_jaxtyping_alone():
-    code = (
-        "import sys, torch, einops, jaxtyping; before = set(sys.modules); import bilens.tensor; "
-        "print(*set(sys.modules) - before)"
+def test_importing_is_lazy():
+    """Each of the libraries takes a second or more; the mathematics needs three of them."""
+    steps = (
+        "import bilens",
+        "import torch, einops, jaxtyping",
+        "from bilens import BilinearTensor; import bilens.tensor.tree",
+        "import bilens.data",
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    packages = {name.partition(".")[0] for name in shown.stdout.split()}
+    top, libraries, mathematics, data = modules_after(*steps)
+    assert "bilens" in top
+    assert not set(SLOW) & top
+    packages = {name.partition(".")[0] for name in mathematics - libraries}
     assert packages - set(sys.stdlib_module_names) == {"bilens"}
+    assert not set(SLOW[3:]) & data
+
+
+def test_the_overview_of_commands_imports_none_of_them():
+    (*_, loaded) = modules_after(
+        "import io, contextlib\nfrom bilens.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    main(['--help'])"
+    )
+    assert "bilens.cli" in loaded
+    assert not set(SLOW) & loaded
 
 
 def test_no_module_imports_itself_through_others():

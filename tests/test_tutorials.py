@@ -23,41 +23,39 @@ BRIEF = {
 """Trainings as the pages have them, and as long as the suite has time for."""
 
 
-CASES = [("images", BRIEF)]
-CASES += [pytest.param(page.stem, {}, marks=pytest.mark.slow) for page in TUTORIALS]
-
-
-def notebook_of(page, shorter):
+def notebook_of(page):
     """Return the code of a page as a notebook."""
     notebook = jupytext.read(page)
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for cell in notebook.cells:
-        for written, brief in shorter.items():
-            cell.source = cell.source.replace(written, brief)
     assert notebook.cells
     return notebook
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
-    """Here, since five kernels take longer to start than these cells to run."""
+    """Here, since kernels take longer to start than these cells to run."""
     monkeypatch.chdir(tmp_path)
     state = {}
-    for cell in notebook_of(page, BRIEF).cells:
-        exec(compile(cell.source, str(page), "exec"), state)
+    for cell in notebook_of(page).cells:
+        source = cell.source
+        for written, brief in BRIEF.items():
+            source = source.replace(written, brief)
+        exec(compile(source, str(page), "exec"), state)
 
 
-@pytest.mark.parametrize(("name", "shorter"), CASES)
-def test_a_tutorial_runs_as_a_notebook(name, shorter, tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_a_notebook(page, tmp_path, monkeypatch):
     # Kernels beside other tests do not each take all cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = notebook_of(TUTORIALS[0].with_stem(name), shorter)
     place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=place).execute()
+    NotebookClient(
+        notebook_of(page), timeout=LIMIT, kernel_name="python3", resources=place
+    ).execute()
 
 
 def test_every_training_of_a_tutorial_is_made_brief():
-    code = "\n".join(cell.source for page in TUTORIALS for cell in notebook_of(page, {}).cells)
+    code = "\n".join(cell.source for page in TUTORIALS for cell in notebook_of(page).cells)
     lengths = re.findall(r"\b(?:epochs|steps|tokens)=[\d_]+,?", code)
     assert len(lengths) >= code.count("Training(")
     assert all(length.startswith(tuple(BRIEF)) for length in lengths)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from filelock import FileLock
 from safetensors.torch import load_file
 
 import bilens
 from bilens.convert import find_swish, open_model
+from bilens.errors import BilensError
 from bilens.train.language import train_language
+from bilens.train.trainer import ResumableTrainer
 from tests.language import small_config, small_corpus
 from tests.two_processes import TRAINING, anneal_gated, contexts, recurring, tensorise_gated
 
@@ -78,8 +81,14 @@ def test_they_anneal_the_same_model(two, tmp_path):
     assert find_swish(open_model(two / "annealed").config) == 0
 
 
+@pytest.fixture(scope="module")
+def tensor_of_one(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("single")
+    tensorise_gated(folder)
+    return folder
+
+
 def check_tensor(folder: Path, single: Path) -> None:
-    tensorise_gated(single)
     alone, both = (load_file(run / "model.safetensors") for run in (single, folder))
     for name in alone:
         torch.testing.assert_close(alone[name], both[name], rtol=1e-3, atol=1e-4)
@@ -88,19 +97,28 @@ def check_tensor(folder: Path, single: Path) -> None:
         assert records[1][stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)
 
 
-def test_they_make_the_same_tensor(two, tmp_path):
-    check_tensor(two / "tensor", tmp_path)
+def test_they_make_the_same_tensor(two, tensor_of_one):
+    check_tensor(two / "tensor", tensor_of_one)
 
 
-def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path):
-    done = in_two("sharded.py", str(tmp_path / "sharded"), "2")
+def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path, tensor_of_one):
+    done = in_two("sharded.py", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    check_tensor(tmp_path / "sharded", tmp_path / "single")
+    check_tensor(tmp_path, tensor_of_one)
 
 
-def test_flattened_weights_are_refused(tmp_path):
-    done = in_two("sharded.py", str(tmp_path), "1")
-    assert "FSDP version 1, expected version 2" in done.stderr
+def test_flattened_weights_are_refused(tmp_path, monkeypatch):
+    make = ResumableTrainer.__init__
+
+    def sharded(trainer, *args, **options):
+        """Make a trainer as under accelerate's configuration of version 1."""
+        make(trainer, *args, **options)
+        trainer.is_fsdp_enabled = True
+
+    monkeypatch.setattr(ResumableTrainer, "__init__", sharded)
+    monkeypatch.setattr(Accelerator, "is_fsdp2", False)
+    with pytest.raises(BilensError, match="FSDP version 1, expected version 2"):
+        train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
 
 
 def test_they_find_the_same_contexts(two):
