@@ -31,8 +31,14 @@ TINY = replace(
 )
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Return a folder of stories and models for all tests, which share what they train."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield write_data(tmp_path_factory.mktemp("data"), patch)
+
+
+def write_data(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,7 +46,6 @@ def unfolded(T: Tensor, leaves: int) -> Tensor:
     return T.reshape(len(T), size, -1).transpose(0, 1).reshape(size, -1)
 
 
-@settings(max_examples=40)
 @given(cases)
 def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> None:
     tensors, directions, metric = case(**given_case)
@@ -61,7 +60,6 @@ def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> Non
         assert bond.uses == 2 ** (len(tensors) - i)
 
 
-@settings(max_examples=40)
 @given(cases, st.integers(1, 3))
 def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
     """Cutting one use of one bond leaves the best approximation of the tree unfolded there."""
@@ -78,7 +76,6 @@ def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
         assert lost == pytest.approx(best, abs=1e-12)
 
 
-@settings(max_examples=100)
 @given(cases, st.integers(0, 10_000))
 def test_no_cut_loses_more_than_its_certificate(given_case: dict, seed: int) -> None:
     tensors, directions, metric = case(**given_case)
@@ -93,7 +90,6 @@ def test_no_cut_loses_more_than_its_certificate(given_case: dict, seed: int) -> 
     assert cut.certificate == reading.certificate(ranks)
 
 
-@settings(max_examples=40)
 @given(cases)
 def test_all_directions_are_the_model(given_case: dict) -> None:
     tensors, directions, metric = case(**given_case)
@@ -107,7 +103,6 @@ def test_all_directions_are_the_model(given_case: dict) -> None:
     assert reading.error(100) < 1e-6
 
 
-@settings(max_examples=40)
 @given(cases)
 def test_coordinates_are_of_unit_size(given_case: dict) -> None:
     """Below every bond P is the identity, above it U is diagonal: the shares."""
@@ -122,7 +117,6 @@ def test_coordinates_are_of_unit_size(given_case: dict) -> None:
         weights = bond.shares.sqrt().diag()
 
 
-@settings(max_examples=30)
 @given(chains, st.booleans())
 def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
     tensors = random_chain(**chain, n_in=5, n_out=N_OUT)
@@ -144,7 +138,6 @@ def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
     assert close(apart.cut(100)(x), together.cut(100)(x), 1e-8)
 
 
-@settings(max_examples=30)
 @given(cases, st.floats(0, 2))
 def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
     tensors, directions, metric = case(**given_case)

@@ -108,7 +108,7 @@ def assert_complete(seed: int) -> None:
     assert (gram - torch.eye(k, dtype=torch.float64)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("seed", range(len(KINDS) * 3))
+@pytest.mark.parametrize("seed", range(len(KINDS) * 2))
 def test_nothing_is_missed(seed):
     assert_complete(seed)
 
@@ -120,7 +120,7 @@ def test_nothing_is_missed_a_thousand_times(start):
         assert_complete(seed)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_three_equal_ones_at_the_top(seed):
     values = torch.cat([torch.ones(3), torch.linspace(0.95, -0.95, 597)]).double()
     form = with_eigenvalues([values], torch.Generator().manual_seed(seed))

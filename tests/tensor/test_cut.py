@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,7 +25,6 @@ def rotation(k: int, seed: int) -> Tensor:
     return torch.linalg.qr(normal(k, k, seed=seed)).Q
 
 
-@settings(max_examples=40)
 @given(cuts)
 def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
     _, cut = make(**case)
@@ -39,7 +38,6 @@ def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
         assert float(after.trace()) == pytest.approx(float(before.trace()))
 
 
-@settings(max_examples=40)
 @given(cuts)
 def test_all_products_are_the_model(case: dict) -> None:
     result, cut = make(**case)
@@ -76,7 +74,6 @@ def test_few_products_are_the_largest() -> None:
     assert close(cut.keep_products(7)[0](x), expected, 1e-10)
 
 
-@settings(max_examples=15)
 @given(cuts)
 def test_a_sparse_basis_is_the_same_model_with_less_weight(case: dict) -> None:
     _, cut = make(**case)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
@@ -57,7 +57,6 @@ def moments_by_hand(
     return moments
 
 
-@settings(max_examples=40, deadline=None)
 @given(chains, measures)
 def test_shares_and_coordinates_are_those_of_the_jacobians(chain: dict, measure: Measure) -> None:
     tensors, W, x = case(chain)
@@ -75,7 +74,6 @@ def test_shares_and_coordinates_are_those_of_the_jacobians(chain: dict, measure:
         assert close(bond.write.T @ U @ bond.write, scale * bond.shares.diag(), 1e-7)
 
 
-@settings(max_examples=30, deadline=None)
 @given(chains, measures)
 def test_all_directions_are_the_model_on_the_samples(chain: dict, measure: Measure) -> None:
     tensors, W, x = case(chain)

@@ -3,7 +3,7 @@ from math import factorial, prod
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.tensor.chain import joined
@@ -20,7 +20,6 @@ def test_monomials_are_all_there_in_order(k: int, degree: int) -> None:
     assert len(rows) == n_monomials(k, degree)
 
 
-@settings(max_examples=40)
 @given(chains, st.integers(1, 3))
 def test_polynomials_are_the_chain(chain: dict, k: int) -> None:
     tensors = random_chain(**chain, n_in=k, n_out=2)
@@ -34,7 +33,6 @@ def test_polynomials_are_the_chain(chain: dict, k: int) -> None:
     assert close(torch.stack(values).sum(0), forward(tensors, x))
 
 
-@settings(max_examples=20)
 @given(chains, st.integers(1, 2))
 def test_hermite_coefficients_are_expectations(chain: dict, k: int) -> None:
     """c_alpha = E[f(y) He_alpha(y)] / alpha!, by a quadrature that is exact for these degrees."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
@@ -31,7 +31,6 @@ def scaled(tensor: BilinearTensor, left: float, right: float, out: float) -> Bil
     return BilinearTensor(*factors, tensor.constant)
 
 
-@settings(max_examples=15)
 @given(shapes, sizes, sizes, sizes)
 def test_tensors_of_any_size(shape, left, right, out):
     a = random_tensor(**shape)

@@ -212,7 +212,6 @@ def test_deep_models_of_two_directions_each(kind, other, depth, seed):
     assert abs(expected_cosine(a, a) - 1) < 1e-9
 
 
-@settings(max_examples=20)
 @given(st.sampled_from(KINDS), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_spread, seed):
     a = random_chain(depth, kind, n_in=2, n_out=2, seed=seed)

@@ -258,35 +258,33 @@ def test_own_text_is_drawn_from_the_model():
     assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5]].tolist()
 
 
-def test_the_whole_way_is_saved_resumed_and_read_exactly(tmp_path):
-    model = tiny("llama", dtype=torch.float32).requires_grad_()
-    result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a read-only run of all stages: its folder, the original and the result."""
+    run, model = tmp_path_factory.mktemp("made"), tiny("llama", dtype=torch.float32)
+    held_out = {"a": texts(), "b": texts(seed=1)}
+    return run, model, tensorise(model.requires_grad_(), TOKENS, held_out, SMALL, run, use_cpu=True)
+
+
+def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
+    run, model, result = made
     assert list(result.stages) == ["original", "gates", "attention", "distilled"]
-    assert len(result.frame()) == 4
-    opened = bilens.load(tmp_path)
+    assert len(result.frame()) == 2 * 4
+    opened = bilens.load(run)
     again = agreement(opened.model, as_language_model(model), texts())
     assert again.kl == pytest.approx(result.stages["distilled"]["a"].kl, rel=1e-4)
     # Every layer is a tensor, and a logit is accounted for through the patterns.
     assert opened.mlp(0).out.shape[0] == 16
     split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
     assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
-    stages = {path.name for path in (tmp_path / "stages").iterdir()}
+    stages = {path.name for path in (run / "stages").iterdir()}
     assert stages == {"gates", "attention", "text.safetensors"}
 
 
-def test_activations_computed_twice_are_the_same(tmp_path):
-    model = tiny("llama", dtype=torch.float32).requires_grad_()
-    stored, computed = (
-        tensorise(
-            model,
-            TOKENS,
-            {"a": texts()},
-            replace(SMALL, checkpointing=twice),
-            tmp_path / str(twice),
-            use_cpu=True,
-        )
-        for twice in (False, True)
-    )
+def test_activations_computed_twice_are_the_same(made, tmp_path):
+    _, model, stored = made
+    settings, held_out = replace(SMALL, checkpointing=True), {"a": texts(), "b": texts(seed=1)}
+    computed = tensorise(model, TOKENS, held_out, settings, tmp_path, use_cpu=True)
     assert computed.facts()[0][1] == pytest.approx(stored.facts()[0][1], abs=1e-5)
 
 
@@ -402,11 +400,9 @@ def test_a_model_of_ours_becomes_a_tensor_too(tmp_path):
         linearise(random_model(norm="rms", mlp="swiglu", n_layers=2), texts(), texts(), [0])
 
 
-def test_the_card_has_the_agreement_after_each_stage(tmp_path):
-    model = tiny("llama", dtype=torch.float32).requires_grad_()
-    held_out = {"stories": texts(), "news": texts(seed=1)}
-    result = tensorise(model, TOKENS, held_out, SMALL, tmp_path, use_cpu=True)
-    card = (tmp_path / "README.md").read_text()
+def test_the_card_has_the_agreement_after_each_stage(made):
+    run, _, result = made
+    card = (run / "README.md").read_text()
     for stage, by_text in result.stages.items():
         for text, row in by_text.items():
             assert f"| {stage} | {text} | {row.loss:.4f} | {row.rise:+.4f}" in card
