@@ -1,14 +1,12 @@
-"""Nightly runs check shapes against the annotations of jaxtyping; torch stays on one core."""
+"""Profiles of property tests, and what all tests share; torch stays on one core."""
 
 import gc
 import os
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import tests.checked  # noqa: F401  the hook finds it by its name
 from tests.explore.browser import chromium
 
 torch.set_num_threads(1)
@@ -27,13 +25,6 @@ for profile, examples in (("bilens", 10), ("nightly", 100)):
 settings.load_profile("bilens")
 
 
-def pytest_configure(config):
-    # It adds two thirds to the time of the suite. What a public function is given is checked by day
-    # too, by the function.
-    if config.getoption("hypothesis_profile") == "nightly":
-        jaxtyping.install_import_hook("bilens", "tests.checked.check")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop():
     # What imports made stays until the end: no collection of garbage walks through all of it.
@@ -41,14 +32,6 @@ def pytest_runtestloop():
     result = yield
     gc.unfreeze()
     return result
-
-
-@pytest.fixture
-def unchecked():
-    """Check shapes as outside of the tests, with bilens's own messages only."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,11 @@
-"""Arguments are checked in one way, with messages that name them."""
+"""Arguments and settings are checked by one checker, with messages that name them."""
 
-from collections.abc import Iterable, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -15,156 +20,203 @@ from bilens.checks import (
     check_labels,
     check_weights,
     checked,
+    detached,
 )
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import Count
+from bilens.settings import Between, CheckedSettings, Count, Share, Size, read_settings
+
+X, LABELS = torch.zeros(3, 4), torch.tensor([1, 2, 3])
 
 
 @checked
-def accuracy(
+def read(
     x: Float[Tensor, "samples n"],
-    labels: Int[Tensor, " samples"],
-    weights: Float[Tensor, "*batch n"] | Sequence[float] | None = None,
+    labels: Int[Tensor, " samples"] | None = None,
+    weights: Float[Tensor, "*batch n"] | None = None,
+    *,
     k: Count = 1,
-    blocks: Iterable[Float[Tensor, "samples n"]] = (),
-) -> float:
-    """Any function."""
-    return float(len(x) + len(labels) + k)
-
-
-class Model:
-    @checked
-    def read(self, x: Float[Tensor, "samples n"]) -> int:
-        return len(x)
-
-
-def test_what_fits_passes():
-    x, labels = torch.zeros(3, 4), torch.tensor([1, 2, 3])
-    assert accuracy(x, labels) == accuracy(x, labels, torch.zeros(7, 2, 4), k=1) == 7
-    assert accuracy(x, labels, [0.5], blocks=[labels]) == 7
-    assert Model().read(x) == Model().read(x=x) == 3
+    order: Literal["size", "value"] = "size",
+    share: float = 0.5,
+    exact: bool = False,
+    ids: Int[Tensor, " n_ids"] | Iterable[int] = (),
+    shape: tuple[int, int] = (1, 1),
+    numbers: Sequence[int] = (),
+    blocks: Sequence[Float[Tensor, "rows n"]] = (),
+    loss: Callable[..., Tensor] | None = None,
+) -> int:
+    """Return the number of samples, as a function of every kind of argument may."""
+    return len(x)
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    "settings",
     [
-        (
-            (torch.zeros(3, 4), torch.tensor([[1], [2], [3]])),
-            r"labels is a tensor of shape \(3, 1\) and torch.int64, expected a tensor of "
-            r"whole numbers of shape \(samples\) beside x \(3, 4\)$",
-        ),
-        ((torch.zeros(3, 4), torch.tensor([1, 2])), r"labels is .* \(2,\)"),
-        # As a tokenizer returns ids of one text.
-        ((torch.zeros(3, 4), torch.tensor([[1, 2, 3]])), r"shape \(1, 3\) .*; labels\[0\] fits$"),
-        (
-            (torch.zeros(3, 4), torch.zeros(3)),
-            r"labels is .* torch.float32, expected a tensor of whole",
-        ),
-        ((np.zeros((3, 4)), torch.tensor([1])), "x is numpy.ndarray, expected a tensor of real"),
-        ((3, torch.tensor([1])), "x is int, expected a tensor of real"),
-        (
-            (torch.zeros(3, 4), torch.tensor([1, 2, 3]), torch.zeros(2, 5)),
-            r"weights is .* \(2, 5\).*expected .* of shape \(\*batch, n\) or .* or none beside x",
-        ),
+        {"labels": LABELS, "weights": torch.zeros(7, 2, 4)},
+        {"ids": [1, 2], "k": np.int64(3), "share": 1, "exact": np.bool_(True)},
+        {"share": np.float32(0.5), "shape": [8, 8], "loss": torch.sum},
+        # Blocks need not have one number of rows.
+        {"blocks": [X, X[:2, :3]], "numbers": np.arange(3)},
+        {"blocks": X[None], "numbers": torch.arange(3)},
+        {"numbers": (1, np.int64(2))},
+        {"numbers": range(3), "ids": LABELS},
     ],
 )
-def test_an_array_that_does_not_fit_is_named(args, message):
-    with pytest.raises(BilensError, match=message):
-        accuracy(*args)
+def test_what_fits_passes(settings):
+    assert read(X, **settings) == read(x=X, **settings) == 3
 
 
-@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3", None, 2**70])
-def test_a_number_out_of_its_limits_is_named(k):
-    with pytest.raises(BilensError, match=r"^k=.*, expected a whole number, at least 1 and at mos"):
-        accuracy(torch.zeros(3, 4), torch.tensor([1, 2, 3]), k=k)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"x": 3}, r"x=3, expected a tensor of real numbers of shape \(samples, n\)$"),
+        ({"x": np.zeros((3, 4))}, "x is numpy.ndarray, expected a tensor of real"),
+        ({"x": X.long()}, r"x is a tensor of shape \(3, 4\) and torch.int64, expected"),
+        ({"x": X[None]}, r"x is a tensor of shape \(1, 3, 4\) .*; x\[0\] fits$"),
+        (
+            {"labels": LABELS[:2]},
+            r"labels is .* \(2,\) and torch.int64, expected a tensor of whole numbers of shape "
+            r"\(samples\) or none beside x \(3, 4\)$",
+        ),
+        ({"labels": LABELS.float()}, "labels is .* torch.float32, expected a tensor of whole"),
+        ({"ids": LABELS[None]}, r"ids is .* \(1, 3\) .* or a list, .*; ids\[0\] fits$"),
+        ({"weights": torch.zeros(2, 5)}, r"weights is .* \(2, 5\).* or none beside x \(3, 4\)$"),
+        ({"x": None}, "x=None, expected a tensor of real"),
+        ({"k": None}, "k=None, expected a whole number, at least 1 and at most"),
+        *(({"k": k}, "k=.*, expected a whole number, at least") for k in (0, 2.5, True, "3")),
+        ({"k": 2**70}, "k=1180591620717411303424, expected a whole number"),
+        ({"k": np.int64(0)}, r"k=np.int64\(0\), expected a whole number"),
+        ({"order": "largest"}, "order='largest', expected one of size, value"),
+        *(({"share": x}, "share=.*, expected a finite") for x in (np.nan, np.inf, 10**400, True)),
+        ({"share": np.float32("nan")}, "share=.*nan.*, expected a finite number"),
+        ({"exact": 1}, "exact=1, expected true or false"),
+        *(({"shape": s}, "shape=.*, expected 2 values, each") for s in (8, (8,), (8, None))),
+        ({"numbers": [*range(20), 2.5]}, "numbers=.*, expected a list, each a whole number"),
+        ({"numbers": torch.tensor([0.5])}, r"numbers is .* \(1,\).*, expected a list, each"),
+        ({"numbers": "12"}, "numbers='12', expected a list"),
+        ({"blocks": [X, None]}, r"blocks=.*, expected a list, each .* of shape \(rows, n\)"),
+        ({"blocks": [X, X.long()]}, "blocks=.*, expected a list, each a tensor of real"),
+        ({"loss": 3}, "loss=3, expected a function or none"),
+    ],
+)
+def test_what_does_not_fit_is_named(wrong, message):
+    with pytest.raises(BilensError, match=f"^{message}") as caught:
+        read(**{"x": X, **wrong})
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert "beartype" not in str(caught.value)
+
+
+def test_what_is_missing_is_named_by_python():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        read()
 
 
 @checked
-def selected(
-    numbers: Sequence[int] | None = None,
-    shape: tuple[int, int] = (1, 1),
-    name: str = "",
-    share: float = 0.0,
-) -> None:
-    """Any function of lists."""
+@dataclass
+class Model:
+    width: Size
+
+    def read(self, x: Float[Tensor, "samples n"]) -> Tensor:
+        return x @ x.T
+
+    def __call__(self, x: Float[Tensor, "samples n"]) -> Tensor:
+        return self.read(x)
+
+    @classmethod
+    def of(cls, width: Size) -> "Model":
+        return cls(width)
 
 
-def test_lists_of_numbers_and_texts_are_held_to_what_is_in_them():
-    for numbers in ([1], (1, 2), np.arange(3), range(3), [np.int64(1)], torch.arange(3), None):
-        selected(numbers, [8, 8])
-    message = r"numbers=\[0.5\], expected a list, each a whole number or none"
-    with pytest.raises(BilensError, match=message):
-        selected([0.5])
-    with pytest.raises(
-        BilensError, match=r"numbers=tensor.*, expected a list, each a whole number"
-    ):
-        selected(torch.tensor([0.5]))
-    for shape in ((8,), (8, 8, 8), (8, None), 8):
-        with pytest.raises(BilensError, match=r"shape=.*, expected 2 values, each a whole number"):
-            selected(shape=shape)
-    with pytest.raises(BilensError, match="name=3, expected text"):
-        selected(name=3)
-    for share in (float("inf"), float("nan"), 10**400, True):
-        with pytest.raises(BilensError, match="^share=.*, expected a finite number$"):
-            selected(share=share)
-    selected(share=np.float32(1))
+def test_public_methods_of_a_class_are_checked():
+    model = Model.of(3)
+    for call in (lambda: model.read(3), lambda: model(3), lambda: model(x=3)):
+        with pytest.raises(BilensError, match="^x=3, expected"):
+            call()
+    for call in (lambda: Model(0), lambda: Model.of(width=0)):
+        with pytest.raises(BilensError, match="^width=0, expected"):
+            call()
 
 
-@checked
-def named(ids: Int[Tensor, " n"] | Iterable[int]) -> None:
-    """Any function of an array or a list."""
+def test_numbers_are_computed_in_their_own_precision():
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x @ x.T).dtype == torch.bfloat16
+        assert Model(3)(x).dtype == torch.float32
+        assert (x @ x.T).dtype == torch.bfloat16
+    assert Model(3)(x).requires_grad
+    assert not detached(lambda x: x @ x.T)(x).requires_grad
+    with pytest.raises(BilensError, match="A decomposition failed: .*The weights may be damaged"):
+        checked(lambda x: torch.linalg.cholesky(x))(-torch.eye(2))  # noqa: PLW0108
 
 
-def test_a_tensor_is_held_to_its_kind_where_a_list_would_do():
-    named([1])
-    named(torch.tensor([1]))
-    with pytest.raises(BilensError, match=r"ids is a tensor of shape \(1, 1\)"):
-        named(torch.tensor([[1]]))
+@dataclass(frozen=True)
+class Some(CheckedSettings):
+    """Settings of every kind."""
+
+    d_model: Size = 8
+    d_hidden: Size | None = None
+    rate: Annotated[float, Between(0, above=True)] = 0.1
+    share: Share = 0.5
+    bias: bool = False
+    names: tuple[str, ...] = ()
+    shape: tuple[int, int] | None = None
 
 
-@pytest.mark.parametrize("value", [-1, 3, 10**30, 0.0, True, None, "1"])
-def test_an_index_is_one_of_its_things(value):
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("d_model", 10**12, "a whole number, at least 1 and at most 1,048,576"),
+        ("d_model", None, "a whole number"),
+        ("d_hidden", -1, "a whole number, at least 1 and at most 1,048,576 or none"),
+        ("rate", 0, "a finite number, above 0"),
+        ("rate", float("nan"), "a finite number, above 0"),
+        ("share", 1.5, "a finite number, at least 0 and at most 1"),
+        ("names", "ab", "a list, each text"),
+        ("names", ("a", 1), "a list, each text"),
+        ("shape", (2, 3.0), "2 values, each a whole number or none"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_named(name, value, expected):
+    with pytest.raises(BilensError) as error:
+        Some(**{name: value})
+    assert str(error.value).startswith(f"{name}={value!r}, expected {expected}")
+
+
+def test_settings_are_plain_values_that_can_be_hashed_and_written():
+    settings = Some(d_model=np.int64(3), share=np.float32(0.5), bias=np.bool_(True), names=["a"])
+    assert settings == Some(d_model=3, share=0.5, bias=True, names=("a",))
+    assert hash(settings)
+    assert json.dumps(asdict(settings))
+
+
+def test_settings_of_a_file_are_all_known():
+    given = asdict(Some())
+    reading = read_settings(Some, {**given, "names": ["a"], "shape": [2, 3]}, "config.json")
+    assert (reading.names, reading.shape) == (("a",), (2, 3))
+    with pytest.raises(CheckpointError, match=r"config.json: unknown settings: width. It was"):
+        read_settings(Some, {**given, "width": 1}, "config.json")
+    with pytest.raises(CheckpointError, match="config.json: missing settings: d_model"):
+        read_settings(Some, {k: v for k, v in given.items() if k != "d_model"}, "config.json")
+    with pytest.raises(CheckpointError, match="config.json cannot be used: shape=.*, expected 2"):
+        read_settings(Some, {**given, "shape": [8]}, "config.json")
+
+
+def test_annotations_need_no_library():
+    # The help of a command reads them.
+    code = "import bilens.options, bilens.settings, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "jaxtyping", "beartype"} & set(run.stdout.split())
+
+
+def test_numbers_of_things_have_limits():
     check_index("layer", np.int64(2), 3)
-    with pytest.raises(BilensError, match=r"^layer=.*, expected 0 to 2, those of the model$"):
-        check_index("layer", value, 3, "those of the model")
-
-
-def test_python_says_itself_what_is_missing():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'labels'"):
-        accuracy(torch.zeros(3, 4))
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_have_to_be_finite(value):
-    check_finite(left=torch.ones(3), labels=torch.ones(3).long())
-    with pytest.raises(BilensError, match="right holds NaN or infinite values, expected finite"):
-        check_finite(left=torch.ones(3), right=torch.tensor([1.0, value]))
-    layer = nn.Linear(2, 2).requires_grad_(False)
-    layer.weight[0, 0] = value
-    with pytest.raises(CheckpointError, match="mlp.weight holds NaN or infinite values. Fetch"):
-        check_weights(layer, "mlp")
-
-
-class Quantised(Tensor):
-    """A tensor like torchao's, whose numbers are not the weights."""
-
-    __module__ = "torchao.quantization"
-
-
-def test_tensors_of_other_packages_are_not_read_as_weights():
-    layer = nn.Linear(2, 2)
-    layer.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Quantised))
-    with pytest.raises(CheckpointError, match="mlp.weight is a Quantised, expected a plain te"):
-        check_weights(layer, "mlp")
-
-
-@pytest.mark.parametrize("value", [0, -1, 6, 2.5, True, None, torch.nan])
-def test_counts_have_limits(value):
     check_count("k", 5, 5, "the number of inputs")
-    with pytest.raises(
-        BilensError, match=r"k=.*, expected a whole number, 1 to 5, the number of inputs"
-    ):
-        check_count("k", value, 5, "the number of inputs")
+    for value in (-1, 6, 10**30, 0.5, True, None, "1", torch.nan):
+        with pytest.raises(BilensError, match=r"^layer=.*, expected 0 to 2, those of the model$"):
+            check_index("layer", value, 3, "those of the model")
+        with pytest.raises(BilensError, match="^k=.*, expected a whole number, 1 to 5, the number"):
+            check_count("k", value, 5, "the number of inputs")
+    with pytest.raises(BilensError, match="k=0, expected a whole number, at least 1$"):
+        check_count("k", 0)
 
 
 def test_labels_are_numbers_of_classes():
@@ -176,7 +228,21 @@ def test_labels_are_numbers_of_classes():
         check_labels(torch.tensor([], dtype=torch.long), 3)
 
 
-def test_counts_without_an_upper_limit():
-    check_count("k", 10**9)
-    with pytest.raises(BilensError, match="k=0, expected a whole number, at least 1$"):
-        check_count("k", 0)
+class Quantised(Tensor):
+    """A tensor like torchao's, whose numbers are not the weights."""
+
+    __module__ = "torchao.quantization"
+
+
+def test_numbers_have_to_be_finite_and_plain():
+    check_finite(left=torch.ones(3), labels=torch.ones(3).long())
+    layer = nn.Linear(2, 2).requires_grad_(False)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        with pytest.raises(BilensError, match="right holds NaN or infinite values, expected fini"):
+            check_finite(left=torch.ones(3), right=torch.tensor([1.0, value]))
+        layer.weight[0, 0] = value
+        with pytest.raises(CheckpointError, match="mlp.weight holds NaN or infinite values. Fetch"):
+            check_weights(layer, "mlp")
+    layer.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Quantised))
+    with pytest.raises(CheckpointError, match="mlp.weight is a Quantised, expected a plain te"):
+        check_weights(layer, "mlp")

@@ -7,15 +7,15 @@ import sys
 import pytest
 import torch
 
-from bilens import checks
-from bilens.checks import MemoryLimitError, available_memory, check_memory
+from bilens import memory
 from bilens.errors import BilensError
+from bilens.memory import MemoryLimitError, available_memory, check_memory
 from bilens.tensor import BilinearTensor
 
 LIMITED = """
 import resource
 import torch
-from bilens.checks import available_memory
+from bilens.memory import available_memory
 from bilens.tensor import BilinearTensor
 x = torch.zeros(4, 30_000)
 x[:, 0] = 1
@@ -41,13 +41,13 @@ def test_eigenvectors_of_many_inputs_under_a_limit():
 
 def test_the_smallest_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5000 kB\n")
-    monkeypatch.setattr(checks, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(checks, "CGROUPS", ())
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", ())
     assert available_memory() == 5000 * 1024
     for name, number in (("max", "4000000"), ("current", "3000000")):
         (tmp_path / name).write_text(number)
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
-    monkeypatch.setattr(checks, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    monkeypatch.setattr(memory, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
     assert available_memory() == 2_000_000
     (tmp_path / "max").write_text("max")
     assert available_memory() == 5000 * 1024
@@ -61,8 +61,8 @@ def test_the_smallest_limit_counts(tmp_path, monkeypatch):
 
 
 def test_a_system_that_says_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(checks, "CGROUPS", ())
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUPS", ())
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     assert available_memory() is None
     assert available_memory("meta") is None

@@ -1,25 +1,20 @@
-"""Checks of arguments against annotations and limits, and of memory before it is taken."""
+"""Checks of arguments against annotations, and of the numbers that they hold."""
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, wraps
 from operator import index
-from pathlib import Path
-from types import FunctionType, UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import torch
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import describe_type, fits, is_array, is_dense
-
-if sys.platform != "win32":
-    import resource
+from bilens.settings import Check, checker, misfit
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -33,85 +28,60 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Check the arguments of a public function against its annotations.
+def checked(decorated: Decorated) -> Decorated:
+    """Check arguments against annotations, and compute in the stored precision.
 
-    See `bilens.settings.fits`. Arrays of a call must agree in the axes that they share.
-
-    Raises:
-        BilensError: (by the function) an argument does not fit. The message names the argument, its
-            value and the expected type.
-    """
-    names = tuple(inspect.signature(function).parameters)
-
-    @cache
-    def hints() -> tuple[dict[str, Any], bool]:
-        # Resolved on the first call: annotations may name classes defined further down.
-        annotations = get_type_hints(function, include_extras=True)
-        annotations.pop("return", None)
-        return annotations, any(any(map(is_array, _kinds(hint))) for hint in annotations.values())
-
-    @wraps(function)
-    def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        annotations, has_arrays = hints()
-        with jaxtyped("context") if has_arrays else nullcontext():
-            for name, hint in annotations.items():
-                if name not in arguments or fits(arguments[name], hint):
-                    continue
-                value, expected = arguments[name], describe_type(hint)
-                if not any(map(_is_class, _kinds(hint))):
-                    raise BilensError(f"{name}={value!r:.200}, expected {expected}")
-                first = ""
-                # Tokenizers return a batch, of one text too.
-                if isinstance(value, Tensor) and value.ndim and len(value) == 1:
-                    first = f"; {name}[0] fits" if fits(value[0], hint) else ""
-                raise BilensError(
-                    f"{name} is {_describe(value)}, expected {expected}"
-                    f"{_other_shapes(name, arguments)}{first}"
-                )
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-def full_precision(decorated: Decorated) -> Decorated:
-    """Check arguments as `checked` does, and compute outside any autocast.
-
-    Decorates a function, or every public method of a class. Weights are read in their stored
-    precision even where the surrounding training computes in a lower one.
+    Decorates a public function, or every public method of a class. See `bilens.settings.checker`.
+    Arrays of a call must agree in the axes that they share. Autocast is switched off: weights are
+    read in their own precision even where the surrounding training computes in a lower one.
 
     Raises:
-        BilensError: (by the function) an argument does not fit its annotation.
+        BilensError: (by the function) an argument does not fit, or a decomposition fails. The
+            message names the argument, its value and the expected type.
     """
     if not isinstance(decorated, type):
-        return _without_autocast(decorated)  # type: ignore[return-value]
+        return _checked(decorated)  # type: ignore[return-value]
     for name, member in list(vars(decorated).items()):
         if name.startswith("_") and name not in OPERATORS:
             continue
         if isinstance(member, FunctionType):
-            setattr(decorated, name, _without_autocast(member))
+            setattr(decorated, name, _checked(member))
         elif isinstance(member, classmethod):
-            setattr(decorated, name, classmethod(_without_autocast(member.__func__)))
+            setattr(decorated, name, classmethod(_checked(member.__func__)))
     return decorated
 
 
 def detached(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Check arguments and compute as `full_precision` does, and without gradients."""
-    return full_precision(torch.no_grad()(function))
+    """Check arguments as `checked` does, and compute without gradients."""
+    return checked(torch.no_grad()(function))
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    checked_function = checked(function)
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    names = tuple(inspect.signature(function).parameters)
+
+    @cache
+    def annotations() -> dict[str, Any]:
+        # Resolved on the first call: annotations may name classes defined further down.
+        return get_type_hints(function, include_extras=True)
+
+    @cache
+    def checks() -> dict[str, Check]:
+        return {name: checker(hint) for name, hint in annotations().items() if name in names}
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        with jaxtyped("context"):
+            for name, fits in checks().items():
+                if name in arguments and not fits(arguments[name]):
+                    hint = annotations()[name]
+                    raise misfit(name, arguments[name], hint, _beside(name, arguments, fits))
         with ExitStack() as stack:
             for device in AUTOCAST_DEVICES:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
             try:
-                return checked_function(*args, **kwargs)
+                return function(*args, **kwargs)
             except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
                 raise BilensError(
                     f"A decomposition failed: {error} The weights may be damaged, or so large that "
@@ -119,6 +89,21 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
                 ) from error
 
     return wrapper
+
+
+def _beside(name: str, arguments: dict[str, Any], fits: Check) -> str:
+    """Return the shapes of the other tensors of a call, and whether a part of this one fits."""
+    value = arguments[name]
+    shapes = [
+        f"{other} {tuple(tensor.shape)}"
+        for other, tensor in arguments.items()
+        if other != name and isinstance(tensor, Tensor)
+    ]
+    beside = f" beside {', '.join(shapes)}" if shapes else ""
+    # Tokenizers return a batch, of one text too.
+    if isinstance(value, Tensor) and value.ndim and len(value) == 1 and fits(value[0]):
+        beside += f"; {name}[0] fits"
+    return beside
 
 
 def check_finite(**arrays: Tensor) -> None:
@@ -262,105 +247,3 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
             f"labels holds {int(labels.min())} to {int(labels.max())}, expected numbers of "
             f"classes, 0 to {n_classes - 1}"
         )
-
-
-def _is_class(kind: Any) -> bool:
-    return isinstance(kind, type) and (
-        issubclass(kind, (AbstractArray, nn.Module)) or kind.__module__.startswith("bilens.")
-    )
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, containers without their item types."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(get_origin(part) or part for part in parts)
-
-
-def _other_shapes(name: str, arguments: dict[str, Any]) -> str:
-    shapes = [
-        f"{other} {tuple(value.shape)}"
-        for other, value in arguments.items()
-        if other != name and isinstance(value, Tensor)
-    ]
-    return f" beside {', '.join(shapes)}" if shapes else ""
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        where = "" if is_dense(value) else f", {'meta' if value.is_meta else value.layout},"
-        return f"a tensor{where} of shape {tuple(value.shape)} and {value.dtype}"
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-MEMINFO = Path("/proc/meminfo")
-STATM = Path("/proc/self/statm")
-CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
-"""Limit and use of a container, in version 2 of the kernel's control groups and in version 1."""
-
-
-class MemoryLimitError(BilensError):
-    """Memory that a computation needs and that is not available."""
-
-
-def available_memory(device: torch.device | str = "cpu") -> int | None:
-    """Return the bytes that this process may still allocate; None if the system does not say.
-
-    On a CPU they are the least of three numbers. These are the machine's free memory, and the rest
-    of the limits on the container and on the address space (`ulimit -v`).
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(_limits(), default=None) if device.type == "cpu" else None
-
-
-def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu") -> None:
-    """Raise before an allocation that cannot succeed.
-
-    Args:
-        n_bytes: size of the allocation.
-        purpose: subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
-        device: device of the memory.
-
-    Raises:
-        MemoryLimitError: less memory is available.
-    """
-    available = available_memory(device)
-    if available is not None and n_bytes > available:
-        raise MemoryLimitError(
-            f"{purpose} need {_gigabytes(n_bytes)} of memory on {device}, and "
-            f"{_gigabytes(available)} are available"
-        )
-
-
-def _limits() -> Iterator[int]:
-    try:
-        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-        yield 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, ValueError, KeyError):  # a system other than Linux
-        pass
-    for limit, used in CGROUPS:
-        try:
-            # The kernel gives back cached files before it refuses memory.
-            stat = dict(
-                line.split() for line in (used.parent / "memory.stat").read_text().splitlines()
-            )
-            cached = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
-            yield max(0, int(limit.read_text()) - int(used.read_text()) + cached)
-        except (OSError, ValueError):  # another version, or "max": no limit
-            pass
-    if sys.platform != "win32":
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if soft != resource.RLIM_INFINITY:
-            pages = int(STATM.read_text().split()[0]) if STATM.exists() else 0
-            yield max(0, soft - pages * resource.getpagesize())
-
-
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:,.2f} GB"

@@ -1,13 +1,18 @@
-"""The check of values against annotations, and dataclasses that check their fields by it."""
+"""Values are checked against annotations, and dataclasses that check their fields by it.
+
+beartype and jaxtyping check. Added are limits of numbers, and what passes for numbers and lists.
+"""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import cycle
 from pathlib import Path
-from types import GenericAlias, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -19,17 +24,20 @@ from typing import (
     get_type_hints,
 )
 
-import numpy as np
-import torch
-from jaxtyping import AbstractArray
-from torch import Tensor, nn
-
 from bilens.errors import BilensError, CheckpointError
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    import jaxtyping
+    import numpy as np
+    import torch
+    from beartype import door, vale
+else:  # The help of a command needs the annotations and none of these.
+    jaxtyping, np, torch = map(lazy_import, ("jaxtyping", "numpy", "torch"))
+    door, vale = map(lazy_import, ("beartype.door", "beartype.vale"))
 
 Settings = TypeVar("Settings")
-# A larger integer is no number of anything, and torch cannot hold it.
-NUMBERS: dict[Any, Any] = {int: (int, 2**63 - 1), float: ((int, float), sys.float_info.max)}
-"""Types of the numbers that an annotation allows, and the largest number."""
+Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ NotNegative = Annotated[float, Between(0, 1e12)]
 def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     """Check the fields of a dataclass against their annotations; meant for `__post_init__`.
 
-    See `fits`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
+    See `checker`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
     hashed and written as JSON.
 
     Args:
@@ -98,11 +106,12 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     """
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if not fits(value, hint):
-            raise BilensError(f"{name}={value!r}, expected {describe_type(hint)}")
-        if isinstance(value, list | np.generic):
-            plain = tuple(value) if isinstance(value, list) else value.item()
-            object.__setattr__(settings, name, plain)
+        if not checker(hint)(value):
+            raise misfit(name, value, hint)
+        if isinstance(value, list):
+            object.__setattr__(settings, name, tuple(value))
+        elif hasattr(value, "item"):
+            object.__setattr__(settings, name, value.item())
 
 
 @dataclass(frozen=True)
@@ -146,81 +155,98 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
-    """Return True unless a value contradicts an annotation; unknown annotations fit all values.
+@cache
+def checker(hint: Any) -> Check:
+    """Return the check of values against an annotation.
 
     A float is finite, an int or a number of NumPy passes for it, and a bool for neither. `Between`
-    inside `Annotated` limits a number. A tensor matches its `jaxtyping` annotation and holds its
-    numbers, which sparse and meta tensors do not. A list or a tuple passes for both, a text for
-    neither, and their items are checked too. Anything else is an instance of its class.
+    inside `Annotated` limits a number. A tensor matches its `jaxtyping` annotation. A list or a
+    tuple passes for both, a text for neither, and all of their items are checked. Anything else is
+    as beartype has it.
     """
+    check: Check = door.TypeHint(_validated(hint)).is_bearable
+    return check
+
+
+def _validated(hint: Any) -> Any:
+    """Return an annotation as beartype is to check it."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if kind is Annotated:
-        limits = [extra for extra in parts[1:] if isinstance(extra, Between)]
-        return fits(value, parts[0]) and all(limit.holds(value) for limit in limits)
-    if kind in (Union, UnionType):
-        # A tensor must match one of the arrays, even where any iterable would do.
-        arrays = [part for part in parts if is_array(part)] if isinstance(value, Tensor) else []
-        return any(fits(value, part) for part in arrays or parts)
-    if kind is Literal:
-        return any(type(value) is type(part) and value == part for part in parts)
-    if kind in NUMBERS:
-        types, largest = NUMBERS[kind]
-        return isinstance(value, types) and not isinstance(value, bool) and abs(value) <= largest
-    is_static = getattr(kind, "_is_protocol", False) and not kind._is_runtime_protocol
-    if not isinstance(kind, type) or kind in (Any, object) or is_static:
-        return True
-    if is_array(kind):
-        return is_dense(value) and isinstance(value, kind)
-    if issubclass(kind, Mapping) or not (issubclass(kind, Iterable) and parts):
-        # The class of callables is abstract: being an instance of it is being callable.
-        return isinstance(value, kind)
-    return _is_list_of(value, kind, parts)
+    validated = hint
+    if hint is bool:
+        validated = bool | np.bool_
+    elif hint is int:
+        validated = Annotated[int | np.integer, vale.Is[_is_whole]]
+    elif hint is float:
+        validated = _validated(int) | Annotated[float | np.floating, vale.Is[_is_finite]]
+    elif kind is Annotated:
+        validated = _validated(parts[0])
+        for limit in parts[1:]:
+            if isinstance(limit, Between):
+                validated = Annotated[validated, vale.Is[_holds(limit)]]
+    elif kind in (Union, UnionType):
+        validated = Union[tuple(_validated(part) for part in parts)]  # noqa: UP007  of a tuple
+    elif isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, Mapping):
+        validated = Annotated[object, vale.Is[_items(kind, parts)]] if parts else hint
+    return validated
 
 
-def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        return False
-    items = get_args(parts[0]) if get_origin(parts[0]) in (Union, UnionType) else parts[:1]
-    arrays = [part for part in items if is_array(part)]
-    if isinstance(value, (Tensor, np.ndarray)) and kind is not tuple:
-        # An array with one axis is a list of numbers, any other is a list of its rows.
-        if arrays:
-            axes = [axis for axis in arrays[0].dim_str.split() if not axis.startswith(("*", "..."))]
-            return is_dense(value) and value.ndim > len(axes)
-        return (
-            is_dense(value)
-            and value.ndim == 1
-            and fits(value[:1].tolist(), GenericAlias(list, parts[:1]))
-        )
-    if not isinstance(value, (list, tuple)):
-        # Ranges, sets and generators are left to the function.
-        return kind is not tuple
-    if kind is tuple and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(fits, value, parts))
+def _is_whole(value: Any) -> bool:
+    # A larger integer is no number of anything, and torch cannot hold it.
+    return not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_finite(value: Any) -> bool:
+    return math.isfinite(value)  # beartype takes no builtins,
+
+
+def _holds(limit: Between) -> Check:
+    return lambda value: limit.holds(value)  # noqa: PLW0108  and no methods
+
+
+def _items(kind: type, parts: tuple[Any, ...]) -> Check:
+    """Return the check of a list's items, of which beartype looks at one."""
+    checks = [checker(part) for part in parts if part is not Ellipsis]
+    is_row = kind is tuple and Ellipsis not in parts
+    has_arrays = any(map(is_array, get_args(parts[0]) or parts[:1]))
     # Items may differ in the axes that a whole call has to share.
-    return all(
-        is_dense(item)
-        if arrays and isinstance(item, Tensor) and isinstance(item, arrays[0].array_type)
-        else fits(item, parts[0])
-        for item in value
-    )
+    apart = jaxtyping.jaxtyped if has_arrays else nullcontext
+
+    def fits(value: Any) -> bool:
+        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+            return False
+        items: Any = value
+        if hasattr(items, "tolist") and items.ndim and kind is not tuple:
+            # An array with one axis is a list of numbers, any other is a list of its rows.
+            items = list(items[:1]) if has_arrays else items[:1].tolist()
+        elif not isinstance(value, (list, tuple)):
+            # Ranges, sets and generators are left to the function.
+            return kind is not tuple and not hasattr(value, "tolist")
+        if is_row and len(items) != len(checks):
+            return False
+        for item, check in zip(items, cycle(checks), strict=False):
+            with apart("context"):
+                if not check(item):
+                    return False
+        return True
+
+    return fits
 
 
 def is_array(kind: Any) -> bool:
     """Return True for an annotation of `jaxtyping`."""
-    return isinstance(kind, type) and issubclass(kind, AbstractArray)
+    return isinstance(kind, type) and hasattr(kind, "dim_str")
 
 
-def is_dense(value: Any) -> bool:
-    """Return False for a tensor whose numbers are not all in memory, in the usual order."""
-    if not isinstance(value, Tensor):
-        return True
-    # Tensors of other classes may hold their numbers elsewhere and borrow the name of the device.
-    empty = value.is_meta and type(value) in (Tensor, nn.Parameter)
-    return value.layout is torch.strided and not empty
+def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
+    """Return the error of a value that does not fit its annotation, named in one sentence."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        given = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    elif kind.__module__ in ("builtins", "pathlib") or isinstance(value, np.generic):
+        given = "=" + " ".join(repr(value).split())[:200]
+    else:
+        given = f" is {kind.__module__}.{kind.__qualname__}"
+    return BilensError(f"{name}{given}, expected {describe_type(hint)}{beside}")
 
 
 def describe_type(hint: Any) -> str:  # noqa: PLR0911

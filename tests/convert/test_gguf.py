@@ -305,7 +305,7 @@ def test_a_damaged_file_is_refused(way, tmp_path, model):
 def test_weights_that_do_not_fit_into_memory(tmp_path, model, monkeypatch):
     path = tmp_path / "tiny.gguf"
     path.write_bytes(gguf_file(model, "llama").content())
-    monkeypatch.setattr("bilens.checks.available_memory", lambda device: 1000)
+    monkeypatch.setattr("bilens.memory.available_memory", lambda device: 1000)
     with pytest.raises(BilensError, match=r"gguf: its 4,016 weights need 0.00 GB of memory on cpu"):
         open_model(path)
 

@@ -67,7 +67,7 @@ def test_missing_and_unknown_weights_are_named(tmp_path, settings, shapes):
         (IMAGES | {"d_hidden": 0}, "config.json cannot be used: d_model=0, expected a whole"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(tmp_path, unchecked, settings, message):
+def test_settings_that_do_not_fit_are_named(tmp_path, settings, message):
     write(tmp_path, settings, {"some.weight": torch.ones(3)}, "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=message):
         bilens.load(tmp_path)

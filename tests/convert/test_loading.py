@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bilens
-from bilens.checks import MemoryLimitError
 from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
 from bilens.convert.weights import read_weights
 from bilens.errors import CheckpointError
+from bilens.memory import MemoryLimitError
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
 from tests.language import toy_tokenizer
@@ -78,7 +78,7 @@ def mapped_ranges(folder: str) -> list[range]:
 
 
 def test_a_model_larger_than_memory_is_opened_only_on_request(saved, monkeypatch):
-    monkeypatch.setattr("bilens.checks.available_memory", lambda device: 2000)
+    monkeypatch.setattr("bilens.memory.available_memory", lambda device: 2000)
     with pytest.raises(MemoryLimitError):
         bilens.load(saved)
     with pytest.raises(MemoryLimitError):
@@ -305,7 +305,7 @@ def test_a_configuration_of_another_model_is_refused_at_once(saved, settings, me
 
 
 def test_weights_that_do_not_fit_into_memory(saved, monkeypatch):
-    monkeypatch.setattr("bilens.checks.available_memory", lambda device: 1000)
+    monkeypatch.setattr("bilens.memory.available_memory", lambda device: 1000)
     with pytest.raises(MemoryLimitError, match="weights need 0.00 GB of memory on cpu, and 0.00"):
         open_model(saved)
 

@@ -211,7 +211,7 @@ def test_pruned_and_weight_normed_models_are_refused(family, in_place):
             process(model, in_place=in_place)
 
 
-def test_steps_are_chosen(unchecked):
+def test_steps_are_chosen():
     model = tiny("qwen2")
     with pytest.raises(BilensError, match="center_writing_weights would change the function of th"):
         process(model, ["center_writing_weights"])

@@ -40,7 +40,6 @@ def test_all_components_are_the_model():
     assert curve.drop(20) < 0.01
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     svd, x = random_tensor(5, 6, 4, 0).svd(), normal(3, 5)
     with pytest.raises(BilensError, match=r"readout has shape \(4, 2\); expected \(classes, 4\)"):

@@ -193,7 +193,7 @@ def test_constants_and_normalised_rows(kernel, normalised, with_constant, **size
 
 
 @pytest.mark.parametrize("constant", [torch.ones(3), 0.5, torch.ones(2, 1)])
-def test_constants_of_other_shapes_are_named(unchecked, constant):
+def test_constants_of_other_shapes_are_named(constant):
     inputs = random_inputs(squared=True)
     with pytest.raises(BilensError, match=r"constant is .*, expected \(2,\), one for each head"):
         bilinear_attention(*inputs, constant=constant)
@@ -310,7 +310,7 @@ def on_a_gpu():
     return "chunked" if kernels["gpu"]() is kernels["chunked"]() else "triton"
 
 
-def test_a_gpu_takes_a_triton_that_was_tested(unchecked, triton_of, monkeypatch):
+def test_a_gpu_takes_a_triton_that_was_tested(triton_of, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention._import_triton", lambda: None)
     for version in ("3.9.0", "3.9.0+git1234"):
         triton_of(version)
@@ -331,7 +331,7 @@ def test_a_gpu_takes_a_triton_that_was_tested(unchecked, triton_of, monkeypatch)
         ("3.10.0", "Triton 3.10.0 is untested, expected 3.9.0"),
     ],
 )
-def test_any_other_triton_is_left_out_with_a_single_warning(unchecked, triton_of, version, problem):
+def test_any_other_triton_is_left_out_with_a_single_warning(triton_of, version, problem):
     triton_of(version)
     with pytest.warns(UserWarning, match=f"{problem}.* takes the chunked kernel; pip install trit"):
         assert on_a_gpu() == "chunked"
@@ -404,12 +404,12 @@ QUERIES_OF_4_AND_KEYS_OF_3 = [
         (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
     ],
 )
-def test_bad_input_is_named(unchecked, inputs, options, message):
+def test_bad_input_is_named(inputs, options, message):
     with pytest.raises(BilensError, match=message):
         bilinear_attention(*inputs, **options)
 
 
-def test_a_state_of_other_inputs_is_named(unchecked):
+def test_a_state_of_other_inputs_is_named():
     inputs = random_inputs(width=16)
     state = resume_attention(*random_inputs(width=16, squared=True))[1]
     with pytest.raises(BilensError, match=r"state has shape .* start with state=None"):

@@ -130,7 +130,6 @@ def test_accuracy_counts():
         ),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_accuracy_refuses_what_are_no_labels(labels, message):
     with pytest.raises(BilensError, match=message):
         build(ClassifierConfig(4, 3, 5)).accuracy(torch.randn(5, 4), labels)
@@ -156,7 +155,6 @@ def test_accuracy_refuses_what_are_no_labels(labels, message):
         ({"norm": "batch"}, "norm='batch', expected one of none, scalar, rms"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_a_bad_config_is_explained(settings, message):
     with pytest.raises(BilensError, match=message):
         ImageClassifier(ClassifierConfig(**{"n_inputs": 4, "n_classes": 2, **settings}))
@@ -207,7 +205,6 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
-@pytest.mark.usefixtures("unchecked")
 def test_a_damaged_model_is_refused(saved, damage, message):
     damage(saved)
     for open_ in (bilens.load, ImageClassifier.from_pretrained):

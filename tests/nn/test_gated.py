@@ -79,7 +79,6 @@ def test_gradients_reach_the_weights_through_the_tensor():
         assert torch.allclose(custom, direct.grad)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     with pytest.raises(BilensError, match="d_in and d_out to be equal; they are 3 and 4"):
         GatedLayer(3, 4, residual=True)

@@ -385,12 +385,12 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is not a multiple of n_kv_heads=3"),
     ],
 )
-def test_bad_settings_are_named(unchecked, settings, message):
+def test_bad_settings_are_named(settings, message):
     with pytest.raises(BilensError, match=message):
         LanguageConfig(**settings)
 
 
-def test_bad_parts_are_named(unchecked):
+def test_bad_parts_are_named():
     with pytest.raises(BilensError, match="name='batch', expected one of none, scalar, rms"):
         make_norm("batch", 4)
     with pytest.raises(BilensError, match="name='cubic', expected one of bilinear"):

@@ -19,7 +19,6 @@ MODELS = [
     {"attention": "squared", "positions": "shortformer", "qk_norm": True, "bias": True},
     {"n_layers": 2, "value_mix": True, "embed_mix": True, "logit_cap": 2.0},
 ]
-pytestmark = pytest.mark.usefixtures("unchecked")  # hooks stand where layers stood
 installed = pytest.mark.skipif(
     find_spec("transformer_lens") is None,
     reason="TransformerLens is not installed: pip install 'transformer-lens>=4'",

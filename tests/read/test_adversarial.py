@@ -72,7 +72,7 @@ def test_no_mask_is_no_attack():
     assert nothing.fooled == pytest.approx(1 - model.accuracy(x[others], labels[others]))
 
 
-def test_misuse_is_explained(unchecked):
+def test_misuse_is_explained():
     model, data = digit_model(), digits()
     x, labels, mask = data.test_images, data.test_labels, torch.ones(64)
     with pytest.raises(BilensError, match=r"mask is .* \(63,\).* beside x \(360, 64\)"):

@@ -149,7 +149,6 @@ def test_curves_measure_ordinary_models():
     assert product_accuracies(plain, data)[-1][1] == pytest.approx(result.cut_accuracy, abs=0.01)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     model, data = digit_model(n_layers=2), digits()
     with pytest.raises(BilensError, match="metric='cosine', expected one of images, gaussian"):

@@ -371,7 +371,7 @@ def test_directions_by_name():
         (lambda v, s: split_logits(v, random_text(), -10), "position=-10, expected -9 to 8"),
     ],
 )
-def test_bad_input_is_named(unchecked, read, message):
+def test_bad_input_is_named(read, message):
     view = view_of()
     with pytest.raises(BilensError, match=message):
         read(view, view.mlp(0).interaction(view.direction(3)).eigh(2))

@@ -119,7 +119,6 @@ def test_spectra_rebuild_any_sum_of_logits(bias, basis, batch, seed):
     assert torch.allclose(rebuilt, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     data = digits()
     spectrum = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=0).eigh()

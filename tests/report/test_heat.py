@@ -33,7 +33,6 @@ def test_names_that_do_not_fit_are_left_to_the_pointer():
     assert figure.data[0].text[59][1] == "r59 · b"
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_each_row_and_column_has_a_name():
     with pytest.raises(BilensError, match=r"values has shape \(2, 2\), with 2 names of rows and 1"):
         heat_figure(torch.zeros(2, 2), ["a", "b"], ["x"], title="")

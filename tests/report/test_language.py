@@ -38,7 +38,7 @@ def corpus(tokenizer) -> Corpus:
 
 
 @pytest.fixture
-def page(tmp_path, unchecked) -> str:
+def page(tmp_path) -> str:
     tokenizer = hostile_tokenizer()
     model, texts = ResidualModel(random_model(bias=True), tokenizer), corpus(tokenizer)
     direction = TokenDirection(ATTACK, ("t4", "t5"))
@@ -84,7 +84,7 @@ def test_the_strongest_token_has_full_colour(page):
     assert page.count("<summary>") > 4
 
 
-def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
+def test_a_direction_shows_the_ends_of_its_spectrum():
     model = ResidualModel(random_model(), toy_tokenizer())
     result = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
     values = result.all_eigenvectors.values.sort(descending=True).values
@@ -94,7 +94,7 @@ def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
         assert (several[0].context.activation > 0) == (number < 2)
 
 
-def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
+def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):
     model = ResidualModel(tiny("llama"), toy_tokenizer())
     reading = read_language(
         model, corpus(toy_tokenizer()), [TokenDirection("t3")], layer=1, among=10

@@ -24,7 +24,7 @@ FIELDS |= {
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_activations_times_logits_are_what_the_layer_adds(bias, unchecked):
+def test_activations_times_logits_are_what_the_layer_adds(bias):
     model = ResidualModel(random_model(bias=bias, n_layers=2, d_model=8), toy_tokenizer())
     rows = [{"input_ids": random_text(seed=seed)} for seed in range(4)]
     reading = read_direction(

@@ -133,7 +133,6 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("misuse", "message"), MISUSES)
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(torch.arange(1.0, 7.0).reshape(3, 2))

@@ -156,7 +156,6 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("misuse", "message"), MISFITS)
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(random_matrix(4, 5, 2))

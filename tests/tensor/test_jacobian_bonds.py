@@ -136,7 +136,6 @@ def test_gaussian_samples_have_the_moments() -> None:
         (lambda t, W, x: function_bonds([], W, x), "tensors is empty"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message) -> None:
     tensors, W, x = case({"depth": 2, "kind": "plain", "width": 2, "seed": 0})
     with pytest.raises(BilensError, match=message):

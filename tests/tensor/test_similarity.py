@@ -276,7 +276,6 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("misuse", "message"), MISUSES)
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(TWO_LAYERS)
@@ -300,7 +299,6 @@ def test_components_of_a_turned_layer_come_back():
     assert (form_cosines(dead, svd.components)[2] == 0).all()
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_of_form_cosines_is_explained():
     forms, other = (random_tensor(n, 4, 3, 0).svd().components for n in (5, 6))
     with pytest.raises(BilensError, match=r"a has batch shape \(\), expected one axis"):

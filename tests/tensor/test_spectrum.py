@@ -169,7 +169,6 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("misuse", "message"), MISUSES)
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(random_tensor(4, 5, 3, 0).interaction(output=0).eigh())

@@ -76,7 +76,6 @@ def test_gradients():
     assert torch.autograd.gradcheck(terms, (*factors, s, x))
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     tensor = random_tensor(4, 6, 3, 0)
     with pytest.raises(

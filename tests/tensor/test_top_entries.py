@@ -84,7 +84,6 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("misuse", "message"), MISUSES)
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(random_matrix(4, 5, 2))

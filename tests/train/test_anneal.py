@@ -240,7 +240,6 @@ def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
         ({"annealing": 0}, "annealing=0, expected a finite number, above 0 and at most 1"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_named(change, message):
     with pytest.raises(BilensError, match=message):
         replace(TRAINING, **change)

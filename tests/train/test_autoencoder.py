@@ -214,7 +214,6 @@ def test_a_training_that_diverged_is_not_written(tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     _, rows = planted(100)
     with pytest.raises(BilensError, match="sample returns vectors of 12 elements, expected d_in=5"):

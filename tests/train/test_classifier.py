@@ -193,7 +193,6 @@ def test_misuse_is_explained(digits):
         ("seed", 2**64, "a whole number, at least 0 and at most 4,294,967,295"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_named(name, value, expected):
     with pytest.raises(BilensError, match=re.escape(f"{name}={value}, expected {expected}")):
         ClassifierTraining(**{name: value})

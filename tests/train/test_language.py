@@ -243,7 +243,6 @@ def test_divergence_is_an_error_and_saves_no_model(tmp_path, how, attention):
     assert not is_finished(tmp_path)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("attention", ["squared", "bilinear"])
 def test_float16_is_refused_before_anything_is_read(tmp_path, attention):
     training = replace(TRAINING, precision="fp16")
@@ -297,7 +296,6 @@ def test_a_batch_is_shared_out_evenly(tmp_path):
         ({"optimizer": "lomo"}, "optimizer='lomo', expected one of adamw_torch, adamw_torch_fused"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_named(change, message):
     with pytest.raises(BilensError, match=message):
         LanguageTraining(**change)

@@ -262,7 +262,6 @@ def test_a_distillation_that_diverges_and_weights_that_are_nan():
         linearise(model, texts(3), texts(3))
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_of_a_distillation_are_named():
     with pytest.raises(BilensError, match="steps=-1, expected a whole number, at least 0"):
         Distillation(steps=-1)

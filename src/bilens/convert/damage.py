@@ -8,8 +8,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from bilens.checks import MemoryLimitError
 from bilens.errors import CheckpointError
+from bilens.memory import MemoryLimitError
 from bilens.progress import no_progress
 
 ERRORS = (

@@ -25,12 +25,12 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from bilens.checks import check_memory
 from bilens.convert.damage import reading_files
 from bilens.convert.gguf_header import Header, read_header
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import
+from bilens.memory import check_memory
 
 gguf = lazy_import("gguf", install="bilens[gguf]")
 

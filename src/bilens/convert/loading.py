@@ -22,7 +22,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
 from bilens.cards import write_card
-from bilens.checks import check_count, check_memory, check_weights, checked
+from bilens.checks import check_count, check_weights, checked
 from bilens.convert import gates, layouts
 from bilens.convert.damage import MODEL, reading_files
 from bilens.convert.gguf import gguf_model
@@ -31,6 +31,7 @@ from bilens.convert.weights import WEIGHT_FILES, shard_names, stored_numbers
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
+from bilens.memory import check_memory
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
 from bilens.progress import no_progress

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_count, checked, full_precision
+from bilens.checks import check_count, checked
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
 from bilens.processes import this_process
@@ -19,7 +19,7 @@ from bilens.tensor import BilinearTensor, Spectrum
 SPECTRA_NAME = "spectra.json"
 
 
-@full_precision
+@checked
 def write_spectra(
     tensor: BilinearTensor,
     directions: Float[Tensor, "n n_out"],

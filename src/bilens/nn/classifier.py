@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_labels, full_precision
+from bilens.checks import check_finite, check_labels, checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.layers import GatedLayer, GateName, NormName, ScalarNorm, make_norm
@@ -256,7 +256,7 @@ class ImageClassifier(Checkpointed):
         _fill(model.unembed.weight, torch.eye(n_classes))
         return model.eval()
 
-    @full_precision
+    @checked
     @torch.no_grad()
     def accuracy(
         self,

@@ -10,15 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import (
-    check_count,
-    check_finite,
-    check_index,
-    check_labels,
-    checked,
-    detached,
-    full_precision,
-)
+from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, RED, Canvas
@@ -54,7 +46,7 @@ Order = Literal["eigenvalue", "activation"]
 """Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
 
 
-@full_precision
+@checked
 def top_inputs(
     spectrum: Spectrum, x: Float[Tensor, "samples n_in"], k: int = 3
 ) -> Int[Tensor, "*batch eigenvectors k"]:
@@ -330,7 +322,7 @@ class Attack(Reading):
         ]
 
 
-@full_precision
+@checked
 def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     """Return the mask of a class, a unit vector of pixels built from its eigenvectors only.
 

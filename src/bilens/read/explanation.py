@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_finite, checked, detached, full_precision
+from bilens.checks import check_finite, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas
@@ -126,7 +126,7 @@ def check_classes(spectrum: Spectrum) -> None:
         )
 
 
-@full_precision
+@checked
 def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
     """Find features shared between classes, among the first k eigenvectors of each.
 
@@ -146,7 +146,7 @@ def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
     )
 
 
-@full_precision
+@checked
 def shared_by_paths(paths: Paths) -> SharedFeatures:
     """Find features shared between classes, among the ends of the strongest paths of a deep model.
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.checks import check_count, check_finite, check_labels, checked, detached, full_precision
+from bilens.checks import check_count, check_finite, check_labels, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.figures.plots import accuracy_curve
@@ -59,7 +59,7 @@ class TruncationCurve:
         return insufficient[-1] + 1 if insufficient else 1
 
 
-@full_precision
+@checked
 def truncation_curve(
     spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
 ) -> TruncationCurve:
@@ -75,7 +75,7 @@ def truncation_curve(
     return accuracy_by_rank(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
 
 
-@full_precision
+@checked
 def accuracy_by_rank(
     logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
     x: Float[Tensor, "samples n_in"],
@@ -229,7 +229,7 @@ class HeldOut:
         return {**vars(self), "interval": list(self.interval)}
 
 
-@full_precision
+@checked
 def held_out(
     logits: Float[Tensor, "images classes"],
     smaller: Float[Tensor, "images classes"],
@@ -285,7 +285,7 @@ def _solve(k: int, n: int, tail: float) -> float:
     return (low + high) / 2
 
 
-@full_precision
+@checked
 def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> tuple[int, ...]:
     """Find few directions that lose at most `drop` of the model's accuracy.
 
@@ -337,7 +337,7 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
         return ranks
 
 
-@full_precision
+@checked
 def rank_accuracies(
     model_bonds: Bonds, data: ImageData, ranks: Sequence[int] = ()
 ) -> tuple[tuple[int, float, float], ...]:
@@ -361,7 +361,7 @@ def full_cut(model_bonds: Bonds) -> Cut:
     return model_bonds.cut(max(bond.k for bond in model_bonds.bonds))
 
 
-@full_precision
+@checked
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
     """Return (k, test accuracy) with only the k products of largest share, for growing k."""
     most = len(cut.products())

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_index, detached, full_precision
+from bilens.checks import check_finite, check_index, checked, detached
 from bilens.errors import BilensError
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 from bilens.tensor import BilinearTensor
@@ -475,7 +475,7 @@ class Parts(NormedInput):
             vectors["position"] = self.positions.rows(places)
         return vectors
 
-    @full_precision
+    @checked
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
     ) -> Float[Tensor, "n d_model"]:
@@ -497,7 +497,7 @@ class Parts(NormedInput):
         check_index("position", position, table.module.num_embeddings, learned)
         return x + table.rows(torch.tensor(position, device=x.device))
 
-    @full_precision
+    @checked
     def logit_weights(
         self, tokens: Sequence[int] | None = None
     ) -> tuple[Float[Tensor, "d_model n"], Float[Tensor, " n"]]:
@@ -513,13 +513,14 @@ class Parts(NormedInput):
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
         return self.logit_scale * weight.T, bias
 
-    @full_precision
+    @checked
     def value_sources(self, layer: int) -> list[ValueSource]:
         """Return the weights of the heads' values, whose outputs are to be added up.
 
         The heads read n of their own layer and, with `value_mix`, that of the first one too.
         """
-        weights, share = self.layers[layer].heads.weights(), self.layers[layer].heads.v_first_share
+        heads = self.layers[check_index("layer", layer, len(self.layers))].heads
+        weights, share = heads.weights(), heads.v_first_share
         sources = [ValueSource(layer, weights.value, weights.value_bias)]
         if share is not None:
             first, of_first = self.layers[0].heads.weights(), self.layers[0].heads.v_first_share

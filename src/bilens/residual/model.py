@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_index, check_text, check_weights, full_precision
+from bilens.checks import check_index, check_text, check_weights, checked
 from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
@@ -22,7 +22,7 @@ from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
 
-@full_precision
+@checked
 class ResidualModel:
     """Embedding, unembedding and, for each layer, the maps that read the stream or write to it.
 

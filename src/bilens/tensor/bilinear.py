@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, check_index, full_precision
+from bilens.checks import check_count, check_finite, check_index, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -20,7 +20,7 @@ from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.tracing import module_factors
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorSVD(Reading):
     """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
@@ -87,7 +87,7 @@ SHOWN = 2**10
 """Outputs of a tensor that is decomposed to be shown."""
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class BilinearTensor(Reading):
     """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bilens.checks import check_count, check_finite, detached, full_precision
+from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
@@ -213,7 +213,7 @@ def _check(tensors: Sequence[BilinearTensor], directions: Tensor) -> None:
     check_finite(directions=directions)
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class Products:
     """The terms c z_i z_j of the layers of a cut model, the largest share first.
@@ -239,7 +239,7 @@ class Products:
         return len(self.layer)
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class Cut:
     """A model cut to a few directions of each bond.

@@ -24,7 +24,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, full_precision
+from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -37,7 +37,7 @@ SLACK = 4
 """Directions at each bond, above those of a uniform cut, where a greedy search starts."""
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class Bond:
     """The directions between two layers, in descending order of importance.
@@ -68,7 +68,7 @@ class Bond:
         return self.write[:, :k] @ self.read[:k]
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Bonds(Reading):
     """All bonds of a model, the one between its input and its first layer first.
@@ -209,7 +209,7 @@ class Bonds(Reading):
         return tuple(ranks)
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class TreeBonds(Bonds):
     """The bonds of a model as a tree whose leaves are independent inputs, with certificates.
@@ -275,7 +275,7 @@ class TreeBonds(Bonds):
         return self.certificate(ranks) * self.norm * math.sqrt(factor)
 
 
-@full_precision
+@checked
 @torch.no_grad()
 def bonds(
     tensors: Sequence[BilinearTensor],

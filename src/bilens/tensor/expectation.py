@@ -23,7 +23,7 @@ from einops import einsum
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import check_chain, joined
@@ -40,7 +40,7 @@ Polynomials = dict[int, Float64[Tensor, "_ _"]]
 """Coefficients of polynomials of the same variables, by degree."""
 
 
-@full_precision
+@checked
 def expected_inner(
     a: Sequence[BilinearTensor],
     b: Sequence[BilinearTensor],
@@ -85,7 +85,7 @@ def expected_inner(
     return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
 
 
-@full_precision
+@checked
 def expected_cosine(
     a: Sequence[BilinearTensor],
     b: Sequence[BilinearTensor],

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.settings import Count, Seed, Size, Tolerance
 from bilens.tensor.quadratic import QuadraticForm
@@ -44,7 +44,7 @@ class Extrema:
         return self.values.shape[0]
 
 
-@full_precision
+@checked
 def local_extrema(
     form: QuadraticForm,
     *,

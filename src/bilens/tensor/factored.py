@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float, Float64, Int, Int64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, full_precision
+from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -35,7 +35,7 @@ class TopEntries:
 
 
 @torch.no_grad()
-@full_precision
+@checked
 def top_entries(
     blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: Count, *, largest: bool = True
 ) -> TopEntries:
@@ -91,7 +91,7 @@ BLOCK_BYTES = 16 * 1024**2
 """Bytes of a block of rows of a matrix that is too large to hold."""
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class FactoredSVD:
     """M = sum_s sigma_s l_s r_s', the largest singular values first.
@@ -115,7 +115,7 @@ class FactoredSVD:
         return (self.left * self.values[..., None]).mT @ self.right
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class FactoredMatrix(Reading):
     """M = A B, or a batch of such matrices, stored as the thin A and B only.

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 
 DENSE_LIMIT = 2 * 1024**3
@@ -84,7 +84,7 @@ def _shifted(factor: Tensor, by: Tensor) -> Tensor:
     return factor * torch.exp2(half.to(factor)) * torch.exp2((by - half).to(factor))
 
 
-@full_precision
+@checked
 def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in_and_1"]:
     """Append the constant 1 to each input: x' = [x, 1].
 
@@ -93,7 +93,7 @@ def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
 
 
-@full_precision
+@checked
 def affine(
     weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
 ) -> Float[Tensor, "n_out_and_1 n_in_and_1"]:
@@ -110,7 +110,7 @@ def affine(
     return matrix
 
 
-@full_precision
+@checked
 def fit_input(
     x: Float[Tensor, "*batch n"],
     rows: Float[Tensor, "*more n_in"],

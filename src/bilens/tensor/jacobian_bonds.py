@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.settings import Count, Seed
@@ -73,7 +73,7 @@ class Moments:
     n_samples: int
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class FunctionBonds(Bonds):
     """The bonds of a model as a function of its input, from samples of the input.
@@ -104,7 +104,7 @@ class FunctionBonds(Bonds):
 
 
 @torch.no_grad()
-@full_precision
+@checked
 def function_bonds(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],
@@ -184,7 +184,7 @@ def balanced_bonds(
     )
 
 
-@full_precision
+@checked
 def gaussian_samples(
     n_samples: Count,
     mean: Float[Tensor, " n_in"],

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, check_memory, full_precision
+from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
+from bilens.memory import check_memory
 from bilens.sections import Fact
 from bilens.settings import Count, Seed, Tolerance
 from bilens.tensor import factors
@@ -28,7 +29,7 @@ else:
 SAVED = ("values", "vectors", "residuals", "miss_chance")
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectrum(Reading):
     """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.
@@ -298,7 +299,7 @@ SHOWN = 2**10
 """Largest number of inputs of a form that is decomposed for display."""
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class QuadraticForm(Reading):
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.

@@ -8,13 +8,13 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.quadratic import Spectrum
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class Dictionary:
     """Output features F as columns, read off by a = F^+ y and written back by y = F a.
@@ -115,7 +115,7 @@ class Dictionary:
         return self.features @ self.inverse
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False)
 class Reexpression:
     """A layer through eigenvectors: B = sum_k sum_i lambda_ki u+_k (x) v_ki (x) v_ki.
@@ -153,7 +153,7 @@ class Reexpression:
         return BilinearTensor(V, V, D, self.spectra.constant)
 
 
-@full_precision
+@checked
 def reexpress(
     tensor: BilinearTensor,
     directions: Float[Tensor, "m n_out"],
@@ -264,7 +264,7 @@ class Steering:
         )
 
 
-@full_precision
+@checked
 def steer(
     tensor: BilinearTensor, s: Float[Tensor, "*vectors n"], x: Float[Tensor, "*samples n_in"]
 ) -> Steering:

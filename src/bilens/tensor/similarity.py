@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.settings import Between
 from bilens.tensor.factors import hidden_product
@@ -16,7 +16,7 @@ from bilens.tensor.quadratic import QuadraticForm
 Cosine = Annotated[float, Between(0, 1, above=True)]
 
 
-@full_precision
+@checked
 def best_match(
     a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
 ) -> Float[Tensor, "*batch k_a"]:
@@ -33,7 +33,7 @@ def best_match(
     return cosines.abs().amax(-1).clamp_max(1)
 
 
-@full_precision
+@checked
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
     """Return the cosines <Q_i, Q'_j> / (|Q_i| |Q'_j|) of two batches of interaction matrices.
 
@@ -92,7 +92,7 @@ class Features:
         return self.vectors.shape[0]
 
 
-@full_precision
+@checked
 def cluster(
     vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: Cosine = 0.9
 ) -> Features:

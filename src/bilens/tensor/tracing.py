@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, NotBilinearError
 
 PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
@@ -257,7 +257,7 @@ def _depends(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-@full_precision
+@checked
 def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
     """Run a module on zero and on each unit vector of each variable, which determine its maps.
 
@@ -346,7 +346,7 @@ def _input_shape(module: nn.Module, input_shape: Sequence[int] | None) -> tuple[
     )
 
 
-@full_precision
+@checked
 def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n_in"] | None]:
     """Return a layer for each level, and the map from inputs to the first one's inputs.
 
@@ -426,7 +426,7 @@ def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
     return f"; {mode.first} is neither linear nor a product" if mode.first else ""
 
 
-@full_precision
+@checked
 @torch.no_grad()
 def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
     """Raise unless maps, one after another, of flat inputs equal their module on random ones."""

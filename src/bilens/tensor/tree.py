@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, full_precision
+from bilens.checks import check_count, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -31,7 +31,7 @@ def effective_eigenvalues(eigenvalues: Float[Tensor, "paths depth"]) -> Float[Te
     return (values[:, -1].sign() * (values.abs() ** powers).prod(-1)).to(eigenvalues)
 
 
-@full_precision
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Paths(Reading):
     """Leaves of an eigenvector tree, the largest |effective eigenvalue| first.
@@ -166,7 +166,7 @@ class Paths(Reading):
         yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()
 
 
-@full_precision
+@checked
 @torch.no_grad()
 def decompile(
     tensors: Sequence[BilinearTensor],

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import full_precision
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
@@ -87,7 +87,7 @@ def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
 
 
 @torch.no_grad()
-@full_precision
+@checked
 def measure(
     model: ResidualModel, flow: Flow, parts: Sequence[FlowPart], *, scale: NotNegative = 0.0
 ) -> list[Ablation]:
@@ -125,7 +125,7 @@ def measure(
 
 
 @torch.no_grad()
-@full_precision
+@checked
 def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation:
     """Run the model without some nodes, all at once, as `measure` does without each of them.
 

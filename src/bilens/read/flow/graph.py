@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_index, full_precision
+from bilens.checks import check_count, check_index, checked
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
@@ -450,7 +450,7 @@ SEARCHED = 4096
 
 
 @torch.no_grad()
-@full_precision
+@checked
 def described(
     model: ResidualModel, flow: Flow, k: int, texts: Iterable[str | Int[Tensor, " time"]] = ()
 ) -> Flow:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import checked, full_precision
+from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
@@ -378,7 +378,7 @@ class FlowReading(Reading):
 
 
 @analysis("flow")
-@full_precision
+@checked
 def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is shown
     model: ResidualModel,
     prompt: str,

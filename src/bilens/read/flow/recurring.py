@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import full_precision
+from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
@@ -160,7 +160,7 @@ class RecurringFlows(Reading):
         return frame.sort_values("mean", key=abs, ascending=False, ignore_index=True)
 
 
-@full_precision
+@checked
 def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     model: ResidualModel,
     prompts: Sequence[str | Int[Tensor, " _"]],
@@ -348,7 +348,7 @@ def _rows(number: int, split: Flow) -> list[tuple[Any, ...]]:
 
 
 @analysis("recurring")
-@full_precision
+@checked
 def read_recurring(
     model: ResidualModel,
     pairs: str,

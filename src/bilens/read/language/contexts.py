@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import check_finite, check_index, check_sum, checked, detached, full_precision
+from bilens.checks import check_finite, check_index, check_sum, checked, detached
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
@@ -308,7 +308,7 @@ def _run_texts(
             bar.advance(task, len(batch) * processes)
 
 
-@full_precision
+@checked
 def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = None) -> Corpus:
     """Load texts in the form of the model's training: cleaned for bilens's own models.
 
@@ -409,7 +409,7 @@ def read_continuation(
     )
 
 
-@full_precision
+@checked
 def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirection]:
     """Return the paper's examples with known tokens, or else the most frequent word."""
     known = corpus.tokenizer.get_vocab()

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import check_count, check_index, checked, detached, full_precision
+from bilens.checks import check_count, check_index, checked, detached
 from bilens.errors import BilensError
 from bilens.figures.plots import heat_figure
 from bilens.lazy_imports import go
@@ -318,7 +318,7 @@ class AttentionReading(Reading):
 
 
 @analysis("heads")
-@full_precision
+@checked
 def read_attention(
     model: ResidualModel,
     *,
@@ -364,7 +364,7 @@ def read_attention(
     return AttentionReading(readings, layer, distance, composition_scores(model))
 
 
-@full_precision
+@checked
 def attention_pairs(
     model: ResidualModel,
     heads: Sequence[int],
@@ -407,7 +407,7 @@ def attention_pairs(
     return [pairs(head) for head in heads]
 
 
-@full_precision
+@checked
 def output_pairs(
     model: ResidualModel,
     heads: Sequence[int],

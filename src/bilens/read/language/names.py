@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, checked, full_precision
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.options import MinusNames
 from bilens.residual import ResidualModel
@@ -107,7 +107,7 @@ def token_number(model: ResidualModel, token: str | int) -> int:
     return token
 
 
-@full_precision
+@checked
 def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """Return the tokenizer's name of each token; [7] for a token that it does not have."""
     # Models pad their vocabulary, and the tokenizer has no names for the padding.

@@ -32,7 +32,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import check_index, checked, detached, full_precision
+from bilens.checks import check_index, checked, detached
 from bilens.errors import BilensError, NotBilinearError
 from bilens.options import Among, Layer, Minus
 from bilens.progress import progress_bar
@@ -343,7 +343,7 @@ class NGramReading(Reading):
 
 
 @analysis("ngrams")
-@full_precision
+@checked
 def read_ngrams(
     model: ResidualModel,
     token: str | int,
@@ -384,7 +384,7 @@ def read_ngrams(
     return NGramReading(direction, layer, before, after, heads, left_out)
 
 
-@full_precision
+@checked
 def following(
     model: ResidualModel,
     token: str | int,
@@ -405,7 +405,7 @@ def following(
     return _neighbours(model, bigram_parts(model, layer, position, None), token, part, k)
 
 
-@full_precision
+@checked
 def preceding(
     model: ResidualModel,
     token: str | int,
@@ -420,7 +420,7 @@ def preceding(
     return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
 
-@full_precision
+@checked
 def bigrams(
     model: ResidualModel,
     *,
@@ -444,7 +444,7 @@ def bigrams(
     return top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among)
 
 
-@full_precision
+@checked
 def skip_trigrams(  # noqa: PLR0913
     model: ResidualModel,
     token: str | int | Float[Tensor, " d_model"],

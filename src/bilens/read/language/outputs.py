@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from bilens.analysis import Reading, analysis
-from bilens.checks import checked, full_precision
+from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.figures.plots import spectrum_figure
@@ -209,7 +209,7 @@ class LanguageReading(Reading):
         }
 
 
-@full_precision
+@checked
 def read_language(
     model: ResidualModel,
     corpus: Corpus,
@@ -259,7 +259,7 @@ def read_language(
 
 
 @analysis("contexts")
-@full_precision
+@checked
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,

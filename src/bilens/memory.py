@@ -1,0 +1,85 @@
+"""Memory is checked before it is taken."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from bilens.errors import BilensError
+
+if sys.platform != "win32":
+    import resource
+
+MEMINFO = Path("/proc/meminfo")
+STATM = Path("/proc/self/statm")
+CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+"""Limit and use of a container, in version 2 of the kernel's control groups and in version 1."""
+
+
+class MemoryLimitError(BilensError):
+    """Memory that a computation needs and that is not available."""
+
+
+def available_memory(device: torch.device | str = "cpu") -> int | None:
+    """Return the bytes that this process may still allocate; None if the system does not say.
+
+    On a CPU they are the least of three numbers. These are the machine's free memory, and the rest
+    of the limits on the container and on the address space (`ulimit -v`).
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_limits(), default=None) if device.type == "cpu" else None
+
+
+def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu") -> None:
+    """Raise before an allocation that cannot succeed.
+
+    Args:
+        n_bytes: size of the allocation.
+        purpose: subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
+        device: device of the memory.
+
+    Raises:
+        MemoryLimitError: less memory is available.
+    """
+    available = available_memory(device)
+    if available is not None and n_bytes > available:
+        raise MemoryLimitError(
+            f"{purpose} need {_gigabytes(n_bytes)} of memory on {device}, and "
+            f"{_gigabytes(available)} are available"
+        )
+
+
+def _limits() -> Iterator[int]:
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        yield 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, ValueError, KeyError):  # a system other than Linux
+        pass
+    for limit, used in CGROUPS:
+        try:
+            # The kernel gives back cached files before it refuses memory.
+            stat = dict(
+                line.split() for line in (used.parent / "memory.stat").read_text().splitlines()
+            )
+            cached = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
+            yield max(0, int(limit.read_text()) - int(used.read_text()) + cached)
+        except (OSError, ValueError):  # another version, or "max": no limit
+            pass
+    if sys.platform != "win32":
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            pages = int(STATM.read_text().split()[0]) if STATM.exists() else 0
+            yield max(0, soft - pages * resource.getpagesize())
+
+
+def _gigabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:,.2f} GB"

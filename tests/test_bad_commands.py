@@ -1,0 +1,195 @@
+"""Bad commands and bad files end with one message and status 1 or 2, never with a traceback."""
+
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from bilens.cli import main
+from bilens.convert import give_swish, save_model
+from tests.families import tiny
+from tests.language import toy_tokenizer
+
+DEVICES = ["meta", "cuda:99", "abacus", "", "mps", "cpu:-1", "\udcff", "9" * 30]
+COMMANDS = {
+    "ngrams model --token t3": {
+        "--layer": ["-1", "512", "1.5", "nan", "9" * 400],
+        "--token": ["", "t3,,t4", "\udcff", "a\0b", "💥", "x" * 5000],
+        "--k": ["0", "1e400", "x"],
+        "--device": DEVICES,
+    },
+    "heads model": {"--distance": ["-1", "9" * 20], "--head": ["512", "[1]"]},
+    "flow model --prompt t3 --token t5 --output f.html": {
+        "--threshold": ["nan", "-inf", "x"],
+        "--minus": ["\x1b[2J"],
+        "--prompt": [""],
+    },
+    "generate model --prompt t3": {"--temperature": ["-1", "inf"], "--seed": ["1.5", "9" * 20]},
+    "contexts bilinear --data texts.txt --token t3 --layer 0": {"--data": ["../..", "/dev/null"]},
+    "decompose deep --bonds --metric weights": {"--drop": ["-1", "nan"]},
+    "anneal model --data texts.txt --length 8 --tokens 64 --output out": {
+        "--batch-size": ["0"],
+        "--learning-rate": ["nan", "-1"],
+        "--device": DEVICES,
+    },
+    "train images --data digits --output out": {"--n-layers": ["-1"], "--d-model": ["9" * 20]},
+    "process model --output out": {"--steps": ["x", "💥"], "--device": DEVICES},
+}
+"""Commands, and bad values of their options."""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Return a folder with a model of each kind and a text."""
+    folder = tmp_path_factory.mktemp("attacked")
+    tokenizer = toy_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
+    annealed = tiny("llama", dtype=torch.float32)
+    give_swish(annealed).beta = 0
+    save_model(folder / "annealed", annealed, tokenizer)
+    lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
+    (folder / "texts.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        main(["export", "annealed", "--output", "bilinear"])
+        training = ["train", "images", "--d-model", "8", "--epochs", "1", "--n-layers", "2"]
+        main([*training, "--output", "deep"])
+        main(["decompose", "deep", "--bonds", "--metric", "weights"])
+    return folder
+
+
+@pytest.fixture
+def here(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("BILENS_DATA", raising=False)
+    (tmp_path / "here").mkdir()
+    for path in sources.iterdir():
+        (tmp_path / "here" / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def outcome(command: list[str], capsys) -> str:
+    """Return the message of an error, or nothing; a raw exception leaves the test."""
+    capsys.readouterr()
+    try:
+        main(command)
+    except SystemExit as ended:
+        code = ended.code
+    else:
+        return ""
+    message = capsys.readouterr().err
+    assert code in (1, 2), code
+    assert "Traceback" not in message
+    assert "\x1b" not in message
+    assert code == 2 or message.startswith("error: "), message
+    return message
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bad_values(command, here, capsys):
+    for option, values in COMMANDS[command].items():
+        for value in values:
+            assert outcome([*command.split(), option, value], capsys), (option, value)
+
+
+def damaged(folder: Path, name: str, content: bytes) -> Path:
+    """Return a copy of a model's folder, with other content in one of its files."""
+    target = Path("damaged")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
+    (target / name).write_bytes(content)
+    return target
+
+
+READ = {
+    "model": ["ngrams", "damaged", "--token", "t3"],
+    "deep": ["decompose", "damaged", "--paths", "5"],
+}
+CONTENTS = {
+    "nothing": b"",
+    "a brace": b"{",
+    "a list": b"[]",
+    "a number": b"3",
+    "text": b'"text"',
+    "deep nesting": b"[" * 100_000,
+    "bytes": bytes(range(256)),
+    "another object": b'{"a": {"b": [1, 2, {"c": null}]}}',
+    "zeros": bytes(1000),
+    "a header of 2^63 bytes": b"\xff" * 7 + b"\x7f" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("source", READ)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_damaged_files(source, content, here, capsys):
+    names = [
+        path.name for path in (here / source).iterdir() if path.suffix in (".json", ".safetensors")
+    ]
+    essential = {"config.json", "model.safetensors", "training.json", "tokenizer.json"}
+    for name in names:
+        damaged(here / source, name, CONTENTS[content])
+        message = outcome(READ[source], capsys)
+        assert message or name not in essential, (name, content)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("source", READ)
+def test_settings_of_other_types(source, here, capsys):
+    settings = json.loads((here / source / "config.json").read_text())
+    for name, value in itertools.product(settings, (None, -1, 0, 2**70, "x", [], {}, True, 1e300)):
+        changed = json.dumps({**settings, name: value}).encode()
+        damaged(here / source, "config.json", changed)
+        outcome(READ[source], capsys)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("deep", "layers.0.left.weight"), ("deep/cut", "layers.0.out.weight")]
+)
+def test_flipped_bits(folder, name, here, capsys):
+    """The highest bit of an exponent makes a weight of about 1e38."""
+    weights = load_file(here / folder / "model.safetensors")
+    weights[name].view(torch.int32).flatten()[0] ^= 1 << 30
+    target = damaged(here / folder, "model.safetensors", b"")
+    save_file(weights, target / "model.safetensors")
+    if not (target / "training.json").exists():
+        shutil.copy(here / "deep" / "training.json", target)
+    for options in (["--paths", "5"], ["--bonds", "--metric", "weights"]):
+        outcome(["decompose", "damaged", *options], capsys)
+
+
+def test_models_that_are_not_models(here, capsys):
+    os.mkfifo("pipe")
+    (here / "link").symlink_to("nowhere")
+    (here / "file").write_text("text")
+    (here / "a.gguf").mkdir()
+    (here / "a.bin").write_bytes(b"")
+    sources = ["pipe", "link", "file", "a.gguf", "a.bin", "/dev/null", ".", "..", "", "x" * 5000]
+    sources += ["\udcff", "a\0b", "some/model", "https://example.org/model", "texts.txt", "--"]
+    commands = (["ngrams", "--token", "t3"], ["process"], ["report"], ["decompose"], ["export"])
+    for source, command in itertools.product(sources, commands):
+        if (source, command) != (".", ["export"]):
+            assert outcome([command[0], source, *command[1:]], capsys), (source, command)
+
+
+def test_a_tokenizer_without_an_unknown_token(here, capsys):
+    """It opens in transformers, and fails at the first word that it does not know."""
+    folder = damaged(here / "model", "void", b"")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["unk_token"] = "[UNK]"
+    path.write_text(json.dumps(content))
+    for command in (
+        ["flow", "damaged", "--prompt", "what is this", "--token", "t3"],
+        ["generate", "damaged", "--prompt", "what is this"],
+        ["anneal", "damaged", "--data", "texts.txt", "--output", "out"],
+    ):
+        assert "Missing [UNK] token from the vocabulary" in outcome(command, capsys)
