@@ -264,7 +264,7 @@ def _are_valid(inputs: Inputs) -> bool:
         return False
     tensors = (v, q1, k1) if q2 is None or k2 is None else (v, q1, k1, q2, k2)
     for x in tensors:
-        if not isinstance(x, Tensor) or x.ndim != 4 or x.layout is not torch.strided:
+        if not isinstance(x, Tensor) or x.ndim != 4:
             return False
         if x.dtype != v.dtype or x.device != v.device:
             return False
