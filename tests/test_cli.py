@@ -396,7 +396,6 @@ def test_completion_knows_every_command_and_its_options(capsys):
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(installation, "which", lambda name: None)
     monkeypatch.setitem(installation.OPTIONAL, "not-there", "nothing")
     monkeypatch.setenv("BILENS_DATA", "void")
     result = in_json(capsys, "doctor")
@@ -406,12 +405,12 @@ def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
     assert result["places"]["BILENS_DATA"] == "void (missing)"
     main(["doctor"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["Chrome", "missing", "bilens", "report", "--figures"] in rows
+    assert ["not-there", "missing", "nothing"] in rows
 
 
 def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
-    pytest.importorskip("triton")
-    assert in_json(capsys, "doctor")["optional"]["triton"] == "3.9.0"
+    version = pytest.importorskip("triton").__version__
+    assert in_json(capsys, "doctor")["optional"]["triton"].startswith(("Triton ", version))
     problem = "Triton 3.6.0 is untested"
     monkeypatch.setattr(installation, "triton_problem", lambda: problem)
     shown = in_json(capsys, "doctor")["optional"]["triton"]

@@ -87,8 +87,14 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
             str(page),
             "--viewer",
             str(tmp_path / "graphs"),
+            "--figure",
+            str(tmp_path / "graph.svg"),
+            "--figure",
+            str(tmp_path / "graph.pdf"),
         ]
     )
+    assert (tmp_path / "graph.svg").read_text().count("<text") > 9
+    assert (tmp_path / "graph.pdf").read_bytes().startswith(b"%PDF")
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     result = json.loads(page.with_suffix(".json").read_text())
@@ -245,7 +251,7 @@ def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("option", "endings"), [("figure", ".svg or .pdf or .png"), ("save-graph", ".json")]
+    ("option", "endings"), [("figure", ".png or .svg or .pdf"), ("save-graph", ".json")]
 )
 def test_an_ending_is_refused_before_the_model_is_opened(monkeypatch, capsys, option, endings):
     monkeypatch.setattr("bilens.cli.analyses.load", lambda *args, **how: pytest.fail("opened"))

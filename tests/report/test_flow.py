@@ -135,12 +135,10 @@ def two_texts():
     return flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
-def test_the_figure_is_a_file(split_flow, tmp_path, kind):
+def test_the_figure_is_a_file(split_flow, tmp_path):
     tokens = (token_text("\x0b"), *TOKENS[1:])
-    save_figure(replace(split_flow, tokens=tokens).top(9).plot(), tmp_path / f"flow.{kind}")
-    start = (tmp_path / f"flow.{kind}").read_bytes()[:8]
-    assert start[:4] in (b"<svg", b"%PDF", b"\x89PNG")
+    save_figure(replace(split_flow, tokens=tokens).top(9).plot(), tmp_path / "flow.svg")
+    assert "&lt;/script&gt;&lt;b&gt;" in (tmp_path / "flow.svg").read_text()
 
 
 def test_names_of_tokens_are_text():

@@ -20,7 +20,6 @@ from bilens.report import (
     eigenvector_figure,
     explanation_figure,
     render_page,
-    save_figure,
     spectrum_figure,
     truncation_figure,
     write_report,
@@ -193,23 +192,3 @@ def test_the_page_works_in_a_browser(written, tmp_path, width):
     assert record["overflow"] <= 0
 
 
-@needs_chrome
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_figures_are_saved(reading, tmp_path, kind):
-    path = tmp_path / f"curve.{kind}"
-    save_figure(truncation_figure(reading.curve), path)
-    start = path.read_bytes()[:200]
-    assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in start
-
-
-def test_saving_says_what_is_missing(tmp_path, monkeypatch):
-    with pytest.raises(BilensError, match=r"ends in '.bmp'; expected .png, .svg or .pdf"):
-        save_figure(go.Figure(), tmp_path / "curve.bmp")
-
-    def no_chrome(*args, **kwargs):
-        raise RuntimeError("Kaleido requires Google Chrome")
-
-    monkeypatch.setattr(go.Figure, "to_image", no_chrome)
-    with pytest.raises(BilensError, match="requires Google Chrome.*install one, or run"):
-        save_figure(go.Figure(), tmp_path / "curve.png")
-    assert list(tmp_path.iterdir()) == []

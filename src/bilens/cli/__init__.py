@@ -102,8 +102,9 @@ def check_outputs(command: Any) -> None:
     """Refuse devices and named pipes as outputs before any work, instead of after hours of it."""
     for name in OUTPUTS:
         path = getattr(getattr(command, "what", command), name, None)
-        if path is not None:
-            files.check_target(path)
+        paths = path if isinstance(path, tuple) else (path,)
+        for target in filter(None, paths):
+            files.check_target(target)
 
 
 def _plain(value: Any) -> Any:

@@ -29,6 +29,9 @@ OUTPUT_HELP = (
     "numbers only (.json), or a folder with each table as CSV."
 )
 
+Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
+"""An option that may be given several times."""
+
 LOW_MEMORY_HELP = (
     "Leave the weights in their files and read those of a layer when it is worked on, for "
     "transformers larger than memory."
@@ -54,11 +57,12 @@ class ReadingCommand:
                 f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
             )
         exporters = EXPORTERS.get(self.analysis.hints["return"], ())
-        for exporter in exporters:
-            path = getattr(self, exporter.name)
-            if path and exporter.endings and path.suffix not in exporter.endings:
+        targets = [(one, path) for one in exporters for path in getattr(self, one.name)]
+        for exporter, path in targets:
+            if exporter.endings and path.suffix not in exporter.endings:
                 option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
                 raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
+            exporter.require()
         if data := getattr(self, "data", None):
             check_data(self.model, data, getattr(self, "data_dir", None))
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
@@ -69,13 +73,11 @@ class ReadingCommand:
         if self.output is not None:
             write_reading(reading, self.output)
             out.print(f"written: {self.output}")
-        for exporter in exporters:
-            path = getattr(self, exporter.name)
-            if path:
-                of = Path(self.model).stem
-                name = self.output.stem if self.output else of
-                exporter.write(reading, path, name, of)
-                out.print(f"written: {path}")
+        for exporter, path in targets:
+            of = Path(self.model).stem
+            name = self.output.stem if self.output else of
+            exporter.write(reading, path, name, of)
+            out.print(f"written: {path}")
         return reading.record()
 
 
@@ -84,7 +86,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
     options = [*analysis.options, Option("output", Path | None, None, OUTPUT_HELP)]
     for exporter in EXPORTERS.get(analysis.hints["return"], ()):
-        options.append(Option(exporter.name, Path | None, None, exporter.help))
+        options.append(Option(exporter.name, Files, (), exporter.help))
     # tyro reads names, types, help and defaults from the fields of a class.
     for option in options:
         kind: Any = Annotated[option.type, tyro.conf.arg(help=option.help)]

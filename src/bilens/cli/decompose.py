@@ -10,6 +10,7 @@ from bilens.cli.analyses import show_reading
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
+from bilens.figures.paper import require_matplotlib
 from bilens.inputs import check_data, loader
 from bilens.models import load
 from bilens.nn import ImageClassifier
@@ -89,8 +90,7 @@ class Report:
         data: name of the data; by default that of the training.
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
         output: the page; by default report.html in the run directory, or runs/report-NAME.html.
-        figures: also save every figure in this format into the folder figures beside the page;
-            needs Chrome or Chromium.
+        figures: also save every figure in this format into the folder figures beside the page.
         add: names of further readings, such as flow, and files with readings of your own.
         basis: (images) eigenvectors orthonormal after the embedding, as in the paper, or in
             pixels; for models of one layer.
@@ -131,6 +131,8 @@ class Report:
     def run(self) -> dict[str, Any]:
         """Read the model and write its page."""
         check_data(self.model, self.data, self.data_dir)
+        if self.figures:
+            require_matplotlib()
         model = load(self.model, device=choose_device(self.device))
         folder = Path(self.model)
         page = self.output or (

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from shutil import which
 from typing import Annotated, Any, Literal
 
 import torch
@@ -98,11 +97,11 @@ OPTIONAL = {
     "triton": "attention without softmax on a GPU; computed in chunks without it",
     "gradio": "bilens explore",
     "gguf": "GGUF files",
+    "matplotlib": "figures as SVG, PDF and PNG",
     "tensorboard": "--report-to tensorboard",
     "wandb": "--report-to wandb",
     "trackio": "--report-to trackio",
 }
-BROWSERS = ("google-chrome", "chrome", "chromium", "chromium-browser")
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,6 @@ class Doctor:
         # Installed is not enough: it has to fit the GPU and its driver.
         if optional["triton"] is not None and (problem := triton_problem()) is not None:
             optional["triton"] = f"{problem}; the chunked kernel is used"
-        # Any of these browsers draws pictures.
-        optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
-        uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
         data = os.environ.get("BILENS_DATA")
         checks: dict[str, Any] = {
             "versions": {
@@ -148,7 +144,7 @@ class Doctor:
             cells = {name: str(value or "missing") for name, value in rows.items()}
             if title == "optional":
                 show_table(
-                    ("", "", "for"), [(n, c, uses[n]) for n, c in cells.items()], title, words=3
+                    ("", "", "for"), [(n, c, OPTIONAL[n]) for n, c in cells.items()], title, words=3
                 )
             else:
                 show_table(("", ""), cells.items(), title, words=2)

@@ -3,11 +3,9 @@
 import base64
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from html import escape
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.files import written_whole
 from bilens.lazy_imports import go, pio
 from bilens.sections import plotly_text, signed
 from bilens.tensor import Paths
@@ -91,54 +88,6 @@ def _template() -> "go.layout.Template":
             "plot_bgcolor": PAPER,
         }
     )
-
-
-FIGURE_FORMATS = ("png", "svg", "pdf")
-DEFAULT_WIDTH = 900
-
-
-@checked
-def save_figure(
-    figure: "go.Figure", path: Path, *, width: int | None = None, scale: float = 2
-) -> None:
-    """Write a figure as PNG, SVG or PDF, by the name's ending.
-
-    The width is in CSS pixels, by default by the figure's proportions; the height is the
-    figure's own. `scale` is device pixels for each of these, for PNG.
-
-    Raises:
-        BilensError: another ending, or Chrome or Chromium is missing.
-    """
-    kind = path.suffix.removeprefix(".")
-    if kind not in FIGURE_FORMATS:
-        raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
-    if find_spec("kaleido") is None:
-        raise BilensError(f"{path} needs kaleido: pip install 'bilens[figures]'")
-    width = width or _natural_width(figure)
-    try:
-        with written_whole(path) as temporary:
-            temporary.write_bytes(figure.to_image(kind, width=width, scale=scale))
-    except RuntimeError as error:
-        raise BilensError(
-            f"{path} could not be drawn: {error}. Chrome or Chromium draws pictures: install "
-            "one, or run `plotly_get_chrome`. The HTML report needs neither."
-        ) from error
-
-
-@checked
-def save_figures(figures: "Mapping[str, go.Figure]", folder: Path, kind: str) -> None:
-    """Save each figure under its name in `folder` as png, svg or pdf."""
-    for name, figure in figures.items():
-        save_figure(figure, folder / f"{name}.{kind}")
-
-
-def _natural_width(figure: "go.Figure") -> int:
-    layout = figure.layout
-    if not (layout.meta and "aspect" in layout.meta):
-        return DEFAULT_WIDTH
-    # Pictures keep their proportions, so the width follows from the height.
-    inner = layout.height - layout.margin.t - layout.margin.b
-    return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)
 
 
 ENLARGED = 112

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import matplotlib.path as mpl_path
     import matplotlib.transforms as mpl_transforms
     from matplotlib.axes import Axes
-else:  # The extra `figures` installs it; `paper.check_figure_path` says so.
+else:  # The extra `figures` installs it; `paper.require_matplotlib` says so.
     mpl_colors = lazy_import("matplotlib.colors")
     mpl_patches = lazy_import("matplotlib.patches")
     mpl_path = lazy_import("matplotlib.path")
@@ -90,7 +90,7 @@ def draw_scatter(plot: Plot, trace: Item, color: str) -> None:
     x, y = plot.across.places(trace["x"]), plot.up.places(trace["y"])
     mode = trace.get("mode") or ("lines+markers" if len(x) < 20 else "lines")
     line, marker, opacity = trace.get("line", {}), trace.get("marker", {}), trace.get("opacity", 1)
-    look = {"label": trace.get("name"), "zorder": TRACES}
+    look: dict[str, Any] = {"label": trace.get("name"), "zorder": TRACES}
     color = line.get("color") or color
     if trace.get("fill", "none") != "none":
         raise BilensError(f"fill={trace['fill']!r} of a scatter cannot be drawn on paper; omit it")
@@ -138,10 +138,8 @@ def draw_bars(plot: Plot, bars: Sequence[tuple[Item, str]]) -> None:
     stacks: dict[tuple[float, bool], float] = {}
     for number, (trace, color) in enumerate(bars):
         is_across = trace.get("orientation") == "h"
-        draw, axis, lengths, names = plot.axes.bar, plot.across, trace["y"], trace["x"]
-        if is_across:
-            draw, axis, lengths, names = plot.axes.barh, plot.up, trace["x"], trace["y"]
-        places, lengths = axis.places(names), np.array(unpacked(lengths), dtype=float)
+        axis, along, names = (plot.up, "x", "y") if is_across else (plot.across, "y", "x")
+        places, lengths = axis.places(trace[names]), np.array(unpacked(trace[along]), dtype=float)
         thickness, starts = 1 - plot.layout.get("bargap", 0.2), np.zeros(len(lengths))
         if mode == "group":
             thickness /= len(bars)
@@ -154,6 +152,7 @@ def draw_bars(plot: Plot, bars: Sequence[tuple[Item, str]]) -> None:
                 stacks[stack] = starts[i] + length
         shade = trace.get("marker", {}).get("color") or color
         shades = [shade] * len(places) if isinstance(shade, str) else shade
+        draw: Any = plot.axes.barh if is_across else plot.axes.bar
         draw(
             places,
             lengths,
@@ -168,12 +167,13 @@ def draw_bars(plot: Plot, bars: Sequence[tuple[Item, str]]) -> None:
 def draw_heatmap(plot: Plot, trace: Item) -> None:
     """Draw a matrix, words in its cells if it has a template for them, and the scale beside it."""
     look = {**plot.layout.get("coloraxis", {}), **trace}
-    if "colorscale" not in look:
+    colors = look.get("colorscale") or plot.layout.get("colorscale", {}).get("sequential")
+    if colors is None:
         raise BilensError("a heatmap has no colorscale; set one: go.Heatmap(colorscale=...)")
     z = np.array(unpacked(trace["z"]), dtype=float)
     x = plot.across.places(trace.get("x", np.arange(z.shape[1])))
     y = plot.up.places(trace.get("y", np.arange(z.shape[0])))
-    stops = [(float(place), rgba(color)) for place, color in look["colorscale"]]
+    stops = [(float(place), rgba(color)) for place, color in colors]
     gap = max(trace.get("xgap", 0), trace.get("ygap", 0))
     mesh = plot.axes.pcolormesh(
         x,
@@ -193,7 +193,7 @@ def draw_heatmap(plot: Plot, trace: Item) -> None:
             font = {**plot.font, "color": "white"} if is_dark else plot.font
             # A template of plotly's without its % is one of Python's.
             text = template.replace("%{", "{").format(**cell)
-            _write(plot, text, (x[j], y[i]), font)
+            _write(plot, text, (float(x[j]), float(y[i])), font)
     if look.get("showscale", True):
         beside = plot.axes.inset_axes((1.02, 0, 0.015, 1))
         scale = plot.axes.figure.colorbar(mesh, cax=beside)
@@ -222,18 +222,18 @@ def draw_picture(plot: Plot, picture: Item) -> None:
 
 def draw_shape(plot: Plot, shape: Item) -> None:
     """Draw a path, line or rectangle."""
-    if shape["type"] == "path":
+    kind = shape["type"]
+    if kind == "path":
         path = _path(shape["path"])
-    else:
+    elif kind in ("line", "rect"):
         x0, x1 = (plot.across.place(shape, key) for key in ("x0", "x1"))
         y0, y1 = (plot.up.place(shape, key) for key in ("y0", "y1"))
-        corners = {
-            "line": [(x0, y0), (x1, y1)],
-            "rect": [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)],
-        }
-        if shape["type"] not in corners:
-            raise BilensError(f"a shape is of type {shape['type']!r}; expected path, line or rect")
-        path = mpl_path.Path(corners[shape["type"]])
+        corners = [(x0, y0), (x1, y1)]
+        if kind == "rect":
+            corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
+        path = mpl_path.Path(corners)
+    else:
+        raise BilensError(f"a shape is of type {kind!r}; expected path, line or rect")
     line, opacity = shape.get("line", {}), shape.get("opacity", 1)
     patch = mpl_patches.PathPatch(
         path,

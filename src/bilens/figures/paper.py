@@ -5,7 +5,6 @@ axes are drawn, with shapes, pictures and annotations. Sizes are CSS pixels, 96 
 have no dates, so that equal figures are equal files.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     import matplotlib.font_manager as mpl_fonts
     import matplotlib.style as mpl_style
     import matplotlib.ticker as mpl_ticker
-else:  # The extra `figures` installs it; `check_figure_path` says so.
+else:  # The extra `figures` installs it; `require_matplotlib` says so.
     mpl_figure = lazy_import("matplotlib.figure")
     mpl_fonts = lazy_import("matplotlib.font_manager")
     mpl_style = lazy_import("matplotlib.style")
@@ -57,16 +56,14 @@ NAMED = 60
 """Names on an axis; of more, every second or third is shown."""
 
 
-def check_figure_path(path: Path) -> None:
-    """Check that `save_figure` can write to a path, before its figure is computed.
+def require_matplotlib() -> None:
+    """Raise an error, before figures are computed, if they cannot be saved.
 
     Raises:
         BilensError: matplotlib is missing.
     """
-    if path.suffix not in ENDINGS:
-        raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
     if find_spec("matplotlib") is None:
-        raise BilensError(f"{path} needs matplotlib: pip install 'bilens[figures]'")
+        raise BilensError("figures are saved by matplotlib: pip install 'bilens[figures]'")
 
 
 @checked
@@ -82,10 +79,12 @@ def save_figure(
         BilensError: matplotlib is missing, or the figure has something other than scatters, bars
             and heatmaps on one pair of axes.
     """
-    check_figure_path(path)
+    if path.suffix not in ENDINGS:
+        raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    require_matplotlib()
     dates: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with _own_style(), written_whole(path) as temporary:
-        sheet = _sheet(figure, width or _natural_width(figure))
+    with own_style(), written_whole(path) as temporary:
+        sheet = paper_figure(figure, width)
         sheet.savefig(
             temporary, format=path.suffix[1:], dpi=96 * scale, metadata=dates[path.suffix]
         )
@@ -107,7 +106,7 @@ def _natural_width(figure: "go.Figure") -> int:
     return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)
 
 
-def _own_style() -> AbstractContextManager[None]:
+def own_style() -> AbstractContextManager[None]:
     """Return matplotlib's defaults in place of the user's settings, with text as text."""
     installed = {font.name for font in mpl_fonts.fontManager.ttflist}
     others = [name for name in OTHER_SCRIPTS if name in installed]
@@ -121,14 +120,16 @@ def _own_style() -> AbstractContextManager[None]:
     return mpl_style.context(settings, after_reset=True)
 
 
-def _sheet(figure: "go.Figure", width: int) -> "mpl_figure.Figure":
+def paper_figure(figure: "go.Figure", width: int | None = None) -> "mpl_figure.Figure":
     """Return the figure as matplotlib draws it."""
+    width = width or _natural_width(figure)
     layout = _full_layout(figure)
-    axes = {name for name in layout if re.fullmatch(r"[xy]axis\d*", name)}
-    if not axes <= {"xaxis", "yaxis"}:
+    traces = [trace.to_plotly_json() for trace in figure.data]
+    axes = {trace.get(f"{name}axis", name) for trace in traces for name in "xy"} - {"x", "y"}
+    if axes:
         raise BilensError(
-            f"the figure has the axes {', '.join(sorted(axes))}; expected one pair. Save each part "
-            "as a figure of its own, or write a page with figure.write_html()."
+            f"the figure also has the axes {', '.join(sorted(axes))}; expected one pair. Save each "
+            "part as a figure of its own, or write a page with figure.write_html()."
         )
     height = layout.get("height", 450)
     sheet = mpl_figure.Figure(figsize=(width / 96, height / 96), dpi=96)
@@ -141,7 +142,7 @@ def _sheet(figure: "go.Figure", width: int) -> "mpl_figure.Figure":
         font={"size": 12, "color": GREY, **layout.get("font", {})},
     )
     plot.axes.set_facecolor(rgba(layout.get("plot_bgcolor", "white")))
-    _draw_traces(plot, [trace.to_plotly_json() for trace in figure.data])
+    _draw_traces(plot, traces)
     for picture in layout.get("images", ()):
         draw_picture(plot, picture)
     for shape in layout.get("shapes", ()):
@@ -263,13 +264,14 @@ def _draw_legend(plot: Plot, figure: "go.Figure") -> None:
     look = {"x": 1.02, "y": 1, "xanchor": "left", "yanchor": "top", **own}
     down = {"top": "upper", "bottom": "lower"}.get(look["yanchor"], "center")
     side = {"left": "left", "right": "right"}.get(look["xanchor"], "center")
+    place: Any = "center" if down == side else f"{down} {side}"
     legend = plot.axes.legend(
         list(by_name.values()),
         list(by_name),
-        loc="center" if down == side else f"{down} {side}",
+        loc=place,
         bbox_to_anchor=(look["x"], look["y"]),
         ncols=len(by_name) if look.get("orientation") == "h" else 1,
-        title=plain(look.get("title", {}).get("text") or "") or None,
+        title=plain(look.get("title", {}).get("text") or ""),
         frameon=False,
         fontsize=points(plot.font),
         title_fontsize=points(plot.font),
@@ -281,7 +283,8 @@ def _draw_legend(plot: Plot, figure: "go.Figure") -> None:
 
 def _fit(plot: Plot, width: int, height: int) -> None:
     """Place the axes within the margins, which grow until no label is cut off."""
-    axes, pad = plot.axes, 3
+    axes: Any = plot.axes
+    pad = 3
     margin = {"l": 80.0, "r": 80.0, "t": 100.0, "b": 80.0, **plot.layout.get("margin", {})}
     # Labels move with the axes, so that they are measured again.
     for _ in range(3):

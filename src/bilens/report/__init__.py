@@ -1,6 +1,7 @@
 """From readings to pictures and pages."""
 
-from bilens.figures.canvas import save_figure, save_figures, tree_figure
+from bilens.figures.canvas import tree_figure
+from bilens.figures.paper import save_figure, save_figures
 from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.lazy_imports import make_callable
 from bilens.read.bonds import bond_figure, kept_directions_figure

@@ -14,7 +14,7 @@ import torch
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import save_figure
+from bilens.figures.paper import ENDINGS, require_matplotlib, save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
@@ -277,12 +277,14 @@ class Exporter:
         help: A sentence about it.
         endings: Endings of the path, of which it has one; a folder has none.
         write: Write a reading to a path, under a name, with the model's name.
+        require: Raise an error, before the reading is computed, if it cannot be written here.
     """
 
     name: str
     help: str
     endings: tuple[str, ...]
     write: Callable[[Any, Path, str, str], None]
+    require: Callable[[], None] = lambda: None
 
 
 def _write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str) -> None:
@@ -353,9 +355,10 @@ EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
     FlowReading: (
         Exporter(
             "figure",
-            "File to also draw the graph to: a name that ends in .svg, .pdf or .png.",
-            (".svg", ".pdf", ".png"),
+            "File to also draw the graph to: a name that ends in .png, .svg or .pdf.",
+            ENDINGS,
             _write_figure,
+            require_matplotlib,
         ),
         Exporter(
             "viewer",

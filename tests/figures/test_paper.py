@@ -1,0 +1,227 @@
+"""Figures as files: all of the demo, with text as text, the same each time, nothing cut off."""
+
+import re
+import zlib
+from dataclasses import replace
+
+import matplotlib
+import plotly.express as px
+import plotly.graph_objects as go
+import plotly.io
+import pytest
+import torch
+from PIL import Image
+
+from bilens.cli import analyses, decompose, installation, main
+from bilens.errors import BilensError
+from bilens.figures import paper
+from bilens.figures.canvas import BLUE, RED, Canvas, dress
+from bilens.figures.marks import plain
+from bilens.figures.paper import paper_figure, save_figure, save_figures
+from bilens.figures.plots import heat_figure, pair_figure
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Return the figures on the pages of a small demo, by model and name."""
+    figures = {}
+
+    def collect(path, readings, *, title):
+        for reading in readings:
+            drawn = reading.figures()
+            figures.update({f"{path.parent.name}-{name}": drawn[name] for name in drawn})
+        return {}
+
+    small = {
+        "DEEP": {"d_model": 6},
+        "SMALL": {"d_model": 16, "d_hidden": 20},
+        "IMAGES": {"epochs": 1},
+        "WORDS": {"epochs": 0.1},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, change in small.items():
+            patch.setattr(installation, name, replace(getattr(installation, name), **change))
+        patch.setattr(decompose, "write_report", collect)
+        patch.setattr(analyses, "write_report", collect)
+        main(["demo", "--output", str(tmp_path_factory.mktemp("demo"))])
+    return figures
+
+
+STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_every_figure_of_the_demo_is_drawn(demo, tmp_path, kind):
+    assert {"deep-network-3", "grammar-composition", "grammar-graph"} < demo.keys()
+    assert len(demo) >= 22
+    save_figures(demo, tmp_path, kind)
+    files = {path.stem: path.read_bytes() for path in tmp_path.iterdir()}
+    assert files.keys() == demo.keys()
+    assert all(content.startswith(STARTS[kind]) for content in files.values())
+
+
+def test_nothing_is_cut_off(demo):
+    for name, figure in demo.items():
+        sheet = paper_figure(figure)
+        box = sheet.get_tightbbox()
+        width, height = sheet.get_size_inches()
+        assert min(box.x0, box.y0) >= 0, name
+        assert box.x1 <= width, name
+        assert box.y1 <= height, name
+
+
+def matrix(**texts):
+    names = {"rows": ["head one", "<b>"], "columns": ["x", "$y$"], "title": "A matrix", **texts}
+    return heat_figure(torch.tensor([[1.0, -1.0], [0.5, float("nan")]]), **names)
+
+
+def pdf_texts(raw):
+    """Return the texts of a PDF whose fonts are numbered by their letters."""
+    streams = re.findall(rb"stream\r?\n(.*?)endstream", raw, re.DOTALL)
+    pages = [zlib.decompress(stream) for stream in streams if stream[:1] == b"x"]
+    texts = []
+    for shown in re.findall(rb"\[([^\]]*)\]\s*TJ", b"".join(pages)):
+        letters = b"".join(re.findall(rb"\((.*?)\)", shown, re.DOTALL))
+        texts.append(letters.decode("utf-16-be"))
+    return texts
+
+
+def test_text_is_text_in_svg_and_pdf(tmp_path):
+    expected = {"A matrix", "head one", "<b>", "$y$"}
+    save_figure(matrix(), tmp_path / "matrix.svg")
+    svg = (tmp_path / "matrix.svg").read_text()
+    assert expected <= {plain(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)}
+    save_figure(matrix(), tmp_path / "matrix.pdf")
+    assert expected <= set(pdf_texts((tmp_path / "matrix.pdf").read_bytes()))
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_equal_figures_are_equal_files(tmp_path, kind):
+    save_figure(matrix(), tmp_path / f"one.{kind}")
+    # Settings of the user's own change nothing, and are left as they were.
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path"}):
+        save_figure(matrix(), tmp_path / f"two.{kind}")
+        assert matplotlib.rcParams["font.size"] == 30
+    one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert not re.search(rb"20[0-9][0-9]-[01][0-9]-|CreationDate", one)
+
+
+def test_a_png_has_the_pixels_that_are_asked_for(tmp_path):
+    save_figure(dress(go.Figure(), height=300), tmp_path / "a.png", width=400, scale=1.5)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size == (600, 450)
+
+
+def axes_of(figure):
+    return paper_figure(figure).axes[0]
+
+
+def test_bars_are_beside_each_other_or_stacked():
+    beside = pair_figure(
+        {"a": (BLUE, torch.tensor([1.0, 2.0])), "b": (RED, torch.tensor([3.0, -4.0]))},
+        ["7", "9"],
+        "measure",
+        "title",
+    )
+    boxes = [bar.get_bbox().bounds for bar in axes_of(beside).patches]
+    assert boxes == [
+        pytest.approx(box)
+        for box in ((-0.4, 0, 0.4, 1), (0.6, 0, 0.4, 2), (0, 0, 0.4, 3), (1, 0, 0.4, -4))
+    ]
+    rows = {"x": ["u", "u", "u"], "y": [1.0, 2.0, -3.0], "of": ["p", "q", "r"]}
+    axes = axes_of(px.bar(rows, x="x", y="y", color="of"))
+    stacked = [bar.get_bbox().bounds for bar in axes.patches]
+    assert stacked == [pytest.approx((-0.4, y, 0.8, h)) for y, h in ((0, 1), (1, 2), (0, -3))]
+    (across,) = axes_of(px.bar(x=[5.0], y=["name"], orientation="h")).patches
+    assert across.get_bbox().bounds == pytest.approx((0, -0.4, 5, 0.8))
+
+
+def test_shapes_and_labels_are_where_they_are_in_the_page():
+    figure = dress(go.Figure(go.Scatter(x=[1, 100], y=[0, 4])), height=300)
+    figure.update_xaxes(type="log", range=[0, 2]).update_yaxes(range=[4, 0])
+    figure.add_hline(y=3, line={"color": RED, "dash": "dot"}, annotation_text="three")
+    figure.add_shape(type="path", path="M 1,1 C 1,2 10,2 10,1e0 L 100,4 Z", opacity=0.5)
+    figure.add_shape(type="rect", x0=10, x1=100, y0=1, y1=2, fillcolor="rgba(255,0,0,0.5)")
+    # Annotations have logarithms on such an axis.
+    figure.add_annotation(x=1, y=2, text="<b>ten</b>", ax=20, ay=10)
+    axes = axes_of(figure)
+    line, path, rectangle = axes.patches
+    to_pixels = axes.transData.transform
+    drawn = line.get_transform().transform_path(line.get_path()).vertices
+    assert drawn[:, 1] == pytest.approx(to_pixels((1, 3))[1])
+    assert drawn[:, 0] == pytest.approx(axes.bbox.intervalx)
+    assert path.get_path().codes.tolist() == [1, 4, 4, 4, 2, 79]
+    assert rectangle.get_facecolor() == (1, 0, 0, 0.5)
+    ends = to_pixels([(1, 2), (1, 1)])[:, 1]
+    assert rectangle.get_extents().intervaly == pytest.approx(ends)
+    (ten,) = (note for note in axes.texts if note.get_text() == "ten")
+    assert ten.xy == (10, 2)
+    assert ten.get_fontweight() == "bold"
+
+
+def test_pictures_and_lines_are_where_the_page_has_them():
+    canvas = Canvas(4, 3, unit=50, title="")
+    canvas.eigenvector(torch.eye(8).flatten(), (8, 8), x=1, y=0.5)
+    canvas.line((1, 1), (3, 2), color=BLUE, width=4)
+    axes = axes_of(canvas.figure())
+    assert axes.get_aspect() == 1
+    assert [1, 2, 1.5, 0.5] in [list(picture.get_extent()) for picture in axes.images]
+    (line,) = (line for line in axes.lines if len(line.get_xdata()) == 2)
+    assert line.get_xydata().tolist() == [[1, 1], [3, 2]]
+    assert line.get_linewidth() == 3  # points
+
+
+def test_words_in_cells_and_figures_from_json():
+    figure = matrix().update_traces(texttemplate="%{z:.1f} %{text}", text=[["a", "b"], ["c", "d"]])
+    texts = [text.get_text() for text in axes_of(plotly.io.from_json(figure.to_json())).texts]
+    assert texts == ["1.0 a", "-1.0 b", "0.5 c", "nan d"]
+    packed = plotly.io.from_json(px.line(x=[1.0, 2.0], y=[3.0, 5.0]).to_json())
+    assert axes_of(packed).lines[0].get_xydata().tolist() == [[1, 3], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("figure", "message"),
+    [
+        (go.Figure(go.Pie(values=[1])), "of type 'pie'; expected scatter, bar or heatmap"),
+        (go.Figure(go.Scatter(x=[1], y=[1], xaxis="x2")), "the axes x2; expected one pair"),
+        (go.Figure(go.Scatter(x=[1], y=[1], fill="tozeroy")), "fill='tozeroy' of a scatter"),
+        (
+            go.Figure(go.Scatter(x=[1], y=[1], mode="markers", marker_symbol="hexagon")),
+            "marker.symbol='hexagon', expected one of circle, square",
+        ),
+        (go.Figure(go.Scatter(x=[1], y=[1], line_dash="5px")), "line.dash='5px', expected one of"),
+        (
+            go.Figure(go.Scatter(x=[1], y=[1], mode="markers", marker_color=[3])),
+            "a colour is 3; expected a name",
+        ),
+        (go.Figure(layout={"shapes": [{"type": "circle"}]}), "is of type 'circle'; expected path"),
+        (
+            go.Figure(layout={"shapes": [{"type": "path", "path": "M 0,0 Q 1,1 2,2"}]}),
+            "the command 'Q'; expected one of M, L, C and Z",
+        ),
+        (
+            go.Figure(layout={"images": [{"source": "https://a.example/b.png", "x": 0, "y": 0}]}),
+            "a picture comes from https://a.example/b.png; expected a data address",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(tmp_path, figure, message):
+    with pytest.raises(BilensError, match=re.escape(message)):
+        save_figure(figure, tmp_path / "a.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_heatmap_without_a_scale_is_refused(tmp_path):
+    figure = dress(go.Figure(go.Heatmap(z=[[1.0]])), height=300)
+    with pytest.raises(BilensError, match="a heatmap has no colorscale; set one"):
+        save_figure(figure, tmp_path / "a.svg")
+
+
+def test_saving_says_what_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(BilensError, match=r"ends in '.bmp'; expected .png, .svg or .pdf"):
+        save_figure(go.Figure(), tmp_path / "curve.bmp")
+    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    with pytest.raises(BilensError, match=r"saved by matplotlib: pip install 'bilens\[figures\]'"):
+        save_figure(go.Figure(), tmp_path / "curve.png")
+    assert list(tmp_path.iterdir()) == []
