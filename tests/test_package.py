@@ -8,10 +8,15 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from bilens.kernels.attention import TRITON
 
 ROOT = Path(__file__).parents[1]
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
@@ -80,6 +85,39 @@ def test_the_wheel_runs_the_demo(built, tmp_path):
     assert json.loads(ran.stdout).keys() == {"decompose", "flow"}
     for page in ("deep/report.html", "grammar/flow.html", "grammar/report.html"):
         assert (tmp_path / "demo" / page).is_file()
+
+
+CUDA_TRITON = {"2.13.0": "3.7.1", "2.14.0": "3.8.0", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
+"""By version of torch: the Triton that its build for CUDA requires on Linux; the one for CPUs needs
+none. Source: Requires-Dist in the metadata of the wheels, read in November 2026."""
+
+
+def required(lines, name):
+    """Return the versions of a package that requirements allow together."""
+    requirements = [Requirement(line) for line in lines]
+    specifiers = (r.specifier for r in requirements if r.name == name)
+    return reduce(and_, specifiers, SpecifierSet())
+
+
+def test_the_extra_for_gpus_resolves_with_builds_for_cuda():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["gpu"]]
+    allowed = [torch for torch in CUDA_TRITON if torch in required(lines, "torch")]
+    assert allowed
+    for torch in allowed:
+        assert CUDA_TRITON[torch] in required(lines, "triton")
+        assert CUDA_TRITON[torch] in TRITON
+
+
+def test_the_pinned_torch_resolves_with_builds_for_cuda():
+    """README's commands on a machine whose torch is not the build for CPUs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    (torch,) = (torch for torch in CUDA_TRITON if torch in required(pins, "torch"))
+    wanted = [*pins, *project["optional-dependencies"]["dev"]]
+    assert CUDA_TRITON[torch] in required(wanted, "triton")
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_package():

@@ -1,17 +1,21 @@
 """One server for each kind of run, and a browser that records all requests to other machines."""
 
+import os
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
-CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-needs_chrome = pytest.mark.skipif(
-    CHROME is None, reason="no Chrome is installed: install Chromium by the system's packages"
-)
+
+def find_browser() -> str | None:
+    """Return the path of Chrome or Chromium, or None; BILENS_NO_BROWSER hides it."""
+    if os.environ.get("BILENS_NO_BROWSER"):
+        return None
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
 
 DRAWN = ".js-plotly-plot .main-svg"
 PATIENCE = 120_000
@@ -73,11 +77,11 @@ def visiting(browser: Any, width: int = 1200) -> Iterator[Visit]:
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium(path: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             yield browser.new_context()
         finally:

@@ -18,7 +18,7 @@ from bilens.explore.flows import ThreadModel
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read.flow import Flow, flow
 from bilens.residual import ResidualModel
-from tests.explore.browser import needs_chrome, served, visiting
+from tests.explore.browser import served, visiting
 from tests.language import random_model
 from tests.models import digit_model
 
@@ -94,7 +94,6 @@ def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
     assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]
 
 
-@needs_chrome
 def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, monkeypatch):
     started, may_end = threading.Event(), threading.Event()
 

@@ -13,7 +13,7 @@ from bilens.read.flow import described, flow, measure, remove
 from bilens.read.flow.nodes import quoted
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from tests.explore.browser import needs_chrome, visiting
+from tests.explore.browser import visiting
 from tests.language import random_model, small_corpus
 
 TEXT = "once lily ate"
@@ -177,7 +177,6 @@ def test_a_large_model_waits_for_a_text(view, monkeypatch):
     assert FlowView(view.model, TEXT).start == ""
 
 
-@needs_chrome
 def test_a_flow_is_followed_in_the_browser(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#flow svg .node")
@@ -236,7 +235,6 @@ def gate(monkeypatch):
     may_end.set()
 
 
-@needs_chrome
 def test_text_that_is_typed_during_a_computation_stays(language_site, browser, gate):
     begun, may_end = gate
     with visiting(browser) as visit:
@@ -255,7 +253,6 @@ def test_text_that_is_typed_during_a_computation_stays(language_site, browser, g
         assert against.input_value() == "once tom"
 
 
-@needs_chrome
 def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_site, browser, gate):
     begun, may_end = gate
     with visiting(browser) as visit:
@@ -282,7 +279,6 @@ def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_s
         visit.wait(f"{direction}.startsWith('\"lily\"')")
 
 
-@needs_chrome
 def test_pinned_nodes_are_pinned_after_a_reload(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#flow svg .node")

@@ -9,7 +9,7 @@ from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html
 from bilens.explore.screen import StateError
 from bilens.residual import ResidualModel
-from tests.explore.browser import needs_chrome, visiting
+from tests.explore.browser import visiting
 from tests.families import tiny
 from tests.language import random_model, small_corpus
 from tests.models import digit_model, digits
@@ -91,7 +91,6 @@ def test_a_state_that_the_model_has_not(changes, message):
         page.checked(type(page.start)(*changes))
 
 
-@needs_chrome
 def test_a_language_model_in_the_browser(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#reading-ngrams table")

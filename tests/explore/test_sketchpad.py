@@ -19,7 +19,7 @@ from bilens.errors import BilensError
 from bilens.explore.panels import ReadingPanel
 from bilens.explore.screen import StateError
 from bilens.explore.sketchpad import pack_drawing, read_sketch, unpack_input
-from tests.explore.browser import needs_chrome, visiting
+from tests.explore.browser import visiting
 from tests.models import digit_model, digits
 
 
@@ -118,7 +118,6 @@ def draw_three(page, steps: int, pause: int) -> None:
     page.mouse.up()
 
 
-@needs_chrome
 @pytest.mark.parametrize(("steps", "pause", "taken"), [(8, 60, 0.0), (4, 150, 0.9)])
 def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
     """The explanation and the address are those of the final drawing, also if answers are slow."""
@@ -143,7 +142,6 @@ def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, step
         assert page.evaluate(INPUT) == text
 
 
-@needs_chrome
 def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site, READY)
@@ -161,7 +159,6 @@ def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser)
         assert torch.allclose(cells.float(), x, atol=0.02)
 
 
-@needs_chrome
 def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_path):
     with visiting(browser) as visit:
         page = visit.open(image_site, READY)
@@ -186,7 +183,6 @@ def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_
         assert page.locator("#sketchpad input[type=number]").input_value() == "5"
 
 
-@needs_chrome
 def test_a_setting_that_is_refused_is_said_where_it_was_typed(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site, READY)

@@ -1,10 +1,19 @@
 """Random queries, keys and values, and a kernel's outputs with all gradients."""
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bilens.kernels import triton_problem
 from bilens.kernels.attention import reference
+
+
+def skip_untested_triton() -> None:
+    """Skip a test where Triton is missing, or another than was tested: builds for CUDA bring it."""
+    if (problem := triton_problem()) is not None:
+        pytest.skip(problem)
+
 
 shapes = {
     "batch": st.integers(1, 2),

@@ -13,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.kernels.attention import reference
 from bilens.kernels.products import products, row_length, weights
-from tests.kernels.inputs import error, random_inputs, results, shapes
+from tests.kernels.inputs import error, random_inputs, results, shapes, skip_untested_triton
 
 
 @pytest.fixture(autouse=True)
@@ -424,7 +424,7 @@ def test_a_state_of_other_inputs_is_named():
 @pytest.mark.parametrize("head_first", [True, False])
 def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys, head_first):
     """All but the clocks and the card is run here, with a stand-in for flash-linear-attention."""
-    pytest.importorskip("triton")
+    skip_untested_triton()
     seen = []
 
     def with_heads_first(q, k, v, *, use_normalize, head_first):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.inputs import skip_untested_triton
+
 COMPILE = """
 import json, sys, torch
 from benchmarks.kernels_static import CARDS, compiled, launches
@@ -32,7 +34,7 @@ for name, dtype in (("sm_89 (RTX 4090)", torch.float32), ("sm_90 (H100)", torch.
     ],
 )
 def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
-    pytest.importorskip("triton")
+    skip_untested_triton()
     # In a process of its own, since here the kernels are Python functions of the interpreter.
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
     shown = subprocess.run(

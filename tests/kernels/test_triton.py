@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bilens.kernels import bilinear_attention, resume_attention
-from tests.kernels.inputs import error, random_inputs, results
+from tests.kernels.inputs import error, random_inputs, results, skip_untested_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -16,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(scope="module", autouse=True)
 def kernels_as_they_are_written():
     """Triton reads the source of its kernels, which the tests' check of shapes would wrap."""
-    pytest.importorskip("triton")
+    skip_untested_triton()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("bilens.kernels.triton_kernels", "bilens.kernels.triton_quadratic"):
             origin = importlib.util.find_spec(name).origin

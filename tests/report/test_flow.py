@@ -21,7 +21,7 @@ from bilens.read.flow.reading import (
 from bilens.read.language.names import TokenDirection, token_text
 from bilens.report import save_figure, write_page
 from bilens.residual import ResidualModel
-from tests.explore.browser import needs_chrome, visiting
+from tests.explore.browser import visiting
 from tests.language import random_model, random_text, toy_tokenizer
 
 TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
@@ -171,7 +171,6 @@ def page_of_two_texts(tmp_path_factory):
     return split, data, path.as_uri()
 
 
-@needs_chrome
 def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
     split, _, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
@@ -193,7 +192,6 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
         visit.fits()
 
 
-@needs_chrome
 def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, browser):
     with visiting(browser, width=1400) as visit:
         page = visit.open(page_of_two_texts[2], ".flow svg .node")
@@ -223,7 +221,6 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
         visit.fits()
 
 
-@needs_chrome
 def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
     split, data, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:

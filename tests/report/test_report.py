@@ -25,7 +25,6 @@ from bilens.report import (
     write_report,
 )
 from bilens.sections import ContextLine, ContextList, Section, Table
-from tests.explore.browser import CHROME, needs_chrome
 from tests.models import digit_model, digits
 
 
@@ -167,9 +166,8 @@ def test_ordering_by_activation_changes_the_pictures(reading, written):
     )
 
 
-@needs_chrome
 @pytest.mark.parametrize("width", [1200, 500])  # headless Chromium is never narrower than 500
-def test_the_page_works_in_a_browser(written, tmp_path, width):
+def test_the_page_works_in_a_browser(written, chrome, tmp_path, width):
     """No script fails, every figure is drawn, and nothing is wider than the window."""
     page = tmp_path / "report.html"
     probe = """<script>
@@ -182,7 +180,7 @@ def test_the_page_works_in_a_browser(written, tmp_path, width):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     options += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [CHROME, *options, f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    command = [chrome, *options, f"--window-size={width},900", "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     title = re.search(r"<title>(.*?)</title>", shown)
     record = json.loads(title.group(1).replace("&quot;", '"'))
@@ -190,5 +188,3 @@ def test_the_page_works_in_a_browser(written, tmp_path, width):
     assert record["plots"] >= 24
     assert record["pictures"] >= 300
     assert record["overflow"] <= 0
-
-
