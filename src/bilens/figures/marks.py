@@ -16,12 +16,14 @@ from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
     import matplotlib.colors as mpl_colors
+    import matplotlib.image as mpl_image
     import matplotlib.patches as mpl_patches
     import matplotlib.path as mpl_path
     import matplotlib.transforms as mpl_transforms
     from matplotlib.axes import Axes
 else:  # The extra `figures` installs it; `paper.require_matplotlib` says so.
     mpl_colors = lazy_import("matplotlib.colors")
+    mpl_image = lazy_import("matplotlib.image")
     mpl_patches = lazy_import("matplotlib.patches")
     mpl_path = lazy_import("matplotlib.path")
     mpl_transforms = lazy_import("matplotlib.transforms")
@@ -211,13 +213,15 @@ def draw_picture(plot: Plot, picture: Item) -> None:
     # Downwards, whichever way the axis goes.
     low, high = plot.up.layout.get("range", (0, 1))
     bottom = top + picture["sizey"] * (1 if low > high else -1)
-    plot.axes.imshow(
-        pixels,
-        extent=(left, left + picture["sizex"], bottom, top),
-        aspect="auto",
+    # Not imshow, which sets up the axes anew for each of hundreds of pictures.
+    image = mpl_image.AxesImage(
+        plot.axes,
         interpolation="none",
+        extent=(left, left + picture["sizex"], bottom, top),
         zorder=PICTURES_BELOW if picture.get("layer") == "below" else PICTURES,
     )
+    image.set_data(pixels)
+    plot.axes.add_image(image)
 
 
 def draw_shape(plot: Plot, shape: Item) -> None:
