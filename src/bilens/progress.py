@@ -64,7 +64,7 @@ class _Display(Progress):
         if not self.disable or time.monotonic() - self.last_line < PACE:
             return
         self.last_line = time.monotonic()
-        task = self._tasks[task_id]
+        task = next(task for task in self.tasks if task.id == task_id)
         total = "" if task.total is None else f" of {task.total:,.0f}"
         parts = [f"{task.completed:,.0f}{total}"]
         if task.time_remaining is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -344,8 +345,8 @@ def test_damaged_records_of_swish(saved, record):
         ({"steps": 3, "added_biases": []}, "steps=3, expected a list, each text"),
         ({"steps": [], "added_biases": "abc"}, "added_biases='abc', expected a list, each text"),
         ({"steps": [], "added_biases": [3]}, "expected a list, each text"),
-        ({"steps": [], "added_biases": ["no.such"]}, "has no attribute `no`"),
-        ({"steps": [], "added_biases": ["model.layers.0"]}, "has no attribute 'weight'"),
+        ({"steps": [], "added_biases": ["no.such"]}, "missing_keys: \\['no.such.bias'\\]"),
+        ({"steps": [], "added_biases": ["model.layers.0"]}, "missing_keys:.*layers.0.bias"),
         ([], "expected a JSON object"),
         ("x", "expected a JSON object"),
     ],
@@ -393,7 +394,30 @@ def test_a_bug_is_not_taken_for_a_damaged_file(saved, monkeypatch):
     def bug(*args):
         raise KeyError("a name of bilens")
 
-    for name in ("_check_shards", "_with_biases", "_check_special_tokens"):
+    for name in ("_check_shards", "_add_biases", "_check_special_tokens"):
         with monkeypatch.context() as patch, pytest.raises(KeyError, match="a name of bilens"):
             patch.setattr(f"bilens.convert.loading.{name}", bug)
             bilens.load(saved)
+
+
+def test_an_added_bias_that_does_not_fit_is_named(saved):
+    weights = load_file(saved / "model.safetensors")
+    for name, bias in (("model.layers.0", 5), ("lm_head", 7)):
+        change_config(saved, bilens_processing={"steps": [], "added_biases": [name]})
+        save_file({**weights, f"{name}.bias": torch.ones(bias)}, saved / "model.safetensors")
+        with pytest.raises(
+            CheckpointError, match=rf"{name}.bias has shape \({bias},\) and does no"
+        ):
+            open_model(saved)
+
+
+def test_a_model_with_added_biases_is_of_the_class_of_transformers(saved, caplog, capfd):
+    weights = load_file(saved / "model.safetensors")
+    bias = torch.arange(30.0)
+    save_file({**weights, "lm_head.bias": bias}, saved / "model.safetensors", {"format": "pt"})
+    change_config(saved, bilens_processing={"steps": [], "added_biases": ["lm_head"]})
+    model = open_model(saved)
+    assert type(model) is LlamaForCausalLM
+    assert torch.equal(model.lm_head.bias, bias)
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")

@@ -1,7 +1,8 @@
+import pytest
 import torch
 from hypothesis import given
 
-from bilens.tensor import BilinearTensor
+from bilens.tensor import BilinearTensor, bilinear
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 SQUARE_ROOT = (
@@ -50,12 +51,35 @@ def test_truncation_is_the_best_of_its_rank(shape):
     assert len(full) == len(cut) == k
 
 
-def test_a_component_of_no_weight_is_zero_not_noise():
+@pytest.mark.parametrize("limit", [0, 2**20])
+def test_a_component_of_no_weight_is_zero_not_noise(monkeypatch, limit):
+    monkeypatch.setattr(bilinear, "UNFOLDED_BYTES", limit)
     tensor = random_tensor(5, 6, 3, 0)
+    # An output twice, more outputs than products of two inputs, and hidden units that are alike.
     doubled = BilinearTensor(tensor.left, tensor.right, tensor.out[[0, 0, 1]])
-    svd = doubled.svd()
-    assert svd.values[2] <= 1e-7 * svd.values[0]
-    assert svd.components[2].dense().abs().max() == 0
+    small = random_tensor(2, 9, 7, 1)
+    alike = BilinearTensor(
+        *(f.repeat(3, 1) for f in (tensor.left[:2], tensor.right[:2])), normal(4, 6)
+    )
+    for deficient, rank in ((doubled, 2), (small, 3), (alike, 2)):
+        svd = deficient.svd()
+        assert svd.values[rank - 1] > 1e-3 * svd.values[0]
+        assert not svd.values[rank:].any()
+        assert not svd.components[rank:].dense().any()
+        eye = torch.eye(len(svd), dtype=torch.float64)
+        assert close(svd.outputs @ svd.outputs.T, eye, 1e-10)
+
+
+def test_small_components_are_not_rounded_away():
+    """A Gram matrix in float64 has none below 1e-8 of the largest."""
+    tensor = random_tensor(5, 6, 3, 0)
+    basis, _ = torch.linalg.qr(normal(3, 3, seed=3))
+    flat = dense(tensor).flatten(1)
+    whitened = torch.linalg.svd(flat)[0].T @ tensor.out
+    whitened = whitened / torch.linalg.svdvals(flat)[:, None]
+    sizes = torch.tensor([1.0, 1e-5, 1e-11], dtype=torch.float64)
+    graded = BilinearTensor(tensor.left, tensor.right, basis @ (sizes[:, None] * whitened))
+    torch.testing.assert_close(graded.svd().values, sizes, rtol=1e-4, atol=0)
 
 
 def test_the_constant_coordinate_goes_along():

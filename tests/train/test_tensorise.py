@@ -255,7 +255,7 @@ def test_own_text_is_drawn_from_the_model():
     mixed = OwnText(model, replace(settings, data_share=0.25), 40, 0, given).all()
     assert torch.equal(mixed[mixed[:, 0] >= 100], given)
     assert torch.equal(mixed[mixed[:, 0] < 100], drawn[:30])
-    assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5]].tolist()
+    assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5, 2, 3]].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def gated_mlps(model: Any) -> list[MLP]:
 
 def _gated_mlp(name: str, module: Any) -> MLP | None:
     """Return the parts of a module if it is a gated MLP."""
-    parts = module._modules.keys()
+    parts = {child for child, _ in module.named_children()}
 
     def linear(attribute: str) -> LinearMap:
         return LinearMap(f"{name}.{attribute}", getattr(module, attribute))

@@ -1,7 +1,8 @@
 """Open and save language models of any kind, whole or not at all."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
 from bilens.cards import write_card
@@ -27,7 +29,7 @@ from bilens.convert import gates, layouts
 from bilens.convert.damage import MODEL, reading_files
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
-from bilens.convert.weights import WEIGHT_FILES, shard_names, stored_numbers
+from bilens.convert.weights import WEIGHT_FILES, shard_names, stored_numbers, stored_tensors
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
@@ -128,18 +130,20 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_shards(source, **place)
     model_class = _class_of(source, config)
     processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
-    # The class of transformers has no room for biases that processing added.
-    with_biases = _with_biases(model_class, processing.added_biases)
+    # The class of transformers has no room for biases that processing added, so it leaves them.
+    biases = {f"{name}.bias" for name in processing.added_biases}
     _check_special_tokens(source, config)
     mapped = low_memory and hub.get("dtype") in (None, "auto")
-    _check_sizes(source, config, with_biases, in_memory=not mapped, **place)
-    with reading_files(source):
+    _check_sizes(source, config, model_class, in_memory=not mapped, **place)
+    with reading_files(source), _silent() if biases else nullcontext():
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
-        model, report = with_biases.from_pretrained(
+        loaded: Any = model_class.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
-    # The class with biases only serves to load them: a saved model names its own.
-    model.__class__ = model_class
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    report["missing_keys"] = set(report["missing_keys"]) | biases - set(report["unexpected_keys"])
+    report["unexpected_keys"] = set(report["unexpected_keys"]) - biases
     wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
@@ -147,6 +151,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
             "files again."
         )
+    _add_biases(model, stored_tensors(source, biases, **place) if biases else {})
     if swish is not None:
         gates.give_swish(model).beta = swish
     gates.restore_linear(model)
@@ -163,7 +168,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
 def _check_sizes(
     source: str | Path,
     config: Any,
-    model_class: Callable[[Any], nn.Module],
+    model_class: type[PreTrainedModel],
     *,
     in_memory: bool,
     **place: Any,
@@ -349,13 +354,25 @@ def _check_shards(source: str | Path, **place: Any) -> None:
             shard_names(Path(index))
 
 
-def _with_biases(kind: type[PreTrainedModel], names: Sequence[str]) -> Any:
-    """Return the class with the biases that processing added to the named modules."""
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide warnings of transformers, which tells of biases that it leaves."""
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)
 
-    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, config, *args, **kwargs)
-        for name in names:
-            module = self.get_submodule(name)
-            module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
 
-    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
+def _add_biases(model: nn.Module, biases: Mapping[str, Tensor]) -> None:
+    """Give modules the biases that processing added to them."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, bias in biases.items():
+        module = modules.get(name.removesuffix(".bias"))
+        if not isinstance(module, nn.Linear) or bias.shape != (module.out_features,):
+            raise CheckpointError(
+                f"{name} has shape {tuple(bias.shape)} and does not fit the model; process the "
+                "original again"
+            )
+        module.bias = nn.Parameter(bias.to(module.weight))

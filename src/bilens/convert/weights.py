@@ -94,6 +94,15 @@ def stored_numbers(source: str | Path, **place: Any) -> int | None:
     return total
 
 
+def stored_tensors(source: str | Path, names: set[str], **place: Any) -> dict[str, Tensor]:
+    """Return tensors of the safetensors files of a model by their names."""
+    path, tensors = _weights_file(source, **place), dict[str, Tensor]()
+    for shard in [] if path is None else _shards(source, path, **place):
+        with safetensors.safe_open(shard, "pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in names & set(file.keys())}
+    return tensors
+
+
 def shard_names(index: Path) -> list[str]:
     """Return the names of the files that an index lists, which are in its folder.
 

@@ -8,6 +8,7 @@ import torch
 from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, checked
@@ -83,6 +84,8 @@ class TensorSVD(Reading):
         return self.outputs.T @ self.outputs
 
 
+UNFOLDED_BYTES = 64 * 1024**2
+"""Largest unfolding that is decomposed itself."""
 SHOWN = 2**10
 """Outputs of a tensor that is decomposed to be shown."""
 
@@ -455,28 +458,43 @@ class BilinearTensor(Reading):
 
         G = D K D' = r diag(sigma^2) r'; component s has output direction r_s, singular value
         sigma_s and interaction matrix Q(r_s) / sigma_s, so B = sum_s sigma_s r_s (x) Q_s.
-        Costs O(rank^2 (n_in + n_out)).
+        Values that are rounding are 0: those below 8 n_out eps of the largest, with eps that of
+        float64, and below sqrt(n_out eps) of a tensor too large to unfold (64 MiB). Costs
+        O(n_out^2 n_in^2), and O(rank^2 (n_in + n_out)) of a large tensor.
 
         Source: Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
         """
         k = self.n_out if k is None else k
         check_count("k", k, self.n_out, "the number of outputs")
         unit, scale = self.without_scale()
-        gram, dtype = _unit_output_gram(unit), torch.promote_types(self.out.dtype, torch.float32)
-        squares, directions = torch.linalg.eigh(gram)
-        values = squares.flip(-1)[:k].clamp_min(0).sqrt()
-        outputs = directions.flip(-1)[:, :k].T
-        # Below this the Gram matrix holds only rounding: such a component is zero, and dividing by
-        # its value would blow the rounding up.
-        floor = values[:1] * (torch.finfo(gram.dtype).eps * self.n_out) ** 0.5
-        inverse = torch.where(values > floor, 1 / values, torch.zeros_like(values))
+        dtype = torch.promote_types(self.out.dtype, torch.float32)
+        eps = torch.finfo(torch.float64).eps
+        if self.n_out * self.n_in**2 * unit.out.element_size() <= UNFOLDED_BYTES:
+            unfolding = unit.dense().flatten(1)
+            # With a column for each output at least, so that there are as many components.
+            missing = max(0, self.n_out - unfolding.shape[1])
+            padded = functional.pad(unfolding, (0, missing))
+            directions, values, _ = torch.linalg.svd(padded, full_matrices=False)
+            rounding = 8 * self.n_out * eps
+        else:
+            # A Gram matrix squares the values, and with them what rounding leaves.
+            squares, directions = torch.linalg.eigh(_unit_output_gram(unit))
+            values, directions = squares.flip(-1).clamp_min(0).sqrt(), directions.flip(-1)
+            rounding = (self.n_out * eps) ** 0.5
+        norm, outputs = torch.linalg.vector_norm(values), directions[:, :k].T
+        # Below this there is only rounding: such a component is zero, and dividing by its value
+        # would blow the rounding up.
+        values = values[:k]
+        large = values > rounding * values[:1]
+        values = torch.where(large, values, torch.zeros_like(values))
+        inverse = torch.where(large, 1 / values, torch.zeros_like(values))
         weights = (inverse[:, None] * (outputs @ unit.out)).to(dtype)
         unit = unit.to(dtype)
         return TensorSVD(
             values=(scale * values).to(dtype),
             outputs=outputs.to(dtype),
             components=QuadraticForm(unit.left, unit.right, weights, self.constant),
-            norm=(scale * gram.trace().clamp_min(0).sqrt()).to(dtype),
+            norm=(scale * norm).to(dtype),
         )
 
     def dense(self, max_bytes: int = factors.DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:

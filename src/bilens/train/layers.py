@@ -257,10 +257,9 @@ def learn_layer(
     file = place.with_name(f"{place.name}.safetensors")
     if run is None or not file.is_file():
         for part in module.modules():
-            for name, weight in part._parameters.items():
-                if weight is not None:
-                    copy = nn.Parameter(weight.detach().clone(), weight.requires_grad)
-                    part._parameters[name] = copy
+            for name, weight in list(part.named_parameters(recurse=False)):
+                copy = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+                part.register_parameter(name, copy)
         errors = learn(place)
         if run is None:
             return errors

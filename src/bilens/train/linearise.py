@@ -328,12 +328,14 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
     activations = [(mlps[layer], mlps[layer].activation_function()) for layer in layers]
     parts = [part.module for mlp, _ in activations for part in (*mlp.reads, mlp.down)]
     # A layer learns on copies, so its own weights are as they were.
-    stored = [(module, dict(module._parameters)) for module in parts]
+    stored = [(module, dict(module.named_parameters(recurse=False))) for module in parts]
     try:
         yield
     finally:
         for module, parameters in stored:
-            module._parameters.update(parameters)
+            # Learning may have added biases.
+            for name in [name for name, _ in module.named_parameters(recurse=False)]:
+                module.register_parameter(name, parameters.get(name))
         for mlp, activation in activations:
             setattr(mlp.module, mlp.activation, activation)
 

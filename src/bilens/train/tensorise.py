@@ -167,9 +167,9 @@ def _log_probs(logits: Tensor) -> Tensor:
 
 
 def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time"]:
-    """Return texts of several kinds in turn, as many of each as the shortest list has."""
-    least = min(map(len, texts))
-    return torch.stack([rows[:least] for rows in texts], 1).flatten(0, 1)
+    """Return texts of several kinds in turn; those of longer lists alone after the shorter end."""
+    places = torch.cat([torch.arange(len(rows)) for rows in texts])
+    return torch.cat(texts)[places.argsort(stable=True)]
 
 
 class OwnText(Dataset[dict[str, Tensor]]):
