@@ -8,6 +8,9 @@ from bilens.analysis import find_analysis
 from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html
 from bilens.explore.screen import StateError
+from bilens.files import write_json
+from bilens.read.bonds import BONDS_NAME, recorded_settings
+from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
 from tests.families import tiny
@@ -42,6 +45,22 @@ def test_a_deep_model_has_its_bonds_and_no_sheet():
     assert [panel.analysis.name for panel in page.panels] == ["bonds", "paths"]
     with gr.Blocks():
         assert "input" not in page.screen().controls
+
+
+def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
+    """With the settings that the run records, as the demo's does."""
+    recorded = {"drop": 0.03, "metric": "weights"}
+    write_json(tmp_path / BONDS_NAME, recorded)
+    model = digit_model(n_layers=2)
+    readings = report_readings(model, {"data": "digits", "paths": 4}, source=tmp_path)
+    page = ImagePage(model, digits(), recorded=recorded_settings(tmp_path))
+    assert panel_of(page, "bonds").reading(page.start).record() == readings[0].record()
+    of_report, of_page = (
+        {name: drawn.to_json() for name, drawn in reading.figures().items() if "network" in name}
+        for reading in (readings[0], panel_of(page, "bonds").reading(page.start))
+    )
+    assert of_page == of_report
+    assert len(of_report) == 10
 
 
 def test_the_page_of_a_bilinear_model_reads_its_weights():

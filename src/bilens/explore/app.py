@@ -33,6 +33,7 @@ from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
+from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def explorer(
         html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
         if isinstance(model, TensorChain):
             images = data if isinstance(data, ImageData) else load_images(name, data_dir)
-            pages.ImagePage(model, images.to(device), added).screen()
+            recorded = recorded_settings(source) if isinstance(source, str | Path) else {}
+            pages.ImagePage(model, images.to(device), added, recorded).screen()
         else:
             corpus = contexts.corpus_for(model, name, data_dir)
             pages.LanguagePage(model, corpus, added).screen()

@@ -1,8 +1,9 @@
 """Pages of the explorer: panels of the registered analyses, and the flow of a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,16 +50,23 @@ class ImagePage(PanelView):
         model: a classifier whose inputs are images.
         data: images to measure it on.
         added: further analyses, each with a panel.
+        recorded: settings of the cut that is saved in the run; see `recorded_settings`.
     """
 
-    def __init__(self, model: TensorChain, data: ImageData, added: Sequence[Analysis] = ()) -> None:
+    def __init__(
+        self,
+        model: TensorChain,
+        data: ImageData,
+        added: Sequence[Analysis] = (),
+        recorded: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.model, self.data = model, data
         self.is_deep = len(model.layer_tensors()) > 1
         self.start = ImageState()
         names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
         analyses = [*map(find_analysis, names), *added]
         image = {"image": lambda text: unpack_input(text, data)}
-        self.add_panels(analyses, [data], {"image": "input"}, readers=image)
+        self.add_panels(analyses, [data], {"image": "input"}, readers=image, recorded=recorded)
 
     def checked(self, state: ImageState) -> ImageState:
         """Return the state, if its input is an image of this data set.

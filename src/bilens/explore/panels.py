@@ -43,6 +43,7 @@ class ReadingPanel:
         page_fields: Options that fields of the page's own state set, with the names of these.
         fixed: Values of options that have no control.
         readers: Functions from the text of a page's field to the value of the option it sets.
+        recorded: Values that options begin with in place of their defaults.
     """
 
     def __init__(
@@ -53,10 +54,15 @@ class ReadingPanel:
         page_fields: Mapping[str, str],
         fixed: Mapping[str, Any],
         readers: Mapping[str, Callable[[str], Any]],
+        recorded: Mapping[str, Any],
     ) -> None:
         self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
         self.readers = readers
-        options = [option for option in analysis.options if option.name not in NOT_HERE]
+        options = [
+            replace(option, default=recorded.get(option.name, option.default))
+            for option in analysis.options
+            if option.name not in NOT_HERE
+        ]
         self.page_fields = {
             option.name: page_fields[option.name]
             for option in options
@@ -181,10 +187,11 @@ class PanelView:
         page_fields: Mapping[str, str] = MappingProxyType({}),
         fixed: Mapping[str, Any] = MappingProxyType({}),
         readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
+        recorded: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
         panels = [
-            ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers)
+            ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers, recorded)
             for entry in analyses
         ]
         added = [field for panel in panels for field in panel.state_fields]
