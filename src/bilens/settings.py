@@ -249,35 +249,29 @@ def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
     return BilensError(f"{name}{given}, expected {describe_type(hint)}{beside}")
 
 
-def describe_type(hint: Any) -> str:  # noqa: PLR0911
+def describe_type(hint: Any) -> str:
     """Return an annotation in words, for error messages."""
-    origin, parts = get_origin(hint), get_args(hint)
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+    words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number", Path: "a path"}
+    words |= {Callable: "a function"}
+    said = words.get(origin) or str(getattr(hint, "__name__", hint))
     if origin is Annotated:
         limits = [str(extra) for extra in parts[1:] if isinstance(extra, Between)]
-        return ", ".join([describe_type(parts[0]), *limits])
-    if origin in (Union, UnionType):
-        return " or ".join(describe_type(part) for part in parts)
-    if is_array(hint):
-        is_whole = all("int" in kind for kind in hint.dtypes)
-        numbers = (
-            "booleans" if hint.dtypes == ("bool",) else f"{'whole' if is_whole else 'real'} numbers"
-        )
-        return f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
-    if origin is not None and issubclass(origin, Mapping):
-        return "a dictionary"
-    if (origin or hint) is Callable:
-        return "a function"
-    if origin is not None and issubclass(origin, Iterable):
-        if origin is not tuple or parts[-1] is Ellipsis:
-            return f"a list, each {describe_type(parts[0])}"
-        return f"{len(parts)} values, each {describe_type(parts[0])}"
-    names: dict[Any, str] = {
-        int: "a whole number",
-        float: "a finite number",
-        bool: "true or false",
-        str: "text",
-    }
-    names |= {None: "none", NoneType: "none", Path: "a path", SupportsIndex: "a whole number"}
-    return names.get(hint) or str(getattr(hint, "__name__", hint))
+        said = ", ".join([describe_type(parts[0]), *limits])
+    elif origin in (Union, UnionType):
+        said = " or ".join(map(describe_type, parts))
+    elif is_array(hint):
+        kinds = set(hint.dtypes)
+        numbers = "whole numbers" if all("int" in kind for kind in kinds) else "real numbers"
+        numbers = "booleans" if kinds == {"bool"} else numbers
+        said = f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
+    elif origin is Literal:
+        said = "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        said = "a dictionary"
+    elif isinstance(origin, type) and issubclass(origin, Iterable) and parts:
+        is_row = origin is tuple and Ellipsis not in parts
+        said = f"{len(parts)} values" if is_row else "a list"
+        said += f", each {describe_type(parts[0])}"
+    return said

@@ -21,8 +21,6 @@ from bilens.train.trainer import (
     trainer_arguments,
 )
 
-MUON = "muon"
-
 
 def train_language(
     config: LanguageConfig,
@@ -74,7 +72,7 @@ def train_language(
             use_cpu=use_cpu,
             lr_scheduler_type="linear",
             # The Trainer requires a name that it knows even if it is handed an optimizer.
-            optim="adamw_torch" if training.optimizer == MUON else training.optimizer,
+            optim="adamw_torch" if training.optimizer == "muon" else training.optimizer,
         )
         steps = steps_per_epoch(arguments, corpus)
         # Rounded, as 0.3 times 10 is a little more than 3.
@@ -86,7 +84,7 @@ def train_language(
         texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
         model = LanguageModel(LanguageConfig(**{**config.to_dict(), **tokens}))
         muon = None
-        if training.optimizer == MUON:
+        if training.optimizer == "muon":
             rates = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
             muon = MuonWithAdamW(model, **rates)
         history = run_trainer(

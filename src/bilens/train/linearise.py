@@ -51,10 +51,6 @@ from bilens.train.layers import (
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary
 
-RIDGE = 2.0
-"""Ridge towards the original down map, for one hidden unit per calibration token.
-
-With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
 TINY = 1e-30
 CLOSED_FORM = Distillation(steps=0)
 
@@ -299,7 +295,9 @@ def _learn(
     dtype = working_dtype(stream.dtype)
     size = torch.cat([part.to(dtype).square().mean(-1) for part in stream.split(CHUNK)])
     rows = TrainingRows(x, y, 1 / (size + 1e-6 * size.mean()))
-    lines = fit_mlp(mlp, rows, RIDGE * mlp.up.n_out / len(x))
+    # A ridge towards the original down map, of 2 for one token per hidden unit: with fewer tokens a
+    # unit's fitted column is less certain.
+    lines = fit_mlp(mlp, rows, 2.0 * mlp.up.n_out / len(x))
     scale = weighted_squares(mlp.module, rows)[1] / y.numel()
 
     def loss(module: Any, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -363,9 +361,6 @@ def _check_tokens(name: str, texts: Int[Tensor, "texts time"], vocab_size: int) 
         )
 
 
-DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-
-
 def anneal(
     model: PreTrainedModel,
     corpus: Corpus,
@@ -419,7 +414,7 @@ def anneal(
         training,
         training.steps,
         arguments={
-            "lr_scheduler_type": DECAYS[training.decay],
+            "lr_scheduler_type": training.decay.replace("none", "constant_with_warmup"),
             "activation_checkpointing": training.checkpointing,
         },
         settings=settings,

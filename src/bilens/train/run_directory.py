@@ -50,9 +50,7 @@ METRICS_NAME = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 """Folder in a run with its last two checkpoints."""
 
-DRAFTS = f"{UNFINISHED}{CHECKPOINTS}"
 MANIFEST = "manifest.json"
-N_CHECKPOINTS = 2
 STATE_NAME = "training_state.safetensors"
 
 
@@ -78,10 +76,10 @@ class RunDirectory:
 
     def draft(self, step: int) -> Path:
         """Return the folder in which the files of a checkpoint are written first."""
-        return self.path / DRAFTS / f"checkpoint-{step}"
+        return self.path / f"{UNFINISHED}{CHECKPOINTS}" / f"checkpoint-{step}"
 
     def keep(self, draft: Path) -> None:
-        """Turn a draft into a checkpoint, and remove the oldest checkpoint."""
+        """Turn a draft into a checkpoint, and remove all but the last two."""
         write_json(draft / MANIFEST, _checksums(draft))
         target = self.path / CHECKPOINTS / draft.name
         with file_errors(target):
@@ -90,7 +88,7 @@ class RunDirectory:
                 self._remove(target)
             draft.rename(target)
             draft.parent.rmdir()
-        for old in self._checkpoints()[N_CHECKPOINTS:]:
+        for old in self._checkpoints()[2:]:
             self._remove(old)
 
     def save_state(

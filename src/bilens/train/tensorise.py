@@ -43,9 +43,6 @@ from bilens.train.run_directory import is_begun
 from bilens.train.settings import OWN_TEXT, Distillation, TensoriseTraining
 from bilens.train.trainer import Stage, alone_with_seed
 
-BATCH = 4
-"""Texts that are compared at once: their logits are the largest tensors of a stage."""
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -131,7 +128,8 @@ class Measurements:
 def agreement(model: Any, original: Any, texts: Int[Tensor, "texts time"]) -> Agreement:
     """Return the loss of a model on texts, and its agreement with the original."""
     sums = torch.zeros(4, dtype=torch.float64)
-    for ids in texts.split(BATCH):
+    # The logits of four texts are the largest tensors of a stage.
+    for ids in texts.split(4):
         ours, theirs = (_log_probs(m(ids, use_cache=False).logits) for m in (model, original))
         labels = ids[:, 1:, None]
         sums += (
@@ -346,8 +344,6 @@ def _learned(attention: Any) -> list[nn.Parameter]:
 
 
 VALIDATION_TEXTS = 64
-SHARED = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
-"""Settings that the layers have from the whole training."""
 
 
 def tensorise(
@@ -406,7 +402,8 @@ def tensorise(
         return rows
 
     def settings(steps: int, **batch: Any) -> Distillation:
-        shared: dict[str, Any] = {name: getattr(training, name) for name in SHARED}
+        names = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
+        shared: dict[str, Any] = {name: getattr(training, name) for name in names}
         return Distillation(steps=steps, **batch, **shared)
 
     def gates(student: Any, folder: Path) -> Any:

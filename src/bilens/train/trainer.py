@@ -47,7 +47,6 @@ from bilens.train.run_directory import (
 )
 from bilens.train.settings import TrainerSettings
 
-IGNORED = -100
 _ALONE = threading.RLock()
 
 
@@ -138,7 +137,7 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Join texts of any lengths into a batch."""
     texts = [row["input_ids"] for row in rows]
     # Padding comes after the text, so causal attention does not see it, and it has no loss.
-    labels = pad_sequence(texts, batch_first=True, padding_value=IGNORED)
+    labels = pad_sequence(texts, batch_first=True, padding_value=-100)
     return {"input_ids": labels.clamp_min(0), "labels": labels}
 
 

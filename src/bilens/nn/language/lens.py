@@ -23,11 +23,6 @@ except ImportError as error:
     ) from error
 
 ARCHITECTURE = "BilensLanguageModel"
-NORMS = {
-    None: GeneralizedComponent,
-    "RMS": parts.RMSNormalizationBridge,
-    "LN": parts.NormalizationBridge,
-}
 
 
 def to_transformer_lens(
@@ -108,7 +103,8 @@ class _Adapter(ArchitectureAdapter):
         }
 
     def _norm(self, name: str) -> Any:
-        return NORMS[self.cfg.normalization_type](name, self.cfg)
+        kinds = {"RMS": parts.RMSNormalizationBridge, "LN": parts.NormalizationBridge}
+        return kinds.get(self.cfg.normalization_type, GeneralizedComponent)(name, self.cfg)
 
 
 def _maps(names: dict[str, str]) -> dict[str, Any]:
