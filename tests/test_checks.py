@@ -122,8 +122,8 @@ class Model:
         return self.read(x)
 
     @classmethod
-    def of(cls, width: Size) -> "Model":
-        return cls(width)
+    def of(cls, size: Size) -> "Model":
+        return cls(size)
 
 
 def test_public_methods_of_a_class_are_checked():
@@ -131,8 +131,8 @@ def test_public_methods_of_a_class_are_checked():
     for call in (lambda: model.read(3), lambda: model(3), lambda: model(x=3)):
         with pytest.raises(BilensError, match="^x=3, expected"):
             call()
-    for call in (lambda: Model(0), lambda: Model.of(width=0)):
-        with pytest.raises(BilensError, match="^width=0, expected"):
+    for call, name in ((lambda: Model(0), "width"), (lambda: Model.of(0), "size")):
+        with pytest.raises(BilensError, match=f"^{name}=0, expected"):
             call()
 
 

@@ -72,7 +72,6 @@ def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterat
                     yield row["text"]
 
 
-@checked
 def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[Path]:
     """Return the files that `read_texts` reads, in its order; none when it asks the hub.
 

@@ -421,7 +421,6 @@ def _moved(end: End, names: Sequence[str]) -> str:
     return "<br>".join(lines)
 
 
-@checked
 def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> "go.Figure":
     """Draw a pair of bars for each class: the effect of a coordinate on its logit at either end."""
     high, low = (torch.tensor(end.effects) for end in direction.ends)

@@ -75,7 +75,6 @@ def truncation_curve(
     return accuracy_by_rank(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
 
 
-@checked
 def accuracy_by_rank(
     logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
     x: Float[Tensor, "samples n_in"],
@@ -229,7 +228,6 @@ class HeldOut:
         return {**vars(self), "interval": list(self.interval)}
 
 
-@checked
 def held_out(
     logits: Float[Tensor, "images classes"],
     smaller: Float[Tensor, "images classes"],

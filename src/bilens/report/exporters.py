@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from bilens.analysis import Reading
-from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.figures.paper import ENDINGS, require_matplotlib, save_figure
 from bilens.files import write_json, write_safetensors
@@ -187,7 +186,6 @@ UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
 
 
 @torch.no_grad()
-@checked
 def feature_batch(
     model: ResidualModel, reading: DirectionReading, *, name: str, data: str, k: int = 10
 ) -> dict[str, Any]:

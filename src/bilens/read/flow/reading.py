@@ -41,7 +41,6 @@ METRICS = {
 """The metric of directions, between two texts and on one."""
 
 
-@checked
 def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
 

@@ -179,7 +179,6 @@ def _scores(writer: Group, reader: Group) -> Float64[Tensor, "writers readers"]:
     return torch.where(size > 0, norms / size, 0.0)
 
 
-@checked
 def composition_figure(composition: Composition) -> "go.Figure":
     """Draw the share of each head's and MLP's output that each later one reads, beyond chance.
 
