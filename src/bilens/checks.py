@@ -20,6 +20,8 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+ROUNDING = 4e-6
+"""Relative error of sums in float32; norms of transformers compute in it whatever the weights."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types of weights that are read."""
 
@@ -144,8 +146,7 @@ def check_sum(
             "forward pass on this text overflows. Open it with dtype=torch.float32, or train again"
         )
     error = (a - b).abs()
-    # Sums in float32 are off by 4e-6; norms of transformers compute in it whatever the weights.
-    allowed = max(4e-6, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
+    allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
     if not bool((error <= allowed).all()):
         worst = error.nan_to_num(torch.inf).argmax()
         raise BilensError(

@@ -252,7 +252,12 @@ def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
 def describe_type(hint: Any) -> str:
     """Return an annotation in words, for error messages."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+    words: dict[Any, str] = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "text",
+    }
     words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number", Path: "a path"}
     words |= {Callable: "a function"}
     said = words.get(origin) or str(getattr(hint, "__name__", hint))

@@ -25,6 +25,9 @@ KERNELS: tuple[str, ...] = get_args(KernelName)
 
 # float16 is missing on purpose: products of two scores leave its range.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+SHORT = 16
+"""On a CPU, reference and chunked cross at about this many tokens for each coordinate of a head, as
+measured. Elsewhere the operations are counted: they cross at d_head^2 tokens."""
 PATTERN = 2**26
 """Largest pattern that auto holds in memory: a quarter of a gigabyte in float32."""
 WIDEST = 128
@@ -202,8 +205,7 @@ def _choose(inputs: Inputs) -> str:
     if linear == GPU:
         return linear
     batch, heads, time, width = q1.shape
-    # On a CPU both were measured; elsewhere their operations are counted.
-    crossing = 16 * width if q1.device.type == "cpu" else width**2
+    crossing = SHORT * width if q1.device.type == "cpu" else width**2
     short = time <= crossing and batch * heads * time**2 <= PATTERN
     return "reference" if short else linear
 

@@ -295,6 +295,7 @@ class ScalarNorm(nn.Module):
 MOMENTUM = 0.02
 
 
+@checked
 def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
     """Return a norm by name: none, scalar (`ScalarNorm`), rms (with a gain), layer (gain and bias).
 
