@@ -51,6 +51,10 @@ from bilens.train.layers import (
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary
 
+RIDGE = 2.0
+"""Ridge towards the original down map, for one hidden unit per calibration token.
+
+With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
 TINY = 1e-30
 CLOSED_FORM = Distillation(steps=0)
 
@@ -295,9 +299,7 @@ def _learn(
     dtype = working_dtype(stream.dtype)
     size = torch.cat([part.to(dtype).square().mean(-1) for part in stream.split(CHUNK)])
     rows = TrainingRows(x, y, 1 / (size + 1e-6 * size.mean()))
-    # A ridge towards the original down map, of 2 for one token per hidden unit: with fewer tokens a
-    # unit's fitted column is less certain.
-    lines = fit_mlp(mlp, rows, 2.0 * mlp.up.n_out / len(x))
+    lines = fit_mlp(mlp, rows, RIDGE * mlp.up.n_out / len(x))
     scale = weighted_squares(mlp.module, rows)[1] / y.numel()
 
     def loss(module: Any, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
