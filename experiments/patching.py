@@ -152,7 +152,7 @@ def _contrastive(
     model: ResidualModel, pair: Pair, direction: TokenDirection
 ) -> tuple[Tensor, Tensor]:
     through = split(model, pair.text, direction, against=pair.against)
-    heads = [torch.stack(list(roles.values())).sum(0) for roles in through.heads]
+    heads = [torch.stack(list(roles.values())).sum((0, 2)) for roles in through.heads]
     return torch.stack(heads), torch.stack([flows.sum() for flows in through.mlps])
 
 

@@ -74,7 +74,7 @@ def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
         heads = view.parts.layers[layer].heads
         for role in ("queries", "keys", "values"):
             groups = heads.n_heads if role == "queries" else heads.n_kv_heads
-            expected.append(roles[role].unflatten(0, (groups, -1)).sum(1))
+            expected.append(roles[role].sum(1).unflatten(0, (groups, -1)).sum(1))
         expected.append(mlps.sum()[None])
     assert len(graph.readers) == per_layer * view.n_layers + 1
     torch.testing.assert_close(flows, torch.cat([*expected, flows.new_tensor([through.value])]))

@@ -171,7 +171,7 @@ class Split:
         before: the model's second run; None for one text.
         measured: the number.
         above: directions that later components read, at each moment and position.
-        heads: flow of each head of each layer, by role; one role for one text.
+        heads: flow of each head of each layer at each position, by role; one role for one text.
         mlps: flow of the MLP of each layer at each position.
         keeps: whether linear maps of all layers are kept between their two uses.
     """
@@ -362,7 +362,7 @@ class Split:
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
             heads = self.heads_map(layer)
             branches = heads.branches(heads.back(above[written]))
-            self.heads.insert(0, {b.role or "values": b.flows.sum((1, 2)) for b in branches})
+            self.heads.insert(0, {b.role or "values": b.flows.sum(2) for b in branches})
             self.absolute += sum(float(branch.flows.abs().sum()) for branch in branches)
             # The MLP and the heads may read the same stream, in families with parallel layers.
             w = w + from_mlp

@@ -1,0 +1,426 @@
+"""Circuits: the few parts of a model that answer questions, found by gradients and measured.
+
+A mask m in [0, 1] keeps a share of each head and MLP in the run of the first text and takes the
+other share from the run of the second. f(m) is the number of that run on a scale where the second
+text has 0 and the first 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import first_change, runs_of
+from bilens.read.flow.question import Question, of_equal_kind
+from bilens.read.flow.split import split
+from bilens.read.language.names import shown_tokens
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
+
+SAMPLES = 2000
+NEEDED = 0.75
+"""Share of the change that is lost without a part that is called needed."""
+SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Sizes of the circuits at which gradients are taken, as shares of all parts; the first is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A question with the runs of its two texts.
+
+    Attributes:
+        question: the question.
+        runs: the runs of the first text and of the second.
+        number: the logit, or difference of logits.
+        ends: the number in the run of the first text and of the second.
+    """
+
+    question: Question
+    runs: tuple[Run, Run]
+    number: Number
+    ends: tuple[float, float]
+
+    @classmethod
+    def of(cls, model: ResidualModel, question: Question) -> "Case":
+        """Run a model on both texts of a question.
+
+        Raises:
+            BilensError: the texts do not have as many tokens, or the number does not change.
+        """
+        ids = model.ids(question.text)
+        runs = runs_of(model, ids, Other(model, ids, question.against))
+        number = logit_of(model, question.direction.vector(model))
+        with torch.no_grad():
+            first, second = (float(number(run.stream[None])[0]) for run in runs)
+        if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
+            raise BilensError(
+                f"{question.text!r} and {question.against!r} have the same logit of "
+                f"{question.direction.words}, {first:.4g}; expected texts that change it"
+            )
+        return cls(question, runs, number, (first, second))
+
+    @property
+    def change(self) -> float:
+        """The change of the number from the second text to the first."""
+        return self.ends[0] - self.ends[1]
+
+    def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return the number's rise above the second text in the run of each mask."""
+        first, second = self.runs
+        sets = [mixture(second, mask) for mask in masks]
+        return self.number(first.again(sets, kept=first_change(self.runs))) - self.ends[1]
+
+
+class Cases:
+    """Questions about a model, on which masks are measured.
+
+    Attributes:
+        model: the model.
+        cases: the questions with their runs.
+        by_position: whether masks hold a share for each position; only for one question.
+    """
+
+    def __init__(
+        self, model: ResidualModel, questions: Sequence[Question], *, by_position: bool = False
+    ) -> None:
+        self.model, self.by_position = model, by_position
+        self.cases = [Case.of(model, question) for question in questions]
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a mask: (layers, heads + 1), or (layers, time, heads + 1)."""
+        time = (len(self.cases[0].runs[0].ids),) if self.by_position else ()
+        return (self.model.n_layers, *time, self.model.n_heads + 1)
+
+    @cached_property
+    def changes(self) -> Float[Tensor, " cases"]:
+        """The change of each question's number."""
+        return torch.tensor([case.change for case in self.cases], dtype=torch.float64)
+
+    @torch.no_grad()
+    def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
+        """Return the rise of each question's number above its second text, for each mask."""
+        of_cases = [case.values(masks).double().cpu() for case in self.cases]
+        return torch.stack(of_cases, 1)
+
+    def faithfulness(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return f of each mask: the mean rise over the mean change."""
+        return self.values(masks).mean(1) / self.changes.mean()
+
+    def gradient(
+        self, masks: Float[Tensor, "n *shape"], weights: Sequence[float]
+    ) -> Float[Tensor, " *shape"]:
+        """Return the weighted sum of the gradients of f at some masks."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        for case in self.cases:
+            with torch.enable_grad():
+                given = masks.to(case.runs[0].stream).requires_grad_()
+                values = case.values(given)
+                rise = (values * values.new_tensor(weights)).sum()
+                (slope,) = torch.autograd.grad(rise, given)
+            total += slope.sum(0).double().cpu()
+        return total / self.changes.sum()
+
+    def flows(self) -> Float[Tensor, " *shape"]:
+        """Return the contrastive flow of each part, the mean over the questions."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        for case in self.cases:
+            question = case.question
+            through = split(self.model, question.text, question.direction, against=question.against)
+            for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
+                heads = torch.stack(list(roles.values())).sum(0).double().cpu()
+                mlp = mlps.double().cpu()
+                if not self.by_position:
+                    heads, mlp = heads.sum(1), mlp.sum()
+                total[layer] += torch.cat([heads.movedim(0, -1), mlp[..., None]], -1)
+        return total / len(self)
+
+
+def largest(scores: Float[Tensor, " *shape"], count: int) -> Bool[Tensor, " *shape"]:
+    """Return the mask of the parts with the largest scores."""
+    mask = torch.zeros(scores.numel(), dtype=torch.bool)
+    mask[scores.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return mask.reshape(scores.shape)
+
+
+def circuit_scores(cases: Cases) -> Float[Tensor, " *shape"]:
+    """Return the score of each part: gradients of f where circuits are, not where texts are.
+
+    Circuits of growing size, ordered by contrastive flow, are the masks at which gradients are
+    taken; they are weighted as the area under f weighs their sizes. The same is done at the
+    circuits of these gradients, and both are added: an Aumann-Shapley price along the order.
+    """
+    scores = cases.flows()
+    ends = [*SHARES, 1.0]
+    # Weights of the trapezoid rule, without the ends, at which all orders agree.
+    weights = [(ends[i + 1] - ends[i - 1]) / 2 for i in range(1, len(SHARES))]
+    total = torch.zeros_like(scores)
+    for _ in range(2):
+        counts = [max(1, round(share * scores.numel())) for share in SHARES[1:]]
+        masks = torch.stack([largest(scores, count) for count in counts]).double()
+        scores = cases.gradient(masks, weights)
+        total += scores
+    return total
+
+
+def search(
+    cases: Cases, scores: Float[Tensor, " *shape"], keep: float, start: int
+) -> list[Bool[Tensor, " *shape"]]:
+    """Return masks of fewer and fewer parts that keep f, by dropping parts of the largest scores.
+
+    Parts whose loss the gradient at the circuit predicts to be least are dropped, up to a sixth at
+    a time. Where no such circuit keeps f, every single part is tried.
+
+    Args:
+        cases: the questions that order.
+        scores: of each part.
+        keep: least f of a circuit.
+        start: number of parts of the first circuit; the search begins with all parts if these do
+            not keep f.
+    """
+    mask = largest(scores, start)
+    if float(cases.faithfulness(mask[None].double())[0]) < keep:
+        mask = torch.ones_like(mask)
+    trail = [mask]
+    while (size := int(trail[-1].sum())) > 1:
+        mask = trail[-1]
+        slopes = cases.gradient(mask[None].double(), [1.0])
+        order = slopes.masked_fill(~mask, torch.inf).flatten().argsort()
+        counts = {max(1, size // share) for share in (6, 12, 24)} | {1}
+        trials = [without(mask, order[:count]) for count in sorted(counts, reverse=True)]
+        values = cases.faithfulness(torch.stack(trials).double()).tolist()
+        best = next((i for i, value in enumerate(values) if value >= keep), None)
+        if best is None:
+            trials = [without(mask, place) for place in mask.flatten().nonzero()]
+            values = cases.faithfulness(torch.stack(trials).double()).tolist()
+            best = values.index(max(values))
+            if values[best] < keep:
+                break
+        trail.append(trials[best])
+    return trail
+
+
+def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *shape"]:
+    """Return a mask without some of its entries, by their numbers."""
+    smaller = mask.flatten().clone()
+    smaller[places] = False
+    return smaller.reshape(mask.shape)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval of 95 %, by bootstrap over questions."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, rises: Float[Tensor, " cases"], changes: Float[Tensor, " cases"]) -> "Interval":
+        """Return the ratio of two means."""
+        drawn = np.random.default_rng(0).integers(len(rises), size=(SAMPLES, len(rises)))
+        ratios = rises.numpy()[drawn].mean(1) / changes.numpy()[drawn].mean(1)
+        low, high = np.quantile(ratios, [0.025, 0.975])
+        return cls(float(rises.mean() / changes.mean()), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.value:.0%} [{self.low:.0%}, {self.high:.0%}]"
+
+
+@dataclass(frozen=True)
+class PartEffect:
+    """What one part of a circuit does, on the questions that measure.
+
+    Attributes:
+        part: its address.
+        noising: share of the change that is lost when the part alone is that of the second text.
+        denoising: share that is gained when the part alone is that of the first text.
+        raises: tokens that become less probable without it.
+        lowers: tokens that become more probable without it.
+    """
+
+    part: Part
+    noising: float
+    denoising: float
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The parts that answer the questions of a task.
+
+    Attributes:
+        task: its name.
+        mask: the parts.
+        effects: what each part does, the largest first.
+        needed: parts of the circuit without which nothing of the change passes, whatever else the
+            model does.
+        ordering: f on the questions that found it.
+        keep: least f there that was asked for.
+        restored: f on the questions that measure.
+        left: f of everything else there, with the needed parts in place.
+        curve: numbers of parts of larger circuits on the way, and f on the questions that measure.
+        questions: number of questions that found it, and of those that measure.
+    """
+
+    task: str
+    mask: Bool[Tensor, " *shape"]
+    effects: tuple[PartEffect, ...]
+    needed: tuple[Part, ...]
+    ordering: float
+    keep: float
+    restored: Interval
+    left: Interval
+    curve: tuple[tuple[int, float], ...]
+    questions: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        """Number of parts."""
+        return int(self.mask.sum())
+
+
+def circuit(
+    model: ResidualModel,
+    questions: Sequence[Question],
+    *,
+    keep: float = 0.8,
+    ordering: int = 8,
+    start: int = 60,
+) -> Circuit:
+    """Find the few heads and MLPs that answer the questions of a task, and measure them.
+
+    The first questions order the parts, by gradients of f at circuits that start from contrastive
+    flow, and parts are dropped as long as f stays above `keep` on them. The other questions
+    measure. Of a single question the parts are at positions, and it measures itself.
+
+    Args:
+        model: any.
+        questions: each with a second text of as many tokens.
+        keep: least f on the questions that order.
+        ordering: number of questions that order; half of all, if there are fewer than twice as
+            many.
+        start: number of parts with which the search begins.
+
+    Raises:
+        BilensError: there are no questions, one has no second text, or texts do not fit.
+    """
+    of_equal_kind(questions)
+    count = min(ordering, max(1, len(questions) // 2))
+    single = len(questions) == 1
+    finding = Cases(model, questions[:count], by_position=single)
+    measuring = finding if single else Cases(model, questions[count:])
+    return found_circuit(finding, measuring, keep, start)
+
+
+def found_circuit(finding: Cases, measuring: Cases, keep: float, start: int) -> Circuit:
+    """Return the circuit that some cases find, measured on others."""
+    trail = search(finding, circuit_scores(finding), keep, start)
+    mask = trail[-1]
+    effects = part_effects(measuring, mask)
+    needed = tuple(effect.part for effect in effects if effect.noising > NEEDED)
+    everything_else = ~mask
+    for part in needed:
+        everything_else[place_of(part, mask)] = True
+    masks = torch.stack([*trail, everything_else]).double()
+    values, changes = measuring.values(masks), measuring.changes
+    return Circuit(
+        task=finding.cases[0].question.task,
+        mask=mask,
+        effects=effects,
+        needed=needed,
+        ordering=float(finding.faithfulness(mask[None].double())[0]),
+        keep=keep,
+        restored=Interval.of(values[-2], changes),
+        left=Interval.of(values[-1], changes),
+        curve=tuple(
+            (int(of_size.sum()), float(rises.mean() / changes.mean()))
+            for of_size, rises in zip(trail, values[:-1], strict=True)
+        ),
+        questions=(len(finding), len(measuring)),
+    )
+
+
+def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
+    """Return the parts of a mask, layer by layer."""
+    parts = []
+    for place in mask.nonzero().tolist():
+        layer, *at, number = place
+        position = at[0] if at else None
+        is_head = number < mask.shape[-1] - 1
+        parts.append(
+            Part("head", layer, number, position) if is_head else Part("mlp", layer, None, position)
+        )
+    return parts
+
+
+def place_of(part: Part, mask: Tensor) -> tuple[int, ...]:
+    """Return the entry of a part in a mask."""
+    number = mask.shape[-1] - 1 if part.number is None else part.number
+    at = () if part.position is None else (part.position,)
+    return (part.layer or 0, *at, number)
+
+
+@torch.no_grad()
+def part_effects(cases: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffect, ...]:
+    """Return the effects of the parts of a mask, each alone, the largest first."""
+    model, parts = cases.model, parts_in(mask)
+    lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
+    moved = torch.zeros(len(parts), model.vocab_size)
+    for case in cases.cases:
+        first, second = case.runs
+        kept = first_change(case.runs)
+        noised = first.again([[], *([exchanged(part, second)] for part in parts)], kept=kept)
+        lost += case.ends[0] - case.number(noised[1:]).double().cpu()
+        denoised = second.again([[exchanged(part, first)] for part in parts], kept=kept)
+        gained += case.number(denoised).double().cpu() - case.ends[1]
+        moved += moved_tokens(model, noised[0, -1], noised[1:, -1]) / len(cases)
+    total = float(cases.changes.sum())
+    effects = []
+    for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
+        raises, lowers = (named(model, sign * scores) for sign in (1, -1))
+        effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
+    return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
+
+
+def moved_tokens(
+    model: ResidualModel, whole: Float[Tensor, " d_model"], rows: Float[Tensor, "n d_model"]
+) -> Float[Tensor, "n vocab"]:
+    """Return the rise of each token's log-probability by a part, times the root of its probability.
+
+    Tokens that are not among the 200 most probable with the part or without it have 0.
+
+    Args:
+        model: the model.
+        whole: the last stream of the model as it is.
+        rows: the last streams without a part.
+    """
+    W, b = model.parts.logit_weights()
+    logits = model.parts.normalised(torch.cat([whole[None], rows]).to(W)) @ W + b
+    if (cap := model.parts.softcap) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    logs = logits.log_softmax(-1)
+    with_part, without_part = logs[:1], logs[1:]
+    weight = ((with_part.exp() + without_part.exp()) / 2).sqrt()
+    scores = weight * (with_part - without_part)
+    likely = torch.zeros_like(scores, dtype=torch.bool)
+    count = min(200, model.vocab_size)
+    likely.scatter_(1, without_part.topk(count).indices, True)
+    likely[:, with_part[0].topk(count).indices] = True
+    return scores.masked_fill(~likely, 0).cpu()
+
+
+def named(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> tuple[str, ...]:
+    """Return the tokens of the largest positive scores as text, the largest first."""
+    values, numbers = scores.topk(3)
+    return tuple(shown_tokens(model, numbers[values > 0]))
