@@ -1,201 +1,186 @@
-"""Circuits: how much of a model's behaviour few of its nodes or edges keep, by each attribution.
+"""Circuits: the few parts that answer a task, where they transfer, and attributions that find them.
 
-The circuit track of MIB. For each task the nodes (heads and MLPs) or edges are ordered by an
-attribution, its mean over some pairs of texts. On other pairs the first 0.1, 0.2, 0.5, 1, 2, 5, 10,
-20, 50 and 100 % are kept, and everything else has its value of the second text. The faithfulness f
-is the difference of logits of that run, on a scale where the second text has 0 and the first 1.
+For each of eleven tasks (`experiments/tasks.py`) a circuit is found on eight questions of the first
+template, by `bilens.read.flow.circuits`. It is measured on other questions of that template, and on
+the second template of every task: what it restores of the change, and what is left without it.
 
-- CPR is the area under f as a function of the share, for nodes or edges of the largest score;
-- CMD is the area under |1 - f|, for those of the largest absolute score.
+The circuit track of MIB: parts are ordered by an attribution, its mean over the questions that
+order. On the others the first 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50 and 100 % are kept, and everything
+else has its value of the second text.
 
-The attributions are those of `patching`, and for nodes the effect by activation patching itself.
-An edge is the product of a part's change with the direction that a later part reads: the adjoint in
-flows, the gradient otherwise. Queries, keys and values of a head are three readers, and keys and
-values that heads share are one each. The embedding is always in a circuit of nodes, and is not
-counted.
+- CPR is the area under f as a function of the share, for parts of the largest score;
+- CMD is the area under |1 - f|, for parts of the largest absolute score.
 
-Intervals are bootstraps over the pairs of the evaluation, 95 %, also of differences from EAP-IG.
-Results of each pair are kept in the folder of models, and a stopped run resumes.
+The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, contrastive
+flow, gradients at circuits (`bilens.read.flow.circuit`), and masks that are learned by 500 steps of
+Adam on the questions that order, an upper bound. Intervals are bootstraps over questions, 95 %,
+also of differences from EAP-IG. Results are kept in the folder of models, and a stopped run
+resumes.
 
-Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 for the
-order of nodes, 3 for that of edges, and 25 for the evaluation, an hour of processor time.
+Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
+either template; an hour of processor time for each model.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
-from pathlib import Path
+import itertools
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import runs_of
-from bilens.read.flow.split import split
-from bilens.read.language import TokenDirection
+from bilens.read.flow.circuit import (
+    SAMPLES,
+    Cases,
+    Interval,
+    circuit_scores,
+    everything_but,
+    found_circuit,
+    largest,
+    parts_in,
+    search,
+)
+from bilens.read.flow.patching import gradient_effects
+from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Number, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
-from experiments.edges import EdgeGraph, PartialRuns
-from experiments.pairs import Pair, pairs_of, templates
-from experiments.patching import GRADIENTS, SAMPLES, measure
+from experiments.patching import GRADIENTS
 from experiments.pretrained import SavedRows, open_models
+from experiments.tasks import questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-TASKS = ("ioi", "agreement", "induction")
 BASELINE = "EAP-IG inputs"
-ROWS = 18
-"""Runs in a batch."""
-PATCHING_PAIRS = 15
-"""Pairs of `patching` at its scale of the paper; those of the evaluation come after them."""
+KEEP = 0.9
 
 
 def run(context: RecipeContext) -> Outcome:
-    """Measure nodes and edges of all models that are installed."""
+    """Find and measure the circuits of all models that are installed."""
     numbers: dict[str, Any] = {}
     parts = []
+    finding, measuring = context.choose(3, 8), context.choose(4, 12)
     for name, model in open_models(context.models):
-        for level, paper in (("nodes", (10, 25)), ("edges", (3, 25))):
-            counts = context.choose((2, 2), paper)
-            rows = evaluate(model, name, level, counts, context.models)
-            numbers.setdefault(name, {})[level] = summary(rows)
-            title = f"{name}, {level}, {counts[0]} + {counts[1]} pairs a task"
-            parts.append(Table(table(rows), title))
+        first = questions_of(model, finding + measuring)
+        second = questions_of(model, measuring, 1)
+        tasks = list(first)[: context.choose(3, len(first))]
+        path = context.models / f"circuits-{name}-{finding}.jsonl"
+        saved = SavedRows(path, "task")
+        for task in tasks:
+            if (task,) not in saved:
+                saved.add(of_task(model, task, first[task], second, finding))
+        rows = saved.of((task,) for task in tasks)
+        numbers[name] = rows
+        parts += [Table(circuit_table(rows), f"{name}: circuits")]
+        parts += [Table(transfer_table(rows), f"{name}: circuits by tasks, second templates")]
+        stability = SavedRows(context.models / f"stability-{name}-{finding}.jsonl", "task")
+        for task in tasks[: context.choose(1, 4)]:
+            if (task,) not in stability:
+                stability.add({"task": task, "jaccard": jaccards(model, first[task][:finding])})
+        parts += [Table(pd.DataFrame(stability.rows), f"{name}: stability")]
+        scored = SavedRows(context.models / f"areas-{name}-{finding}.jsonl", "task")
+        for task in tasks:
+            if (task,) not in scored:
+                areas_of_task = compared(model, first[task], finding, context.choose(20, 500))
+                scored.add({"task": task, **areas_of_task})
+        parts += [Table(area_table(scored.rows), f"{name}: areas, first templates")]
     return Outcome(numbers, parts=parts)
 
 
-def evaluate(
-    model: ResidualModel, name: str, level: str, counts: tuple[int, int], folder: Path
-) -> list[dict[str, Any]]:
-    """Return the difference of logits of each circuit on each pair, and keep them in a file."""
-    # Circuits depend on the number of pairs that order them.
-    path = folder / f"circuits-{name}-{level}-{counts[0]}.jsonl"
-    saved = SavedRows(path, "text", "against")
-    graph, wanted = EdgeGraph(model), set()
-    for task in TASKS:
-        pairs = pairs_of(model, PATCHING_PAIRS + counts[1], {task: templates()[task]})
-        ordering, others = pairs[: counts[0]], pairs[PATCHING_PAIRS:]
-        wanted |= {(pair.text, pair.against) for pair in others}
-        todo = [pair for pair in others if (pair.text, pair.against) not in saved]
-        if not todo:
-            continue
-        if level == "nodes":
-            scores = node_scores(measure(model, ordering, folder / f"patching-{name}.jsonl"))
-        else:
-            scores = edge_scores(
-                graph, ordering, folder / f"edges-{name}-{task}-{counts[0]}.safetensors"
-            )
-        for pair in todo:
-            saved.add({**pair._asdict(), **circuits(graph, pair, scores, level)})
-    return saved.of(wanted)
-
-
-def node_scores(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Return the mean attribution of each head and MLP, (1, parts), in the order of the parts."""
-    scores = {}
-    for name in rows[0]["heads"]:
-        heads, mlps = (
-            torch.tensor([row[kind][name] for row in rows], dtype=torch.float64).mean(0)
-            for kind in ("heads", "mlps")
-        )
-        scores[name] = torch.cat([heads.reshape(len(mlps), -1), mlps[:, None]], 1).reshape(1, -1)
-    return {**scores, "random": _random(scores["patching"])}
-
-
-def edge_scores(graph: EdgeGraph, pairs: list[Pair], path: Path) -> dict[str, Tensor]:
-    """Return the mean attribution of each edge, (readers, parts)."""
-    if path.exists():
-        return load_file(path)
-    total: dict[str, Tensor] = {}
-    for pair in pairs:
-        for name, values in edge_attributions(graph, pair).items():
-            total[name] = total.get(name, 0) + values / len(pairs)
-    scores = {**total, "random": _random(graph.exists.double()) * graph.exists}
-    save_file(scores, path)
-    return scores
-
-
-def _random(like: Tensor) -> Tensor:
-    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def edge_attributions(graph: EdgeGraph, pair: Pair) -> dict[str, Tensor]:
-    """Return the attribution of each edge for a pair, (readers, parts), by each method."""
-    direction = TokenDirection(pair.token, pair.minus)
-    number = logit_of(graph.model, direction.vector(graph.model))
-    return attributed_edges(graph, (pair.text, pair.against), direction, number)
-
-
-def attributed_edges(
-    graph: EdgeGraph,
-    texts: tuple[str, str] | tuple[Tensor, Tensor],
-    direction: TokenDirection | Tensor,
-    number: Number,
-) -> dict[str, Tensor]:
-    """Return the same for two texts and a direction, with its number of the last stream."""
-    model, (text, against) = graph.model, texts
-    ids = model.ids(text)
-    with torch.no_grad():
-        runs = runs_of(model, ids, Other(model, ids, against))
-        change = graph.outputs(runs[0]) - graph.outputs(runs[1])
-        flows = {
-            "contrastive flow": split(model, text, direction, against=against),
-            "frozen flow (LRP)": split(model, text, direction),
-        }
-        reads = {name: graph.flow_reads(through) for name, through in flows.items()}
-        direct = torch.zeros_like(reads["frozen flow (LRP)"])
-        direct[-1:] = graph.logit_reads(flows["frozen flow (LRP)"])
-    reads |= {name: graph.gradient_reads(runs, number, at) for name, at in GRADIENTS.items()}
-    reads["direct logit attribution"] = direct
-    return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
-
-
-def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str) -> dict[str, Any]:
-    """Return the difference of logits of the circuits of each attribution on a pair."""
-    model = graph.model
-    ids = model.ids(pair.text)
-    number = logit_of(model, TokenDirection(pair.token, pair.minus).vector(model))
-    with torch.no_grad():
-        runs = runs_of(model, ids, Other(model, ids, pair.against))
-        ends = [float(number(run.stream[None])[0]) for run in runs]
-    partial = PartialRuns(graph, runs, number)
-    exists = graph.exists if level == "edges" else torch.ones_like(next(iter(scores.values()))) > 0
-    selected = [
-        masks(score if ranking == "signed" else score.abs(), exists)
-        for score in scores.values()
-        for ranking in ("signed", "absolute")
-    ]
-    # Attributions agree on many circuits, above all on the smallest.
-    rows, places = torch.cat(selected).unique(dim=0, return_inverse=True)
-    values = []
-    for batch in rows.split(ROWS):
-        if level == "edges":
-            values.append(partial.with_edges(batch))
-        else:
-            with_embedding = torch.cat([torch.ones_like(batch[:, 0, :1]), batch[:, 0]], 1)
-            values.append(partial.with_nodes(with_embedding))
-    logits = torch.cat(values)[places].double().reshape(len(scores), 2, -1)
+def of_task(
+    model: ResidualModel,
+    task: str,
+    questions: list[Question],
+    others: dict[str, list[Question]],
+    finding: int,
+) -> dict[str, Any]:
+    """Return the circuit of a task, and what it does on the second template of every task."""
+    first = Cases(model, questions[:finding])
+    circuit = found_circuit(first, Cases(model, questions[finding:]), KEEP)
+    masks = torch.stack([circuit.mask, everything_but(circuit)]).double()
+    transfer = {}
+    for other, of_other in others.items():
+        cases = Cases(model, of_other)
+        values = cases.values(masks)
+        transfer[other] = [vars(Interval.of(rises, cases.changes)) for rises in values]
     return {
-        "ends": ends,
-        "logits": {
-            name: {"signed": of_method[0].tolist(), "absolute": of_method[1].tolist()}
-            for name, of_method in zip(scores, logits, strict=True)
-        },
+        "task": task,
+        "parts": [str(part) for part in parts_in(circuit.mask)],
+        "needed": [str(part) for part in circuit.needed],
+        "ordering": circuit.ordering,
+        "restored": vars(circuit.restored),
+        "left": vars(circuit.left),
+        "transfer": transfer,
     }
 
 
-def masks(scores: Tensor, exists: Tensor) -> Tensor:
-    """Return the circuits of all shares but the last, (shares, *scores), largest scores first."""
-    order = scores.masked_fill(~exists, -torch.inf).flatten().argsort(descending=True, stable=True)
-    rows = torch.zeros(len(SHARES) - 1, scores.numel(), dtype=torch.bool)
-    for row, share in zip(rows, SHARES, strict=False):
-        row[order[: int(share * int(exists.sum()))]] = True
-    return rows.reshape(-1, *scores.shape)
+def jaccards(model: ResidualModel, questions: list[Question], samples: int = 3) -> list[float]:
+    """Return the Jaccard index of circuits of bootstraps of some questions, over all pairs."""
+    generator = np.random.default_rng(0)
+    masks = []
+    for _ in range(samples):
+        cases = Cases(model, questions)
+        drawn = generator.integers(len(questions), size=len(questions))
+        cases.cases = [cases.cases[i] for i in drawn]
+        masks.append(search(cases, circuit_scores(cases), KEEP)[-1])
+    return [float((a & b).sum() / (a | b).sum()) for a, b in itertools.combinations(masks, 2)]
+
+
+def compared(
+    model: ResidualModel, questions: list[Question], finding: int, steps: int
+) -> dict[str, Any]:
+    """Return f of the circuits of each attribution on the questions that do not order."""
+    first, others = Cases(model, questions[:finding]), Cases(model, questions[finding:])
+    scores = {
+        "gradient (AtP)": by_gradients(first, GRADIENTS["gradient (AtP)"]),
+        BASELINE: by_gradients(first, GRADIENTS[BASELINE]),
+        "contrastive flow": first.flows(),
+        "gradients at circuits": circuit_scores(first),
+        "learned masks": learned(first, steps),
+    }
+    counts = [int(share * first.flows().numel()) for share in SHARES[:-1]]
+    masks = []
+    for score in scores.values():
+        for ranking in (score, score.abs()):
+            masks += [largest(ranking, count) for count in counts]
+    # Attributions agree on many circuits, above all on the smallest.
+    rows, places = torch.stack(masks).flatten(1).unique(dim=0, return_inverse=True)
+    values = others.values(rows.reshape(-1, *first.shape).double())[places]
+    values = values.reshape(len(scores), 2, len(counts), -1)
+    return {
+        "changes": others.changes.tolist(),
+        "rises": dict(zip(scores, values.tolist(), strict=True)),
+    }
+
+
+def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
+    """Return the change of each part times the mean gradient at some points, over all questions."""
+    rows = [gradient_effects(case.runs, case.number, points) for case in cases.cases]
+    return torch.stack(rows).mean(0)
+
+
+def learned(cases: Cases, steps: int) -> Tensor:
+    """Return the logits of masks that keep f at 1 with few parts, learned by Adam.
+
+    The loss is |1 - f| of a question, plus the mean of the mask times a weight that takes all
+    values from 10 to 0.1 on the way, so that parts are ordered by the weight at which they go.
+    """
+    logits = torch.full(cases.shape, 2.0, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([logits], lr=0.05)
+    total = torch.zeros(cases.shape, dtype=torch.float64)
+    for step in range(steps):
+        case = cases.cases[step % len(cases)]
+        mask = logits.sigmoid()
+        with torch.enable_grad():
+            f = case.values(mask[None].to(case.runs[0].stream))[0] / case.change
+            loss = (1 - f).abs() + 10 * 0.01 ** (1 - step / steps) * logits.sigmoid().mean()
+            adam.zero_grad()
+            loss.backward()
+        adam.step()
+        total += mask.detach()
+    return total
 
 
 def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:
@@ -206,35 +191,29 @@ def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return CPR and CMD of each task and attribution, with bootstrap intervals."""
-    numbers: dict[str, Any] = {}
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
-        ends = np.array([row["ends"] for row in of_task])
-        generator = np.random.default_rng(0)
-        drawn = generator.integers(len(of_task), size=(SAMPLES, len(of_task)))
-        # The first row is the estimate, the others are the bootstrap's samples of pairs.
-        drawn = np.concatenate([np.arange(len(of_task))[None], drawn])
-        span = (ends[:, 0] - ends[:, 1])[drawn].mean(1)
-        numbers[task] = {"pairs": len(of_task)}
-        values: dict[tuple[str, str], np.ndarray] = {}
-        for name in of_task[0]["logits"]:
-            entry = {}
-            for ranking, metric in (("signed", "CPR"), ("absolute", "CMD")):
-                logits = np.array([row["logits"][name][ranking] for row in of_task])
-                gained = (logits - ends[:, 1:])[drawn].mean(1) / span[:, None]
-                faithfulness = np.concatenate([gained, np.ones((len(gained), 1))], 1)
-                values[name, metric] = areas(faithfulness)[metric]
-                entry[metric] = _interval(values[name, metric])
-                entry[f"faithfulness, {ranking}"] = faithfulness[0].tolist()
-            numbers[task][name] = entry
-        for (name, metric), samples in values.items():
-            # The same pairs are drawn for all attributions, so that differences are of pairs.
-            if (BASELINE, metric) in values:
-                difference = _interval(samples - values[BASELINE, metric])
-                numbers[task][name][f"{metric} minus that of {BASELINE}"] = difference
-    return numbers
+def summary(row: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return CPR and CMD of each attribution on a task, and their differences from EAP-IG's."""
+    changes = np.array(row["changes"])
+    drawn = np.random.default_rng(0).integers(len(changes), size=(SAMPLES, len(changes)))
+    # The first row is the estimate, the others are the bootstrap's samples of questions.
+    drawn = np.concatenate([np.arange(len(changes))[None], drawn])
+    samples: dict[str, dict[str, np.ndarray]] = {}
+    for name, rises in row["rises"].items():
+        samples[name] = {}
+        for metric, of_ranking in zip(("CPR", "CMD"), np.array(rises), strict=True):
+            f = of_ranking.T[drawn].mean(1) / changes[drawn].mean(1)[:, None]
+            f = np.concatenate([f, np.ones((len(f), 1))], 1)
+            samples[name][metric] = areas(f)[metric]
+    return {
+        name: {
+            **{metric: _interval(x) for metric, x in of_name.items()},
+            **{
+                f"{metric} minus that of {BASELINE}": _interval(x - samples[BASELINE][metric])
+                for metric, x in of_name.items()
+            },
+        }
+        for name, of_name in samples.items()
+    }
 
 
 def _interval(samples: np.ndarray) -> dict[str, float]:
@@ -243,15 +222,45 @@ def _interval(samples: np.ndarray) -> dict[str, float]:
     return {"value": float(samples[0]), "low": float(low), "high": float(high)}
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return CPR and CMD of each task, a row for each attribution."""
-    numbers = summary(rows)
-    names = list(rows[0]["logits"])
-    columns: dict[str, list[str]] = {"attribution": names}
-    for task, of_task in numbers.items():
+def _shown(interval: dict[str, float]) -> str:
+    return "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
+
+
+def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a row for each circuit: its size, what it restores and what is left without it."""
+    return pd.DataFrame(
+        {
+            "task": row["task"],
+            "parts": len(row["parts"]),
+            "restored, first template": _shown(row["restored"]),
+            "left": _shown(row["left"]),
+            "restored, second template": _shown(row["transfer"][row["task"]][0]),
+            "left, second": _shown(row["transfer"][row["task"]][1]),
+            "needed": " ".join(row["needed"]),
+        }
+        for row in rows
+    )
+
+
+def transfer_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return what the circuit of each task (row) restores on each task, and what is left."""
+    return pd.DataFrame(
+        {
+            "circuit": row["task"],
+            **{
+                other: f"{restored['value']:.2f}, {left['value']:.2f}"
+                for other, (restored, left) in row["transfer"].items()
+            },
+        }
+        for row in rows
+    )
+
+
+def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return CPR and CMD of each attribution (row) on each task."""
+    columns: dict[str, list[str]] = {"attribution": list(rows[0]["rises"])}
+    for row in rows:
+        numbers = summary(row)
         for metric in ("CPR", "CMD"):
-            columns[f"{task} {metric}"] = [
-                "{value:.2f} ({low:.2f} to {high:.2f})".format(**of_task[name][metric])
-                for name in names
-            ]
+            columns[f"{row['task']} {metric}"] = [_shown(of[metric]) for of in numbers.values()]
     return pd.DataFrame(columns)

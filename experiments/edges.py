@@ -19,14 +19,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.patching import first_change
-from bilens.read.flow.split import Split
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import first_change, runs_of
+from bilens.read.flow.split import Split, split
+from bilens.read.language import TokenDirection
 from bilens.read.linear.projections import Reads
 from bilens.read.linear.secants import norm_secant
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Number, Run, Site, Slope, last_site, mixture, slopes
 from bilens.residual.layers import NormedInput
 from bilens.residual.parts import LinearMap, Norm
+from experiments.patching import GRADIENTS
 
 
 class Reader(NamedTuple):
@@ -285,6 +288,30 @@ class PartialRuns:
             Site(mlp.norm_or_module, True, 0): replace_input,
             Site(mlp.module, False, 0): keep_mlp,
         }
+
+
+def attributed_edges(
+    graph: EdgeGraph,
+    texts: tuple[str, str] | tuple[Tensor, Tensor],
+    direction: TokenDirection | Tensor,
+    number: Number,
+) -> dict[str, Tensor]:
+    """Return the attribution of each edge for two texts, (readers, parts), by each method."""
+    model, (text, against) = graph.model, texts
+    ids = model.ids(text)
+    with torch.no_grad():
+        runs = runs_of(model, ids, Other(model, ids, against))
+        change = graph.outputs(runs[0]) - graph.outputs(runs[1])
+        flows = {
+            "contrastive flow": split(model, text, direction, against=against),
+            "frozen flow (LRP)": split(model, text, direction),
+        }
+        reads = {name: graph.flow_reads(through) for name, through in flows.items()}
+        direct = torch.zeros_like(reads["frozen flow (LRP)"])
+        direct[-1:] = graph.logit_reads(flows["frozen flow (LRP)"])
+    reads |= {name: graph.gradient_reads(runs, number, at) for name, at in GRADIENTS.items()}
+    reads["direct logit attribution"] = direct
+    return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
 
 
 def _block(part: LinearMap, number: int, count: int) -> slice:

@@ -41,9 +41,8 @@ from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.residual import ResidualModel
 from bilens.sections import Table
-from experiments.circuits import attributed_edges
 from experiments.context import Outcome, RecipeContext
-from experiments.edges import EdgeGraph, Reader
+from experiments.edges import EdgeGraph, Reader, attributed_edges
 
 PAIRS = 16
 SEEDS = 3

@@ -56,6 +56,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "logits": ("language.stream", "Next token's logits by path through the last layer."),
         "generate": ("language.contexts", "Let a language model continue a text."),
         "flow": ("flow.reading", "Where a logit comes from on a text, node by node."),
+        "circuit": (
+            "flow.circuit_reading",
+            "The few parts that answer a question, measured on other questions.",
+        ),
         "recurring": (
             "flow.recurring",
             "Heads and directions that recur in the flows of many texts.",

@@ -98,14 +98,7 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     torch.testing.assert_close((weights.sum(0) * step).sum(), slope, rtol=1e-5, atol=1e-9)
 
 
-def test_masks_keep_the_largest_scores_and_areas_are_trapezoids():
-    scores = torch.tensor([[1.0, -3.0, 2.0, 9.0]])
-    exists = torch.tensor([[True, True, True, False]])
-    remaining = recipe.masks(scores, exists)
-    assert remaining.shape == (9, 1, 4)
-    # int(0.5 * 3) = 1 edge, the largest of those that exist.
-    assert remaining.sum((1, 2)).tolist() == [0] * 8 + [1]
-    assert remaining[-1, 0].tolist() == [False, False, True, False]
+def test_areas_are_trapezoids():
     straight = np.array(recipe.SHARES)
     assert recipe.areas(straight)["CPR"] == pytest.approx((1 - 1e-6) / 2)
     assert recipe.areas(straight)["CMD"] == pytest.approx((1 - 1e-3) ** 2 / 2)
@@ -114,17 +107,16 @@ def test_masks_keep_the_largest_scores_and_areas_are_trapezoids():
 
 def test_the_measure_of_a_model_that_only_adds_is_known():
     # f is 0.5 at half of the nodes by one attribution, and 1 by the other.
+    nothing, half, whole = [[0.0] * 2] * 9, [[0.0] * 2] * 8 + [[1.0, 3.0]], [[1.0, 3.0]] * 9
     row = {
-        "task": "ioi",
-        "ends": [3.0, 1.0],
-        "logits": {
-            "good": {"signed": [1.0] * 8 + [3.0], "absolute": [3.0] * 9},
-            "bad": {"signed": [1.0] * 9, "absolute": [1.0] * 9},
-            recipe.BASELINE: {"signed": [1.0] * 9, "absolute": [1.0] * 9},
+        "changes": [1.0, 3.0],
+        "rises": {
+            "good": [half, whole],
+            "bad": [nothing, nothing],
+            recipe.BASELINE: [nothing, nothing],
         },
     }
-    numbers = recipe.summary([row, row])["ioi"]
-    assert numbers["pairs"] == 2
+    numbers = recipe.summary(row)
     assert numbers["good"]["CPR"]["value"] == pytest.approx(0.3 / 2 + 0.5)
     assert numbers["bad"]["CPR"]["value"] == pytest.approx(0.5 / 2)
     assert numbers["good"]["CMD"]["value"] == 0

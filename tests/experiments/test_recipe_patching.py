@@ -13,19 +13,22 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
-from experiments import circuits, pairs, pretrained
+from experiments import circuits, pairs, pretrained, tasks
 from experiments import patching as recipe
 
 
 class TinyContext(RecipeContext):
     def choose(self, small, paper):
-        return {1: 1, 3: 2, (2, 2): (1, 1), 4: 3}[small]
+        return {1: 1, 3: 2, 4: 1, 20: 2}[small]
 
 
 def words():
     texts = [
         t
-        for contrasts in pairs.templates().values()
+        for contrasts in (
+            *pairs.templates().values(),
+            *(make() for both in tasks.TEMPLATES.values() for make in both),
+        )
         for pair in contrasts
         for t in (*pair[1:4], *pair.minus)
     ]
@@ -62,7 +65,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def installed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / "model"})
-    monkeypatch.setattr(circuits, "PATCHING_PAIRS", 1)
     return TinyContext("small", tmp_path)
 
 
@@ -128,27 +130,26 @@ def test_the_previous_token_head_is_ranked_among_all(folder):
     assert frame["share within 10"].tolist() == [1, 1]
 
 
-def test_circuits_of_nodes_and_edges_end_in_the_whole_model(installed):
+def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
     numbers = circuits.run(installed).numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
-    for level in ("nodes", "edges"):
-        assert numbers[level].keys() == set(circuits.TASKS)
-        ioi = numbers[level]["ioi"]
-        assert ioi["pairs"] == 1
-        for name, entry in ioi.items():
-            if name != "pairs":
-                assert entry["faithfulness, signed"][-1] == 1
-                assert entry["faithfulness, signed"][0] == pytest.approx(0, abs=1e-4)
-    assert set(numbers["nodes"]["ioi"]) - set(numbers["edges"]["ioi"]) == {"patching"}
-
-
-def test_circuits_are_ordered_by_other_pairs_than_they_are_measured_on(installed, folder):
     model = load(str(folder / "model"))
-    circuits.evaluate(model, "tiny", "nodes", (1, 1), installed.models)
-    used = {row["text"] for row in lines(installed.models / "patching-tiny.jsonl")}
-    measured = {row["text"] for row in lines(installed.models / "circuits-tiny-nodes-1.jsonl")}
-    assert len(used) == len(measured) == len(circuits.TASKS)
-    assert not used & measured
+    first = tasks.questions_of(model, 3)
+    for row in numbers:
+        assert row["ordering"] >= circuits.KEEP
+        assert row["restored"]["low"] <= row["restored"]["value"] <= row["restored"]["high"]
+        texts = {question.text for question in first[row["task"]]}
+        assert len(texts) == 3
+        assert row["transfer"].keys() == tasks.TEMPLATES.keys()
+    for row in lines(installed.models / "areas-tiny-2.jsonl"):
+        # Without any part kept, the embedding alone is that of the first text.
+        assert len(row["changes"]) == 1
+        rises = np.array(row["rises"]["gradients at circuits"])
+        assert rises.shape == (2, 9, 1)
+    # A run that goes on measures nothing twice.
+    before = (installed.models / "circuits-tiny-2.jsonl").read_text()
+    circuits.run(installed)
+    assert (installed.models / "circuits-tiny-2.jsonl").read_text() == before
 
 
 def test_a_missing_model_is_said(installed, monkeypatch):

@@ -1,10 +1,13 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
+from bilens.read.flow.circuit import Circuit
+from bilens.read.flow.circuit_reading import CircuitReading, circuits, read_circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, described
 from bilens.read.flow.nodes import Node, Rows
 from bilens.read.flow.patching import Effects, patch
+from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import (
     RecurringDirection,
@@ -17,16 +20,20 @@ from bilens.read.flow.split import flow
 
 __all__ = [
     "Ablation",
+    "Circuit",
+    "CircuitReading",
     "Effects",
     "Flow",
     "FlowGraph",
     "FlowReading",
     "Node",
+    "Question",
     "RecurringDirection",
     "RecurringFlows",
     "RecurringHead",
     "Rows",
     "StreamDirection",
+    "circuits",
     "described",
     "edit",
     "edit_head_along",
@@ -35,6 +42,7 @@ __all__ = [
     "flows",
     "measure",
     "patch",
+    "read_circuit",
     "read_flow",
     "read_recurring",
     "remove",

@@ -17,7 +17,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import first_change, runs_of
-from bilens.read.flow.question import Question, of_equal_kind
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
@@ -25,7 +25,7 @@ from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of
 
 SAMPLES = 2000
 NEEDED = 0.75
-"""Share of the change that is lost without a part that is called needed."""
+"""Share of the change that is lost without a part of the first layers that any circuit needs."""
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes of the circuits at which gradients are taken, as shares of all parts; the first is none."""
 
@@ -173,30 +173,33 @@ def circuit_scores(cases: Cases) -> Float[Tensor, " *shape"]:
 
 
 def search(
-    cases: Cases, scores: Float[Tensor, " *shape"], keep: float, start: int
+    cases: Cases, scores: Float[Tensor, " *shape"], keep: float
 ) -> list[Bool[Tensor, " *shape"]]:
-    """Return masks of fewer and fewer parts that keep f, by dropping parts of the largest scores.
+    """Return masks of fewer and fewer parts that keep f.
 
-    Parts whose loss the gradient at the circuit predicts to be least are dropped, up to a sixth at
-    a time. Where no such circuit keeps f, every single part is tried.
+    The first has the fewest parts of the largest scores that keep f, or all parts. Then parts whose
+    loss the gradient at the circuit predicts to be least are dropped, up to half of them at a time.
+    Where no such circuit keeps f, every single part is tried.
 
     Args:
         cases: the questions that order.
         scores: of each part.
         keep: least f of a circuit.
-        start: number of parts of the first circuit; the search begins with all parts if these do
-            not keep f.
     """
-    mask = largest(scores, start)
-    if float(cases.faithfulness(mask[None].double())[0]) < keep:
-        mask = torch.ones_like(mask)
-    trail = [mask]
+    counts = [1]
+    while counts[-1] < scores.numel():
+        counts.append(min(scores.numel(), max(counts[-1] + 1, round(1.3 * counts[-1]))))
+    firsts = [largest(scores, count) for count in counts]
+    values = cases.faithfulness(torch.stack(firsts).double()).tolist()
+    # All parts are the model itself, whose f is 1.
+    keeping = [mask for mask, value in zip(firsts, values, strict=True) if value >= keep]
+    trail = [keeping[0] if keeping else firsts[-1]]
     while (size := int(trail[-1].sum())) > 1:
         mask = trail[-1]
         slopes = cases.gradient(mask[None].double(), [1.0])
         order = slopes.masked_fill(~mask, torch.inf).flatten().argsort()
-        counts = {max(1, size // share) for share in (6, 12, 24)} | {1}
-        trials = [without(mask, order[:count]) for count in sorted(counts, reverse=True)]
+        counts = sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True)
+        trials = [without(mask, order[:count]) for count in counts]
         values = cases.faithfulness(torch.stack(trials).double()).tolist()
         best = next((i for i, value in enumerate(values) if value >= keep), None)
         if best is None:
@@ -263,8 +266,8 @@ class Circuit:
         task: its name.
         mask: the parts.
         effects: what each part does, the largest first.
-        needed: parts of the circuit without which nothing of the change passes, whatever else the
-            model does.
+        needed: parts of the first half of the layers without which more than three quarters of the
+            change are lost, whatever else the model does.
         ordering: f on the questions that found it.
         keep: least f there that was asked for.
         restored: f on the questions that measure.
@@ -290,49 +293,19 @@ class Circuit:
         return int(self.mask.sum())
 
 
-def circuit(
-    model: ResidualModel,
-    questions: Sequence[Question],
-    *,
-    keep: float = 0.8,
-    ordering: int = 8,
-    start: int = 60,
-) -> Circuit:
-    """Find the few heads and MLPs that answer the questions of a task, and measure them.
-
-    The first questions order the parts, by gradients of f at circuits that start from contrastive
-    flow, and parts are dropped as long as f stays above `keep` on them. The other questions
-    measure. Of a single question the parts are at positions, and it measures itself.
-
-    Args:
-        model: any.
-        questions: each with a second text of as many tokens.
-        keep: least f on the questions that order.
-        ordering: number of questions that order; half of all, if there are fewer than twice as
-            many.
-        start: number of parts with which the search begins.
-
-    Raises:
-        BilensError: there are no questions, one has no second text, or texts do not fit.
-    """
-    of_equal_kind(questions)
-    count = min(ordering, max(1, len(questions) // 2))
-    single = len(questions) == 1
-    finding = Cases(model, questions[:count], by_position=single)
-    measuring = finding if single else Cases(model, questions[count:])
-    return found_circuit(finding, measuring, keep, start)
-
-
-def found_circuit(finding: Cases, measuring: Cases, keep: float, start: int) -> Circuit:
+def found_circuit(finding: Cases, measuring: Cases, keep: float) -> Circuit:
     """Return the circuit that some cases find, measured on others."""
-    trail = search(finding, circuit_scores(finding), keep, start)
+    trail = search(finding, circuit_scores(finding), keep)
     mask = trail[-1]
     effects = part_effects(measuring, mask)
-    needed = tuple(effect.part for effect in effects if effect.noising > NEEDED)
-    everything_else = ~mask
-    for part in needed:
-        everything_else[place_of(part, mask)] = True
-    masks = torch.stack([*trail, everything_else]).double()
+    # Such parts of early layers encode the tokens themselves, for whatever is asked about them.
+    early = finding.model.n_layers / 2
+    needed = tuple(
+        effect.part
+        for effect in effects
+        if effect.noising > NEEDED and (effect.part.layer or 0) < early
+    )
+    masks = torch.stack([*trail, _complement(mask, needed)]).double()
     values, changes = measuring.values(masks), measuring.changes
     return Circuit(
         task=finding.cases[0].question.task,
@@ -351,6 +324,20 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, start: int) -> 
     )
 
 
+def everything_but(circuit: Circuit) -> Bool[Tensor, " *shape"]:
+    """Return the mask of all parts that are not in a circuit, and of those that any needs."""
+    return _complement(circuit.mask, circuit.needed)
+
+
+def _complement(mask: Bool[Tensor, " *shape"], needed: Sequence[Part]) -> Bool[Tensor, " *shape"]:
+    others = ~mask
+    for part in needed:
+        number = mask.shape[-1] - 1 if part.number is None else part.number
+        at = () if part.position is None else (part.position,)
+        others[(part.layer or 0, *at, number)] = True
+    return others
+
+
 def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
     """Return the parts of a mask, layer by layer."""
     parts = []
@@ -362,13 +349,6 @@ def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
             Part("head", layer, number, position) if is_head else Part("mlp", layer, None, position)
         )
     return parts
-
-
-def place_of(part: Part, mask: Tensor) -> tuple[int, ...]:
-    """Return the entry of a part in a mask."""
-    number = mask.shape[-1] - 1 if part.number is None else part.number
-    at = () if part.position is None else (part.position,)
-    return (part.layer or 0, *at, number)
 
 
 @torch.no_grad()

@@ -1,0 +1,183 @@
+"""Questions of eleven tasks for circuits: two templates each, which no method was tuned on.
+
+Seven of the tasks (were, tense, possession, quantity, negation, weekday, relative) and all second
+templates were written down before any circuit was measured on them. Circuits are found on the first
+template of a task. They are measured on its other questions, and on the second template.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import combinations, product
+
+from bilens.read.flow import Question
+from bilens.residual import ResidualModel
+from experiments.pairs import (
+    CAPITALS,
+    HE_SHE,
+    NAMES,
+    NOUNS,
+    PLACES,
+    THINGS,
+    Pair,
+    pairs_of,
+    templates,
+)
+
+FAMILIES = {"number": ("agreement", "were"), "gender": ("gender", "possession")}
+"""Tasks that ask for one concept."""
+NOUNS_LATE = [
+    *("farmer farmers", "lawyer lawyers", "painter painters", "singer singers", "friend friends"),
+    *("sister sisters", "window windows", "letter letters", "horse horses", "neighbor neighbors"),
+]
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+PEOPLE = ("teacher", "doctor", "farmer", "lawyer", "woman", "man", "girl", "boy", "driver")
+OBJECTS = ("table", "book", "house", "car", "letter", "river", "machine", "window", "chair")
+WHO = ("people", "children", "students", "workers", "neighbors", "farmers", "doctors", "players")
+
+
+def _agreement_late() -> Iterator[Pair]:
+    starts = ("I think that the", "She said that the", "We know that the")
+    for start, subject, other in product(starts, NOUNS_LATE, NOUNS_LATE):
+        singular, plural = subject.split()
+        texts = [f"{start} {noun} by the {other.split()[0]}" for noun in (plural, singular)]
+        yield Pair("agreement", texts[0], texts[1], " are", (" is",))
+
+
+def _were() -> Iterator[Pair]:
+    for where, subject, other in product(("beside", "behind"), NOUNS_LATE, NOUNS):
+        singular, plural = subject.split()
+        texts = [
+            f"Yesterday the {noun} {where} the {other.split()[0]}" for noun in (plural, singular)
+        ]
+        yield Pair("were", texts[0], texts[1], " were", (" was",))
+
+
+def _were_late() -> Iterator[Pair]:
+    for when, subject in product(("Last week", "A year ago", "In 1990", "That day"), NOUNS_LATE):
+        singular, plural = subject.split()
+        texts = [f"{when}, the {noun} of the town" for noun in (plural, singular)]
+        yield Pair("were", texts[0], texts[1], " were", (" was",))
+
+
+def _gender_late() -> Iterator[Pair]:
+    for nouns, who in product(HE_SHE, ("teacher", "doctor", "lawyer", "neighbor", "child")):
+        he, she = nouns.split()
+        texts = [f"When the {who} called the {noun}, suddenly" for noun in (he, she)]
+        yield Pair("gender", texts[0], texts[1], " he", (" she",))
+
+
+def _possession() -> Iterator[Pair]:
+    things = ("keys", "books", "coins", "letters", "tools", "papers")
+    for nouns, thing in product(HE_SHE, things):
+        he, she = nouns.split()
+        texts = [f"The {noun} lost the {thing} that belonged to" for noun in (he, she)]
+        yield Pair("possession", texts[0], texts[1], " him", (" her",))
+
+
+def _possession_late() -> Iterator[Pair]:
+    for nouns, thing in product(HE_SHE, ("house", "dog", "car", "farm", "horse")):
+        he, she = nouns.split()
+        texts = [f"The {noun} sold the {thing} because it was not" for noun in (he, she)]
+        yield Pair("possession", texts[0], texts[1], " his", (" hers",))
+
+
+def _ioi_late() -> Iterator[Pair]:
+    for (a, b), place, thing in product(combinations(NAMES, 2), PLACES, THINGS):
+        texts = [
+            f"Then {a} and {b} met at the {place}, and {giver} handed the {thing} to"
+            for giver in (b, a)
+        ]
+        yield Pair("ioi", texts[0], texts[1], f" {a}", (f" {b}",))
+
+
+def _facts_late() -> Iterator[Pair]:
+    for a, b in combinations(CAPITALS, 2):
+        texts = [f"She flew to {country} and landed in its capital," for country in (a, b)]
+        yield Pair("facts", texts[0], texts[1], f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
+
+
+def _tense() -> Iterator[Pair]:
+    for who, unit in product(WHO, ("year", "week", "month", "summer")):
+        texts = [f"{when} {unit} the {who}" for when in ("Next", "Last")]
+        yield Pair("tense", texts[0], texts[1], " will", (" were",))
+
+
+def _tense_late() -> Iterator[Pair]:
+    for who, place in product(WHO, ("village", "city", "school", "valley")):
+        texts = [f"{when}, the {who} of the {place}" for when in ("Tomorrow", "Yesterday")]
+        yield Pair("tense", texts[0], texts[1], " will", (" were",))
+
+
+def _quantity() -> Iterator[Pair]:
+    for who, noun in product(("She", "He", "The man", "The woman"), NOUNS_LATE):
+        singular, plural = noun.split()
+        texts = [f"{who} has {count} old" for count in ("two", "one")]
+        yield Pair("quantity", texts[0], texts[1], f" {plural}", (f" {singular}",))
+
+
+def _quantity_late() -> Iterator[Pair]:
+    for place, noun in product(("house", "school", "market", "town"), NOUNS_LATE):
+        singular, plural = noun.split()
+        texts = [f"At the {place} we saw {count} new" for count in ("three", "one")]
+        yield Pair("quantity", texts[0], texts[1], f" {plural}", (f" {singular}",))
+
+
+def _negation() -> Iterator[Pair]:
+    things = ("seen", "bought", "found", "read", "heard", "eaten")
+    for who, verb in product(("She", "He", "The man", "The woman", "My sister"), things):
+        texts = [f"{who} has {adverb} {verb}" for adverb in ("never", "just")]
+        yield Pair("negation", texts[0], texts[1], " any", (" some",))
+
+
+def _negation_late() -> Iterator[Pair]:
+    for who, verb in product(WHO, ("getting", "making", "finding", "using")):
+        texts = [f"The {who} {adverb} {verb}" for adverb in ("were not", "were now")]
+        yield Pair("negation", texts[0], texts[1], " any", (" some",))
+
+
+def _weekday() -> Iterator[Pair]:
+    for start, (i, j) in product(("Today is", "This day is"), combinations(range(7), 2)):
+        texts = [f"{start} {DAYS[n]}, so tomorrow is" for n in (i, j)]
+        yield Pair("weekday", texts[0], texts[1], f" {DAYS[i + 1 - 7]}", (f" {DAYS[j + 1 - 7]}",))
+
+
+def _weekday_late() -> Iterator[Pair]:
+    for i, j in combinations(range(7), 2):
+        texts = [f"The day after {DAYS[n]} is called" for n in (i, j)]
+        yield Pair("weekday", texts[0], texts[1], f" {DAYS[i + 1 - 7]}", (f" {DAYS[j + 1 - 7]}",))
+
+
+def _relative() -> Iterator[Pair]:
+    for verb, person, thing in product(("saw", "knew", "liked"), PEOPLE, OBJECTS):
+        texts = [f"She {verb} the {noun}," for noun in (person, thing)]
+        yield Pair("relative", texts[0], texts[1], " who", (" which",))
+
+
+def _relative_late() -> Iterator[Pair]:
+    for person, thing, end in product(PEOPLE, OBJECTS, (" in the picture,", " near the road,")):
+        texts = [f"Behind us was a {noun}{end}" for noun in (person, thing)]
+        yield Pair("relative", texts[0], texts[1], " who", (" which",))
+
+
+TEMPLATES: dict[str, tuple[Callable[[], Iterator[Pair]], Callable[[], Iterator[Pair]]]] = {
+    "agreement": (lambda: templates()["agreement"], _agreement_late),
+    "were": (_were, _were_late),
+    "gender": (lambda: templates()["gender"], _gender_late),
+    "possession": (_possession, _possession_late),
+    "ioi": (lambda: templates()["ioi"], _ioi_late),
+    "facts": (lambda: templates()["facts"], _facts_late),
+    "tense": (_tense, _tense_late),
+    "quantity": (_quantity, _quantity_late),
+    "negation": (_negation, _negation_late),
+    "weekday": (_weekday, _weekday_late),
+    "relative": (_relative, _relative_late),
+}
+"""The first and the second template of each task."""
+
+
+def questions_of(model: ResidualModel, count: int, which: int = 0) -> dict[str, list[Question]]:
+    """Return questions of each task that fit the model, by one of its two templates."""
+    questions: dict[str, list[Question]] = {}
+    for task, makers in TEMPLATES.items():
+        pairs = pairs_of(model, count, {task: makers[which]()})
+        questions[task] = [Question(p.text, p.token, p.minus, p.against, task) for p in pairs]
+    return questions

@@ -1,0 +1,283 @@
+"""Circuits of one task or several as a reading: the answer, its parts, and where it transfers."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import pandas as pd
+import torch
+
+from bilens.analysis import Reading, analysis
+from bilens.checks import checked
+from bilens.errors import BilensError
+from bilens.figures.canvas import dress
+from bilens.figures.plots import heat_figure
+from bilens.lazy_imports import go
+from bilens.options import MinusNames
+from bilens.read.flow.circuit import Cases, Circuit, Interval, everything_but, found_circuit
+from bilens.read.flow.graph import FlowGraph
+from bilens.read.flow.question import Question, of_equal_kind, read_questions
+from bilens.read.flow.split import flow
+from bilens.residual import ResidualModel
+from bilens.sections import Fact, Picture, Section, Table
+from bilens.settings import Between, Count
+
+DRAWN = 15
+"""Nodes of the picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """What the circuits of some tasks do on the questions of every task.
+
+    Attributes:
+        restored: f of the circuit of a task (row) on the questions of a task (column).
+        left: f of everything else there.
+    """
+
+    restored: tuple[tuple[Interval, ...], ...]
+    left: tuple[tuple[Interval, ...], ...]
+
+    def frame(self, tasks: Sequence[str]) -> pd.DataFrame:
+        """Return a row for each circuit, and a column with both numbers for each task."""
+        rows = []
+        for task, restored, left in zip(tasks, self.restored, self.left, strict=True):
+            cells = [f"{a.value:.2f}, {b.value:.2f}" for a, b in zip(restored, left, strict=True)]
+            rows.append((task, *cells))
+        return pd.DataFrame(rows, columns=["circuit", *tasks])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitReading(Reading):
+    """The circuits of one task or of several, measured on questions that did not find them.
+
+    Attributes:
+        question: the first question that measures.
+        graph: the parts of the first circuit in the flow of this question.
+        circuits: one for each task.
+        transfer: what each circuit does on the questions of the others; None for one task.
+        n_parts: number of heads and MLPs, at each position for a single question.
+    """
+
+    question: Question
+    graph: FlowGraph
+    circuits: tuple[Circuit, ...]
+    transfer: Transfer | None
+    n_parts: int
+
+    title: ClassVar[str] = "Circuit"
+    formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%"}
+
+    def facts(self) -> list[Fact]:
+        """Return the answer of each circuit in a sentence."""
+        return [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+
+    def answer(self, circuit: Circuit) -> str:
+        """Return what a circuit does in a sentence."""
+        _, measuring = circuit.questions
+        alone = self.circuits[0].mask.dim() == 3
+        on = "this question" if alone else f"{measuring} other questions"
+        text = (
+            f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the change "
+            f"on {on}; without them {circuit.left.value:.0%} is left"
+        )
+        if circuit.restored.value > 1.05:
+            text += ", more than all, since parts that oppose the answer are left out"
+        if circuit.ordering < circuit.keep:
+            text += f". No circuit kept {circuit.keep:.0%}: these are all parts"
+        return f"{text}."
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each part of each circuit, the largest effect first."""
+        rows = []
+        for circuit in self.circuits:
+            for effect in circuit.effects:
+                rows.append(
+                    (
+                        circuit.task,
+                        str(effect.part),
+                        effect.noising,
+                        effect.denoising,
+                        ", ".join(effect.raises),
+                        ", ".join(effect.lowers),
+                        "needed by any circuit" if effect.part in circuit.needed else "",
+                    )
+                )
+        columns = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
+
+    def plot(self) -> "go.Figure":
+        """Draw the circuit over the tokens of a question, or the matrix of several tasks."""
+        return self.graph.plot() if self.transfer is None else self._matrix()
+
+    def sections(self) -> list[Section]:
+        """Return the answer with its picture, the parts, and the curve of f over size."""
+        why = (
+            f'Why "{self.question.token}" follows "{self.question.text}", and not '
+            f'"{self.question.against}"'
+        )
+        answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
+        sections = [Section(why, answers, [[Picture("circuit", self.plot)]])]
+        if self.transfer is not None:
+            tasks = [circuit.task for circuit in self.circuits]
+            text = (
+                "Each row is a circuit, each column the questions of a task. The first number is "
+                "the share of the change that the circuit restores there, the second what is left "
+                "without it, with the parts in place that any circuit needs."
+            )
+            table = Table(self.transfer.frame(tasks), "")
+            sections.append(Section("Transfer", text, [[table]]))
+        parts = (
+            "Each part alone takes its value of the second text in the run of the first (noising: "
+            "share of the change that is lost), and that of the first in the run of the second "
+            "(denoising: share that is gained). Without it the tokens that it raises become less "
+            "probable."
+        )
+        sections.append(Section("Parts", parts, [[Table(self.frame(), "", self.formats)]]))
+        size = "The share that is restored on the questions that measure, by number of parts."
+        curves = [Picture("sizes", self._curves), Table(self._sizes(), "Sizes")]
+        sections.append(Section("Size", size, [curves], folded=True))
+        return sections
+
+    def _sizes(self) -> pd.DataFrame:
+        rows = [
+            (circuit.task, count, value)
+            for circuit in self.circuits
+            for count, value in circuit.curve
+        ]
+        return pd.DataFrame(rows, columns=["task", "parts", "restored"])
+
+    def _curves(self) -> "go.Figure":
+        figure = dress(go.Figure(), height=320, title="Share restored, by number of parts")
+        for circuit in self.circuits:
+            counts, values = zip(*circuit.curve, strict=True)
+            figure.add_scatter(x=counts, y=values, mode="lines+markers", name=circuit.task)
+        figure.update_xaxes(title="parts", type="log")
+        return figure.update_yaxes(title="share of the change")
+
+    def _matrix(self) -> "go.Figure":
+        assert self.transfer is not None
+        tasks = [circuit.task for circuit in self.circuits]
+        values = torch.tensor([[x.value for x in row] for row in self.transfer.restored])
+        title = "Share of the change that the circuit of a task restores on others"
+        return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
+
+
+def circuits(
+    model: ResidualModel, questions: Sequence[Question], *, keep: float = 0.9, ordering: int = 8
+) -> CircuitReading:
+    """Find the few heads and MLPs that answer the questions of each task, and measure them.
+
+    The first questions of a task order the parts, by gradients of f at circuits that start from
+    contrastive flow, and parts are dropped as long as f stays above `keep` on them. The other
+    questions measure. Of a single question the parts are at positions, and it measures itself.
+
+    f is the number in a run of the first text in which everything else has its value of the second,
+    on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
+    the answer are left out.
+
+    Args:
+        model: any.
+        questions: each with a second text of as many tokens; by the names of their tasks.
+        keep: least f on the questions that order.
+        ordering: number of questions of a task that order; half of all, if there are fewer than
+            twice as many.
+
+    Raises:
+        BilensError: there are no questions, one has no second text, texts do not fit, or the token
+            is as probable after both.
+    """
+    of_equal_kind(questions)
+    by_task: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        by_task[question.task].append(question)
+    found, measuring = [], []
+    for of_task in by_task.values():
+        single = len(questions) == 1
+        count = min(ordering, max(1, len(of_task) // 2))
+        first = Cases(model, of_task[:count], by_position=single)
+        others = Cases(model, of_task[count:]) if len(of_task) > 1 else first
+        found.append(found_circuit(first, others, keep))
+        measuring.append(others)
+    shown = measuring[0].cases[0].question
+    transfer = _transfer(found, measuring) if len(found) > 1 else None
+    graph = _graph(model, shown, found[0])
+    return CircuitReading(shown, graph, tuple(found), transfer, found[0].mask.numel())
+
+
+def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
+    masks = torch.stack(
+        [mask for circuit in found for mask in (circuit.mask, everything_but(circuit))]
+    )
+    restored: list[list[Interval]] = [[] for _ in found]
+    left: list[list[Interval]] = [[] for _ in found]
+    for cases in measuring:
+        values = cases.values(masks.double())
+        for number in range(len(found)):
+            restored[number].append(Interval.of(values[2 * number], cases.changes))
+            left[number].append(Interval.of(values[2 * number + 1], cases.changes))
+    return Transfer(tuple(map(tuple, restored)), tuple(map(tuple, left)))
+
+
+def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
+    """Return the parts of a circuit at the positions of a question, with its tokens."""
+    split = flow(model, question.text, question.direction, against=question.against)
+    places = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
+    at_positions = circuit.mask.dim() == 3
+    numbers = []
+    for number, node in enumerate(split.nodes):
+        place = node.number if node.kind == "head" else None
+        at = node.position if at_positions else None
+        if node.kind not in ("output", "rest", "bias") and (
+            node.kind == "token" or (node.layer, place, at) in places
+        ):
+            numbers.append(number)
+    numbers.sort(key=lambda number: -abs(split.nodes[number].flow))
+    return split.graph(numbers[:DRAWN])
+
+
+@analysis("circuit")
+@checked
+def read_circuit(
+    model: ResidualModel,
+    prompt: str = "",
+    token: str = "",
+    *,
+    minus: MinusNames = (),
+    against: str = "",
+    pairs: str = "",
+    keep: Annotated[float, Between(0, 1.5)] = 0.9,
+    ordering: Count = 8,
+) -> CircuitReading:
+    """Find the few heads and MLPs that answer a question, and measure them on other questions.
+
+        bilens circuit model.gguf --pairs agreement.tsv
+        bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
+
+    Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
+    each task is measured on the questions of all.
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The first text, of one question.
+        token: The token that is predicted after it.
+        minus: Tokens whose mean logit is subtracted.
+        against: The second text, of as many tokens.
+        pairs: File with a line for each question, its columns separated by tabs: the text, the
+            token, tokens to subtract (separated by commas), the second text and, with several
+            tasks, the name of its task. The first questions of a task find, the others measure.
+        keep: Least share of the change that a circuit keeps on the questions that find it.
+        ordering: Number of questions of a task that find; at most half of them.
+
+    Raises:
+        BilensError: neither a question nor a file is given, or both, or texts do not fit.
+    """
+    if bool(pairs) == bool(prompt):
+        raise BilensError(
+            "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
+            "and --against, or --pairs FILE"
+        )
+    questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
+    return circuits(model, questions, keep=keep, ordering=ordering)

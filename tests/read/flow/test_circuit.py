@@ -1,0 +1,206 @@
+"""Circuits keep what they are asked to, are those of models whose parts are known, and measure."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read.flow import Question, circuits, patch, read_circuit
+from bilens.read.flow.circuit import (
+    Cases,
+    Interval,
+    circuit_scores,
+    everything_but,
+    found_circuit,
+    largest,
+    parts_in,
+    search,
+    without,
+)
+from bilens.read.flow.question import read_questions
+from bilens.residual import ResidualModel
+from tests.families import exact_norms, tiny
+from tests.language import random_model, toy_tokenizer
+
+QUESTIONS = [
+    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
+    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4", "one"),
+    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
+    Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
+]
+
+
+@pytest.fixture(scope="module")
+def view():
+    return ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
+    model = ResidualModel(tiny(name), toy_tokenizer())
+    with exact_norms():
+        cases = Cases(model, QUESTIONS[: 1 if by_position else 3], by_position=by_position)
+        ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
+        f = cases.faithfulness(ends)
+    # What reaches the logits without any part is the embedding alone.
+    assert float(f[0]) == pytest.approx(1, abs=1e-5)
+    assert abs(float(f[1])) < 1
+    assert float(f[1]) != pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_gradients_of_f_are_central_differences(view, by_position):
+    cases = Cases(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
+    slope = cases.gradient(masks, [1.0, 0.5])
+    step = torch.randn(cases.shape, generator=generator, dtype=torch.float64) * 1e-6
+    ends = [cases.faithfulness(masks + sign * step) for sign in (1, -1)]
+    expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
+    assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
+    assert float(slope.abs().max()) > 1e-3
+
+
+def test_flows_of_parts_are_those_of_the_split(view):
+    alone = Cases(view, QUESTIONS[:1], by_position=True).flows()
+    whole = Cases(view, QUESTIONS[:1]).flows()
+    torch.testing.assert_close(alone.sum(1), whole)
+    both = Cases(view, QUESTIONS[:2]).flows()
+    second = Cases(view, QUESTIONS[1:2]).flows()
+    torch.testing.assert_close(both, (whole + second) / 2)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.9])
+def test_a_circuit_keeps_f_and_no_part_of_it_can_go(view, keep):
+    cases = Cases(view, QUESTIONS[:3])
+    trail = search(cases, circuit_scores(cases), keep)
+    sizes = [int(mask.sum()) for mask in trail]
+    assert sizes == sorted(sizes, reverse=True)
+    mask = trail[-1]
+    assert float(cases.faithfulness(mask[None].double())[0]) >= keep
+    smaller = [without(mask, place) for place in mask.flatten().nonzero()]
+    assert float(cases.faithfulness(torch.stack(smaller).double()).max()) < keep
+
+
+def test_the_circuit_of_a_model_with_known_parts_is_these():
+    """Only one head and one MLP write anything, and the MLP reads the head."""
+    model = random_model(n_layers=2, norm="none", mlp="bilinear", attention="softmax")
+    with torch.no_grad():
+        model.blocks[0].mlp.out.weight.zero_()
+        model.blocks[1].attn.out.weight.zero_()
+        model.blocks[0].attn.out.weight[:, 4:].zero_()
+        model.blocks[1].mlp.out.weight.mul_(30)
+    view = ResidualModel(model, toy_tokenizer())
+    assert view.layer(0).heads.d_head == 4
+    cases = Cases(view, QUESTIONS[:2])
+    found = found_circuit(cases, Cases(view, QUESTIONS[2:]), 0.999)
+    assert {str(part) for part in parts_in(found.mask)} == {"head.0.0", "mlp.1"}
+    assert found.restored.value == pytest.approx(1)
+    assert [str(part) for part in found.needed] == ["head.0.0"]
+
+
+def test_effects_of_parts_are_their_patches(view):
+    case = QUESTIONS[0]
+    effects = patch(view, case.text, case.token, minus=case.minus, against=case.against).frame()
+    by_part = effects.set_index("part")
+    cases = Cases(view, QUESTIONS[:1])
+    found = found_circuit(cases, cases, 0.9)
+    assert found.effects
+    for effect in found.effects:
+        expected = by_part.loc[str(effect.part)]
+        assert effect.noising * cases.cases[0].change == pytest.approx(expected["noising"])
+        assert effect.denoising * cases.cases[0].change == pytest.approx(expected["denoising"])
+        assert len(effect.raises) <= 3
+    assert any(effect.raises and effect.lowers for effect in found.effects)
+
+
+def test_everything_else_has_the_needed_parts_in_place(view):
+    cases = Cases(view, QUESTIONS[:2])
+    found = found_circuit(cases, cases, 0.9)
+    others = everything_but(found)
+    assert (others & found.mask).sum() == len(found.needed)
+    assert (others | found.mask).all()
+    f = cases.faithfulness(others[None].double())
+    assert found.left.value == pytest.approx(float(f[0]))
+    assert found.left.low <= found.left.value <= found.left.high
+
+
+def test_intervals_are_those_of_ratios():
+    constant = Interval.of(torch.tensor([2.0, 4.0]).double(), torch.tensor([4.0, 8.0]).double())
+    assert (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
+    spread = Interval.of(torch.tensor([0.0, 1.0] * 50), torch.ones(100))
+    assert spread.value == 0.5
+    assert 0.39 < spread.low < 0.42
+    assert str(spread) == f"50% [{spread.low:.0%}, {spread.high:.0%}]"
+
+
+def test_several_tasks_have_a_matrix(view):
+    others = [
+        Question(q.text, "t9", ("t0",), q.against.replace("t7", "t5"), "two") for q in QUESTIONS
+    ]
+    reading = circuits(view, [*QUESTIONS, *others], ordering=2)
+    assert [circuit.task for circuit in reading.circuits] == ["one", "two"]
+    for row, circuit in enumerate(reading.circuits):
+        assert circuit.questions == (2, 2)
+        assert reading.transfer.restored[row][row].value == pytest.approx(circuit.restored.value)
+        assert reading.transfer.left[row][row].value == pytest.approx(circuit.left.value)
+    frame = reading.transfer.frame(["one", "two"])
+    assert list(frame.columns) == ["circuit", "one", "two"]
+    assert set(reading.frame()["task"]) == {"one", "two"}
+    assert reading.plot().data[0].type == "heatmap"
+    assert "parts restore" in dict(reading.facts())["one"]
+
+
+def test_one_question_has_parts_at_positions(view):
+    case = QUESTIONS[0]
+    reading = read_circuit(view, case.text, case.token, minus=case.minus, against=case.against)
+    (found,) = reading.circuits
+    assert reading.n_parts == 2 * 5 * 4
+    assert all("@" in part for part in reading.frame()["part"])
+    assert found.ordering >= 0.9
+    assert found.restored.value == pytest.approx(found.ordering)
+    assert "of the change on this question" in reading.answer(found)
+    positions = {
+        (node.layer, node.position) for node in reading.graph.nodes if node.layer is not None
+    }
+    assert positions <= {(e.part.layer, e.part.position) for e in found.effects}
+    assert len(reading.sections()) == 3
+
+
+def test_largest_is_the_top_of_scores():
+    assert largest(torch.tensor([[1.0, -9.0], [3.0, 2.0]]), 2).tolist() == [
+        [False, False],
+        [True, True],
+    ]
+
+
+def test_questions_come_from_a_file(tmp_path, view):
+    path = tmp_path / "pairs.tsv"
+    lines = ["\t".join([q.text, q.token, "t6", q.against]) for q in QUESTIONS[:2]]
+    path.write_text("\n".join(lines) + "\n\n")
+    reading = read_circuit(view, pairs=str(path))
+    assert reading.circuits[0].questions == (1, 1)
+    assert reading.question.text == QUESTIONS[1].text
+    path.write_text("a\tb\n")
+    with pytest.raises(BilensError, match="line 1 has 2 columns; expected"):
+        read_questions(path)
+    path.write_text("\n")
+    with pytest.raises(BilensError, match="holds no line"):
+        read_questions(path)
+    with pytest.raises(BilensError, match="is no file; expected lines"):
+        read_questions(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "expected one of them: --prompt"),
+        ({"prompt": "t1", "pairs": "a.tsv"}, "expected one of them: --prompt"),
+        ({"prompt": "t1 t2", "token": "t3"}, "need a second text each"),
+        ({"prompt": "t4 t2", "token": "t3", "against": "t4"}, "against has"),
+        ({"prompt": "t4 t2", "token": "t3", "against": "t4 t2"}, "have the same logit"),
+    ],
+)
+def test_what_is_no_question_is_said(view, arguments, message):
+    with pytest.raises(BilensError, match=message):
+        read_circuit(view, **arguments)
