@@ -177,23 +177,18 @@ def search(
 ) -> list[Bool[Tensor, " *shape"]]:
     """Return masks of fewer and fewer parts that keep f.
 
-    The first has the fewest parts of the largest scores that keep f, or all parts. Then parts whose
-    loss the gradient at the circuit predicts to be least are dropped, up to half of them at a time.
-    Where no such circuit keeps f, every single part is tried.
+    The first has the fewest parts of the largest scores that keep f. If they are not among a third
+    of all parts, those with the largest f are taken, and parts are added whose gain the gradient
+    there predicts to be largest; and all parts if that fails. Then parts whose loss the gradient at
+    the circuit predicts to be least are dropped, up to half of them at a time. Where no such
+    circuit keeps f, every single part is tried.
 
     Args:
         cases: the questions that order.
         scores: of each part.
         keep: least f of a circuit.
     """
-    counts = [1]
-    while counts[-1] < scores.numel():
-        counts.append(min(scores.numel(), max(counts[-1] + 1, round(1.3 * counts[-1]))))
-    firsts = [largest(scores, count) for count in counts]
-    values = cases.faithfulness(torch.stack(firsts).double()).tolist()
-    # All parts are the model itself, whose f is 1.
-    keeping = [mask for mask, value in zip(firsts, values, strict=True) if value >= keep]
-    trail = [keeping[0] if keeping else firsts[-1]]
+    trail = [_first_mask(cases, scores, keep)]
     while (size := int(trail[-1].sum())) > 1:
         mask = trail[-1]
         slopes = cases.gradient(mask[None].double(), [1.0])
@@ -210,6 +205,27 @@ def search(
                 break
         trail.append(trials[best])
     return trail
+
+
+def _first_mask(
+    cases: Cases, scores: Float[Tensor, " *shape"], keep: float
+) -> Bool[Tensor, " *shape"]:
+    counts = [1]
+    while counts[-1] < scores.numel() // 3:
+        counts.append(max(counts[-1] + 1, round(1.3 * counts[-1])))
+    masks = [largest(scores, count) for count in counts]
+    values = cases.faithfulness(torch.stack(masks).double()).tolist()
+    for mask, value in zip(masks, values, strict=True):
+        if value >= keep:
+            return mask
+    mask = masks[values.index(max(values))]
+    while int(mask.sum()) < scores.numel() // 2:
+        slopes = cases.gradient(mask[None].double(), [1.0]).masked_fill(mask, -torch.inf)
+        mask = mask | largest(slopes, max(1, int(mask.sum()) // 6))
+        if float(cases.faithfulness(mask[None].double())[0]) >= keep:
+            return mask
+    # All parts are the model itself, whose f is 1.
+    return torch.ones_like(mask)
 
 
 def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *shape"]:
