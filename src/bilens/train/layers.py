@@ -158,7 +158,7 @@ class TrainingRows(Dataset[dict[str, Any]]):
             yield [parts[0].to(device), *(part.to(device, parts[-1].dtype) for part in parts[1:])]
 
 
-class Part(nn.Module):
+class StudentPart(nn.Module):
     """A part of a model that learns by itself, in the form that the Trainer expects.
 
     Args:
@@ -211,7 +211,7 @@ def teach(
     corpus: Any = Corpus(f"inputs of {name}", None, rows, first)  # type: ignore[arg-type]
     stage = Stage(
         name,
-        Part(student, loss),
+        StudentPart(student, loss),
         corpus,
         training,
         training.steps,
