@@ -17,18 +17,10 @@ def small_model(n_tokens: int) -> LanguageModel:
     return LanguageModel(LanguageConfig(vocab_size=n_tokens, d_model=8, n_layers=1, n_heads=2))
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import sys; finders = [*sys.meta_path]; import bilens; assert sys.meta_path == finders; "
-        "assert 'transformers' not in sys.modules; import bilens.nn.language",
-        "import transformers; import bilens",
-    ],
-)
-def test_importing_the_language_models_registers_them_with_transformers(imports, tmp_path):
+def test_a_process_that_imported_transformers_first_opens_them_too(tmp_path):
     small_model(9).save_pretrained(tmp_path)
     code = (
-        f"{imports}; from transformers import AutoModelForCausalLM as Auto; "
+        "import transformers; import bilens; from transformers import AutoModelForCausalLM as Auto;"
         f"print(type(Auto.from_pretrained({str(tmp_path)!r})).__name__)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

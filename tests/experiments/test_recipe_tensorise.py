@@ -42,6 +42,8 @@ def write_data(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)
+    names = ("gates", "attention", "both", "control", "both, patterns untaught")
+    monkeypatch.setattr(recipe, "VARIANTS", {name: recipe.VARIANTS[name] for name in names})
     changed = ({"tokens": 32, "seed": 1}, {"distinct": 1})
     rows = [("stories260K", variant, {}) for variant in recipe.VARIANTS]
     rows += [("stories260K", "both", changes) for changes in changed]

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from experiments.bonds import needed_products, within
+from experiments.bonds import MODELS, needed_products, within
 from experiments.context import Outcome, RecipeContext
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
@@ -30,6 +30,8 @@ SMALLER = {
     "fig6": {"DRAWN": (3,), "SHOWN": 2},
     "masks": {"NORMS": (1.0, 3.0), "DRAWS": 2},
     "bonds": {
+        "MODELS": {name: MODELS[name] for name in ("two layers", "three layers")}
+        | {"three layers, biases and residuals": MODELS["three layers, biases and residuals"]},
         **dict.fromkeys(("ALIKE", "WIDE", "INSIDE"), 3),
         **{
             "MOST": 4,
