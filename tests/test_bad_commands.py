@@ -68,7 +68,7 @@ def sources(tmp_path_factory):
 @pytest.fixture
 def here(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BILENS_DATA", raising=False)
     (tmp_path / "here").mkdir()
     for path in sources.iterdir():

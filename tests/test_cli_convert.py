@@ -32,7 +32,7 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         cache = str(tmp_path_factory.mktemp("cache"))
         patch.setenv("HF_HOME", cache)
-        patch.setattr("huggingface_hub.constants.HF_HOME", cache)
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
         yield
 
 

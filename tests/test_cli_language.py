@@ -22,7 +22,7 @@ def run(tmp_path_factory):
     stories = [STORY.format(a, b) for a in WORDS for b in WORDS]
     (folder / "stories.txt").write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HOME", str(folder / "cache"))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
         data = ["--data", str(folder / "stories.txt")]
         output = ["--output", str(folder / "run")]
         main(["train", "language", *data, *SMALL, *BRIEF, *output])

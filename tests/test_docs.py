@@ -77,7 +77,7 @@ def place(runs, tmp_path, monkeypatch):
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     fetched = "bilens.nn.checkpoint.hf_hub_download"
     monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "digits" / name))
     monkeypatch.setattr("bilens.nn.checkpoint.Checkpointed.push_to_hub", lambda *_: None)

@@ -60,15 +60,33 @@ def test_jpeg_files_are_read(tmp_path):
 def test_images_of_two_sizes_are_refused(tmp_path):
     folder = write(tmp_path / "insects")
     Image.new("L", (5, 5)).save(folder / "bee" / "5.png")
-    with pytest.raises(DataError, match=r"bee/5.png has 5x5 pixels, expected 4x5 as in .*ant/0"):
+    with pytest.raises(DataError, match=r"insects, train: image 15 has 5x5 pixels, expected 4x5"):
         load_images(str(folder))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path):
     folder = write(tmp_path / "insects")
     (folder / "bee" / "5.png").write_bytes(b"\x89PNG")
-    with pytest.raises(DataError, match=r"bee/5.png cannot be read as an image"):
+    with pytest.raises(DataError, match=r"insects, train: image 15 cannot be read.*Remove it"):
         load_images(str(folder))
+
+
+def test_folders_without_pictures_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has neither the IDX files .* nor class folders with imag"):
+        load_images(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("none")
+    with pytest.raises(DataError, match="holds no images, expected pictures in class folders"):
+        load_images(str(tmp_path))
+    folder = tmp_path / "[classes]"
+    write(folder / "test")
+    with pytest.raises(DataError, match="has images in test, expected class folders, or class"):
+        load_images(str(folder))
+
+
+def test_no_network_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.getaddrinfo", None)
+    monkeypatch.setattr("socket.socket.connect", None)
+    assert load_images(str(write(tmp_path / "[insects]"))).n_classes == 3
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from tokenizers import processors
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bilens.data import load_documents
-from bilens.errors import BilensError, DataError
+from bilens.errors import BilensError
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_end_follows_where_the_tokenizer_gives_no_ends(texts, tmp_path):
 def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
     first = load(texts, tmp_path, n_ctx=16)
     # Training rows, most of the work, are made for those who train.
-    assert [path.name for path in (tmp_path / "cache").glob("*/*")] == ["validation.arrow"]
+    assert "train" not in vars(first)
     assert len(first.train) > len(first.validation)
     monkeypatch.setattr("bilens.data.corpus.read_texts", None)
     assert rows(load(texts, tmp_path, n_ctx=16).train) == rows(first.train)
@@ -88,39 +88,9 @@ def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
         ({"n_ctx": 1}, "^n_ctx=1, expected a whole number, at least 2"),
         ({"shortest": 9, "n_ctx": 8}, "^shortest=9, expected a whole number, 1 to 8, tokens of a"),
         ({"validation_share": 1.0}, "^validation_share=1.0, expected a finite number, above 0"),
-        ({"shortest": 100, "n_ctx": 200}, "for validation, expected a row of 100 to 200 tokens"),
+        ({"shortest": 100, "n_ctx": 200}, "expected a row of 100 to 200 tokens"),
     ],
 )
 def test_what_cannot_be_is_named(texts, tmp_path, how, message):
     with pytest.raises(BilensError, match=message):
         load(texts, tmp_path, **how)
-    assert not list((tmp_path / "cache").glob("*"))
-
-
-@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "missing", "offsets", "token"])
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
-    len(load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3).train)
-    (path,) = (tmp_path / "cache").glob(f"*/{split}.arrow")
-    content = path.read_bytes()
-    match damage:
-        case "missing":
-            path.unlink()
-        case "offsets":
-            path.write_bytes(content.replace(bytes([5, 0, 0, 0]), b"\xff\xff\xff\x7f"))
-        case "token":
-            path.write_bytes(content.replace(bytes([2, 0, 0, 0]), b"\xff\xff\x00\x00"))
-        case _:
-            left = {"empty": b"", "half": content[: len(content) // 2], "garbage": b"x" * 999}
-            path.write_bytes(left[damage])
-    message = f"^{path.parent}, the cache of token ids, is damaged .*Delete it; it will be"
-    with pytest.raises(DataError, match=f"(?s){message}"):
-        len(load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3).train)
-
-
-def test_a_home_that_cannot_be_written(texts, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "file"))
-    message = "could not be written: .* Token ids are cached there; HF_HOME moves it.$"
-    with pytest.raises(DataError, match=message):
-        load_documents(texts, framing_tokenizer(), n_ctx=16)

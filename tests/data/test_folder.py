@@ -210,9 +210,7 @@ def test_a_damaged_file_is_named(tmp_path, write_set):
     folder = write_set(tmp_path)
     path = folder / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(
-        DataError, match=rf"{path} holds 3 bytes, expected 5 of \(5,\). Fetch it aga"
-    ):
+    with pytest.raises(DataError, match=f"{path} cannot be read as an IDX file"):
         load_images("mnist", folder)
 
 

@@ -38,7 +38,7 @@ def serve(monkeypatch):
             asked.append((repository, split))
             images, numbers = changed.get(split, (pictures(split), labels(split)))
             features = datasets.Features(
-                {"image": datasets.Image(), "label": datasets.Value("int64")}
+                {"image": datasets.Image(), "label": datasets.ClassLabel(10)}
             )
             return datasets.Dataset.from_dict({"image": images, "label": numbers}, features)
 
@@ -80,7 +80,6 @@ def test_an_empty_environment_variable_is_no_folder(serve, monkeypatch):
         ConnectionError("no route"),
         datasets.exceptions.DatasetNotFoundError("no route"),
         OSError("no route"),
-        ValueError("no route"),
         HTTPError("no route"),
     ],
     ids=lambda cause: type(cause).__name__,
@@ -114,33 +113,19 @@ def test_what_the_hub_did_not_do_is_not_blamed_on_it(monkeypatch, cause):
 def test_a_missing_column(monkeypatch):
     rows = datasets.Dataset.from_dict({"text": ["a"]})
     monkeypatch.setattr(datasets, "load_dataset", lambda repository, *, split: rows)
-    with pytest.raises(DataError, match=r"from the Hugging Face hub \(\w+: .*image"):
+    with pytest.raises(
+        DataError, match="has the columns .*text.*, expected an image and a class label"
+    ):
         load_images("mnist")
 
 
 def test_images_of_different_sizes(serve):
     serve(train=([Image.new("L", (3, 4)), Image.new("L", (4, 4))], [0, 1]))
-    with pytest.raises(DataError, match=r"split train, .*\(ValueError: all input arrays must have"):
-        load_images("mnist")
-
-
-@pytest.mark.parametrize("mode", ["RGB", "1", "LA", "I;16"])
-def test_images_that_are_not_grey_bytes(serve, mode):
-    serve(train=([Image.new(mode, (3, 4))], [0]), test=([Image.new(mode, (3, 4))], [0]))
-    with pytest.raises(
-        DataError, match=r"the images are .*; expected bytes \(count, height, width"
-    ):
+    with pytest.raises(DataError, match="mnist, train: image 1 has 4x4 pixels, expected 4x3"):
         load_images("mnist")
 
 
 def test_an_empty_split(serve):
     serve(train=([], []))
-    with pytest.raises(DataError, match="split train, .*need at least one array to stack"):
-        load_images("mnist")
-
-
-@pytest.mark.parametrize("wrong", [-1, 10])
-def test_a_label_out_of_range(serve, wrong):
-    serve(test=(pictures("test"), [0, 1, wrong, 2, 3]))
-    with pytest.raises(DataError, match=f"^test_labels holds {wrong}, expected 0 to 9$"):
+    with pytest.raises(DataError, match="mnist, train holds no images"):
         load_images("mnist")

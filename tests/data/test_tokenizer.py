@@ -1,5 +1,3 @@
-import contextlib
-import json
 import subprocess
 import sys
 
@@ -9,8 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from bilens.data import clean, train_tokenizer
-from bilens.data.texts import read_tokenizer
-from bilens.errors import BilensError, DataError
+from bilens.errors import BilensError
 
 TEXTS = [
     'Lily said, "I can swim!" The dog was swimming in 12 pools.',
@@ -100,48 +97,3 @@ def test_a_word_without_end_is_left_out_of_the_training():
     assert with_long.tokenize("e" * 101) == ["[UNK]"]
     just = train_tokenizer([*TEXTS, *["e" * 100] * 9], vocab_size=160)
     assert just.get_vocab() != plain.get_vocab()
-
-
-@pytest.mark.parametrize(
-    "content", [b"[]", b"{}", b"", b"null", b'{"model": []}', "{}".encode("utf-16")]
-)
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer(tokenizer, tmp_path, name, content):
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / name).write_bytes(content)
-    if name == "tokenizer_config.json" and content in (b"{}", b'{"model": []}'):
-        return
-    with pytest.raises(
-        DataError, match=f"^{tmp_path} holds no complete tokenizer .*Save it again.$"
-    ):
-        read_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_that_tokenizers_refuses(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    path.write_text(path.read_text().replace('"WordPiece"', '"WordPeace"'))
-    with pytest.raises(DataError, match=r"^.* holds no complete tokenizer \(Exception: "):
-        read_tokenizer(tmp_path)
-
-
-def test_no_code_of_a_folder_runs(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    trap = tmp_path / "trap.py"
-    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass T: pass\n")
-    path = tmp_path / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    settings |= {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["trap.T", "trap.T"]}}
-    path.write_text(json.dumps(settings))
-    with contextlib.suppress(DataError):
-        read_tokenizer(tmp_path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_an_end_of_memory_is_not_a_damaged_tokenizer(tmp_path, monkeypatch):
-    def from_pretrained(*args, **kwargs):
-        raise MemoryError
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
-    with pytest.raises(MemoryError):
-        read_tokenizer(tmp_path)

@@ -39,7 +39,7 @@ def data(tmp_path_factory):
 
 
 def write_data(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)
     names = ("gates", "attention", "both", "control", "both, patterns untaught")

@@ -21,7 +21,7 @@ class TinyContext(RecipeContext):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "LENGTH", 8)
     monkeypatch.setattr(recipe, "BATCH", 4)

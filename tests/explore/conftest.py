@@ -52,7 +52,7 @@ def language_site(language_run, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
         cache = tmp_path_factory.mktemp("cache")
-        patch.setattr("huggingface_hub.constants.HF_HOME", str(cache))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(cache))
         app = explorer(language_run)
     with served(app) as address:
         yield address

@@ -25,6 +25,7 @@ from bilens.cli.train import Architecture, TrainImages, TrainLanguage
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.kernels import triton_problem
+from bilens.lazy_imports import datasets
 from bilens.nn.language_settings import LanguageSettings
 from bilens.report import write_page
 from bilens.sections import ContextList, Section, Table
@@ -133,7 +134,7 @@ class Doctor:
             "places": {
                 "BILENS_DATA": data if data is None or Path(data).is_dir() else f"{data} (missing)",
                 "models and data of the hub": constants.HF_HUB_CACHE,
-                "token ids": str(Path(constants.HF_HOME) / "bilens"),
+                "texts and tokens": str(datasets.config.HF_DATASETS_CACHE),
                 "hub": "offline (HF_HUB_OFFLINE)"
                 if constants.HF_HUB_OFFLINE
                 else constants.ENDPOINT,

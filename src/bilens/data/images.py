@@ -9,15 +9,15 @@ Sources:
   Benchmarking Machine Learning Algorithms", 2017, arXiv:1708.07747.
 """
 
+import glob
 import gzip
-import math
 import re
 import struct
 import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,12 +30,12 @@ from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.hub import hub_split, is_folder, named_folder
-from bilens.lazy_imports import go, lazy_import, pd, px
+from bilens.lazy_imports import datasets, go, lazy_import, pd, px
 from bilens.sections import Fact, plotly_text
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
-datasets, model_selection = (
+bundled, model_selection = (
     lazy_import(f"sklearn.{part}", install="bilens[train]")
     for part in ("datasets", "model_selection")
 )
@@ -55,8 +55,6 @@ KNOWN = {
     ),
 }
 TRAIN_SHARE = 0.8
-PICTURES = {".png", ".jpg", ".jpeg"}
-TEST_NAMES = ("test", "valid", "val")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,8 +156,9 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
     - "modular-59": 2x59, or another number; see `modular_addition`.
     - the path of a folder with the four IDX files of MNIST, for images of any size. Its classes
       are called "0" up to its largest label.
-    - the path of a folder with a sub-folder of PNG or JPEG files for each class (torchvision's
-      ImageFolder). It may have these folders in `train` and in `test` (or `valid` or `val`).
+    - the path of a folder with a sub-folder of pictures for each class (torchvision's ImageFolder,
+      the imagefolder of `datasets`). It may have these folders in `train` and in `test` (or
+      `valid` or `val`).
     - "hub:owner/name": a data set of images and class labels on the Hugging Face hub.
 
     All images of a data set need one size; colours become grey.
@@ -189,91 +188,92 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
         class_names, repository, usual = KNOWN[name]
         folder = named_folder(data_dir)
         if folder is None:
-            return _assembled(name, _read_hub(repository), class_names)
+            return _read_hub(name, repository, class_names)
         return _read_folder(name, [*(folder / place for place in usual), folder], class_names)
     if name.startswith("hub:"):
-        return _read_hub_images(name.removeprefix("hub:"))
+        repository = name.removeprefix("hub:")
+        return _read_hub(repository.rpartition("/")[2], repository, None)
     if name and is_folder(name):
         folder = Path(name).resolve()
-        return _read_class_folders(folder, seed) or _read_folder(folder.name, [folder], None)
+        has_idx = any(_files(folder))
+        return (
+            _read_folder(folder.name, [folder], None)
+            if has_idx
+            else _read_class_folders(folder, seed)
+        )
     raise DataError(
         f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59, hub:owner/name or the "
         "path of a folder of IDX files or of class folders with images"
     )
 
 
-def _read_class_folders(folder: Path, seed: int) -> ImageData | None:
-    """Return the images of a folder of class folders; None if it has no images."""
-    splits = [_class_files(folder / "train")]
-    tests = [files for name in TEST_NAMES if (files := _class_files(folder / name))]
-    if splits[0] and tests:
-        splits.append(tests[0])
-    else:
-        splits = [_class_files(folder)]
-    if not any(splits):
-        return None
-    classes = sorted(set().union(*splits))
+def _read_class_folders(folder: Path, seed: int) -> ImageData:
+    """Return the images of a folder of class folders."""
+    try:
+        splits = datasets.load_dataset(
+            "imagefolder", data_dir=glob.escape(str(folder)), drop_labels=False, streaming=True
+        )
+    except (OSError, ValueError) as error:  # it has no images
+        raise DataError(
+            f"{folder} has neither the IDX files {', '.join(IDX_FILES)} nor class folders with "
+            f"images ({error})"
+        ) from error
+    tests = [name for name in ("test", "validation") if name in splits]
+    if "train" not in splits:
+        raise DataError(
+            f"{folder} has images in {' and '.join(splits)}, expected class folders, or class "
+            "folders in train and in test"
+        )
     arrays: list[np.ndarray] = []
-    for files in splits:
-        paths = [
-            (path, label) for label, name in enumerate(classes) for path in files.get(name, ())
-        ]
-        images = _stack_grey([(str(path), path) for path, _ in paths])
-        arrays += [images, np.array([label for _, label in paths])]
-    if len(splits) == 1:
+    for split in ["train", *tests[:1]]:
+        arrays += _grey_rows(splits[split], "image", "label", f"{folder}, {split}")
+    if not tests:
         images, labels = arrays
         order = np.random.default_rng(seed).permutation(len(labels))
         train, test = np.split(order, [round(TRAIN_SHARE * len(order))])
         arrays = [images[train], labels[train], images[test], labels[test]]
-    return _assembled(folder.name, arrays, tuple(classes))
+    return _assembled(folder.name, arrays, tuple(splits["train"].features["label"].names))
 
 
-def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the image files in each sub-folder that has any, by its name."""
-    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    files = {
-        path.name: sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
-        for path in folders
-    }
-    return {name: paths for name, paths in files.items() if paths}
+def _grey_rows(rows: Any, image: str, label: str, place: str) -> list[np.ndarray]:
+    """Return the pictures of a data set in grey, (count, height, width), and their labels."""
+    images, labels = [], []
+    try:
+        for row in rows:
+            images.append(np.asarray(row[image].convert("L")))
+            labels.append(row[label])
+            if images[-1].shape != images[0].shape:
+                expected, actual = ("x".join(map(str, i.shape)) for i in (images[0], images[-1]))
+                raise DataError(
+                    f"{place}: image {len(images) - 1} has {actual} pixels, expected {expected} as "
+                    "in the first; scale all images to one size"
+                )
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{place}: image {len(images)} cannot be read: {error}. Remove it."
+        ) from error
+    if not images:
+        raise DataError(f"{place} holds no images, expected pictures in class folders")
+    return [np.stack(images), np.array(labels)]
 
 
-def _read_hub_images(repository: str) -> ImageData:
+def _read_hub(name: str, repository: str, class_names: tuple[str, ...] | None) -> ImageData:
     """Load the splits train and test of a data set with labelled images."""
     arrays: list[np.ndarray] = []
-    class_names: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
+    instead = f"the IDX files {', '.join(IDX_FILES)}" if class_names else "images in class folders"
     for split in ("train", "test"):
-        with hub_split(repository, split, "its images in class folders") as rows:
+        with hub_split(repository, split, instead) as rows:
             columns = {type(kind).__name__: name for name, kind in rows.features.items()}
             if not {"Image", "ClassLabel"} <= columns.keys():
                 raise DataError(
                     f"{repository} has the columns {rows.features}, expected an image and a class "
                     "label; save its images in class folders and use their path"
                 )
-            pictures = rows[columns["Image"]][:]
-            names = (f"image {index} of {split}" for index in range(len(pictures)))
-            arrays += [_stack_grey(list(zip(names, pictures, strict=True)))]
-            arrays += [np.asarray(rows[columns["ClassLabel"]])]
-            class_names = tuple(rows.features[columns["ClassLabel"]].names)
-    return _assembled(repository.rpartition("/")[2], arrays, class_names)
-
-
-def _stack_grey(pictures: list[tuple[str, Path | Image.Image]]) -> UInt8[np.ndarray, "..."]:
-    """Return named pictures in grey, (count, height, width)."""
-    images = []
-    for name, picture in pictures:
-        try:
-            opened = Image.open(picture) if isinstance(picture, Path) else picture
-            images.append(np.asarray(opened.convert("L")))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{name} cannot be read as an image: {error}. Remove it.") from error
-        if images[-1].shape != images[0].shape:
-            expected, actual = ("x".join(map(str, i.shape)) for i in (images[0], images[-1]))
-            raise DataError(
-                f"{name} has {actual} pixels, expected {expected} as in {pictures[0][0]}; "
-                "scale all images to one size"
-            )
-    return np.stack(images)
+            image, label = columns["Image"], columns["ClassLabel"]
+            arrays += _grey_rows(rows, image, label, f"{repository}, {split}")
+            names = tuple(rows.features[label].names)
+    return _assembled(name, arrays, class_names or names)
 
 
 def _read_folder(
@@ -311,15 +311,6 @@ def _files(folder: Path) -> list[Path | None]:
     return [next(filter(Path.is_file, paths), None) for paths in spelled]
 
 
-def _read_hub(repository: str) -> list[np.ndarray]:
-    arrays = []
-    for split in ("train", "test"):
-        with hub_split(repository, split, f"the IDX files {', '.join(IDX_FILES)}") as rows:
-            images = rows["image"][:]  # iterating takes nearly twice as long
-            arrays += [np.stack([np.asarray(image) for image in images]), np.asarray(rows["label"])]
-    return arrays
-
-
 def _assembled(
     name: str, arrays: list[np.ndarray], class_names: tuple[str, ...] | None, white: int = 255
 ) -> ImageData:
@@ -348,7 +339,7 @@ def _assembled(
 
 
 def _digits(seed: int) -> ImageData:
-    digits = datasets.load_digits()
+    digits = bundled.load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target
     # Stratified, since 1,797 images in ten classes leave few of each for the test.
     how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
@@ -386,48 +377,30 @@ def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> Imag
     )
 
 
-LARGEST = 2**30
-"""Bytes of values that a file may hold; as float32 they take four times as much memory."""
-
-
 def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
-    """Read an IDX file of bytes, (count, height, width) or (count,).
+    """Read an IDX file of bytes, (count, height, width) or (count,); packed if it ends in .gz.
 
     The file begins with two zero bytes, the type (8 for bytes), the number of axes, and the size of
-    each axis in 4 bytes. The values follow, with the last axis fastest. The file may be packed by
-    gzip. No more is read than the header announces and `LARGEST` allows.
+    each axis in 4 bytes. The values follow, with the last axis fastest.
 
     Raises:
-        DataError: the file cannot be read, is not one, or is too large.
+        DataError: the file cannot be read, or is not one.
 
     Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
     """
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with path.open("rb") as packed:
-            is_gzip = packed.peek(2)[:2] == b"\x1f\x8b"
-            with gzip.GzipFile(fileobj=packed) if is_gzip else packed as file:
-                kind, axes = struct.unpack(">3sB", file.read(4))
-                if kind != b"\0\0\x08" or not 1 <= axes <= 3:
-                    raise DataError(
-                        f"{path} begins with {kind.hex()} {axes:02x}, expected an IDX file of "
-                        "bytes with up to 3 axes, 000008 03"
-                    )
-                shape = struct.unpack(f">{axes}I", file.read(4 * axes))
-                size = math.prod(shape)
-                if size > LARGEST:
-                    raise DataError(
-                        f"{path} announces {size:,} bytes, expected at most {LARGEST:,}"
-                    )
-                # One byte more than announced, which tells whether the file goes on.
-                values = file.read(size + 1)
-    except (OSError, EOFError, zlib.error, struct.error) as error:
+        with opened(path, "rb") as file:
+            content = file.read()
+        kind, axes = struct.unpack_from(">3sB", content)
+        shape = struct.unpack_from(f">{axes}I", content, 4)
+        if kind != b"\0\0\x08":
+            raise ValueError("it does not begin as one")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
+    except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read as an IDX file: {error}. Fetch it again."
+            f"{path} cannot be read as an IDX file of bytes: {error}. Fetch it again."
         ) from error
-    if len(values) != size:
-        count = "more" if len(values) > size else str(len(values))
-        raise DataError(f"{path} holds {count} bytes, expected {size} of {shape}. Fetch it again.")
-    return np.frombuffer(values, np.uint8).reshape(shape).copy()
 
 
 INK = 0.25

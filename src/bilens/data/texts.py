@@ -1,13 +1,10 @@
 """Texts from files or the hub, one story at a time, their cleaning, and tokenizers.
 
-The package `datasets` does not read these files. It would load a line of any length into memory,
-and an entire file of JSON lines once one of them is broken. A tokenizer for reading weights has one
-token for a word, in any case and at any position.
+A tokenizer for reading weights has one token for a word, in any case and at any position.
 """
 
+import glob
 import gzip
-import io
-import json
 import os.path
 import re
 import unicodedata
@@ -20,22 +17,12 @@ from typing import Any
 from bilens.checks import checked
 from bilens.errors import BilensError, DataError
 from bilens.hub import hub_split, is_folder, named_folder
-from bilens.lazy_imports import lazy_import, tokenizers, transformers
+from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Size
 
-pq = lazy_import(
-    "pyarrow.parquet", install="bilens[train]"
-)  # takes most of a second to import, and text does without it
-
 HUB = {"tinystories": "roneneldan/TinyStories"}
-SUFFIXES = (".txt", ".txt.gz", ".parquet", ".jsonl")
-COLUMNS = ("text", "story")
+SUFFIXES = {".txt": "text", ".txt.gz": "text", ".parquet": "parquet", ".jsonl": "json"}
 END_OF_STORY = "<|endoftext|>"
-LONGEST = 2**23
-"""Characters of a story, and of a line."""
-
-EXPANSION, FREE = 100, 2**26
-"""Largest ratio of unpacked to packed size (text has 3 to 5), and bytes that are always allowed."""
 
 
 @checked
@@ -54,9 +41,8 @@ def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterat
             that is unset or empty too, the Hugging Face hub, streamed.
 
     Raises:
-        DataError: The name is unknown, or the hub is out of reach. Or a file is missing, empty,
-            binary, damaged or not UTF-8. Or it has a story or line of more than 8 million
-            characters, or unpacks to more than a hundred times its size.
+        DataError: The name is unknown, or the hub is out of reach. Or a file is missing, without
+            stories, damaged or not UTF-8.
 
     Source: R. Eldan and Y. Li, "TinyStories: How Small Can Language Models Be and Still Speak
     Coherent English?", 2023, arXiv:2305.07759.
@@ -113,113 +99,58 @@ def _suffix(path: Path) -> str | None:
 
 def _read_file(path: Path) -> Iterator[str]:
     """Yield the stories of a file that are not blank, in order."""
-    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
+    read = _read_lines if SUFFIXES[_suffix(path) or ""] == "text" else _read_column
     empty = True
     try:
-        for story in readers.get(str(_suffix(path)), _read_text)(path):
-            if not isinstance(story, str | None):
-                raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as story")
+        for story in read(path):
             if story and (story := story.strip()):
-                _check_length(path, len(story), "story")
                 empty = False
                 yield story
     except BilensError:
         raise
-    except UnicodeDecodeError as error:
-        how = "Convert it, as in: iconv -f WINDOWS-1252 -t UTF-8"
-        raise DataError(f"{path} is not text in UTF-8 ({error.reason}). {how}.") from error
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} cannot be read ({reason}). Fetch it again.") from error
+    except (OSError, EOFError, ValueError, zlib.error, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}). Fetch it again, or save it "
+            "as text in UTF-8."
+        ) from error
     if empty:
         raise DataError(f"{path} holds no stories; leave it out")
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    with _opened(path) as file:
-        # How a file separates stories is seen from its head; the file itself is then read by lines.
-        head = file.read(LONGEST).strip()
-    marked = re.search(rf"^[^\S\n]*{re.escape(END_OF_STORY)}[^\S\n]*$", head, re.MULTILINE)
-    separator = END_OF_STORY if marked else ""
-    every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
-    lines: list[str] = []
-    length = 0
-    for line in _lines(path):
-        if every_line:
-            yield line
-        elif line.strip() == separator:
-            yield "".join(lines)
-            lines, length = [], 0
-        else:
-            length += len(line)
-            _check_length(path, length, "story")
-            lines.append(line)
-    yield "".join(lines)
+def _read_lines(path: Path) -> Iterator[str]:
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:
+        # How a file separates stories is seen from its head; the file is then read by lines.
+        head = file.read(2**23).strip()
+        file.seek(0)
+        marked = re.search(rf"^[^\S\n]*{re.escape(END_OF_STORY)}[^\S\n]*$", head, re.MULTILINE)
+        separator = END_OF_STORY if marked else ""
+        every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
+        lines: list[str] = []
+        for line in file:
+            if every_line:
+                yield line
+            elif line.strip() == separator:
+                yield "".join(lines)
+                lines = []
+            else:
+                lines.append(line)
+        yield "".join(lines)
 
 
-def _read_jsonl(path: Path) -> Iterator[Any]:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}, is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}, is a {type(row).__name__}, expected an object")
-        yield row[_column(path, row)]
-
-
-def _read_parquet(path: Path) -> Iterator[Any]:
-    with pq.ParquetFile(path) as file:
-        groups = map(file.metadata.row_group, range(file.num_row_groups))
-        _check_unpacked(path, sum(group.total_byte_size for group in groups))
-        column = _column(path, file.schema_arrow.names)
-        for batch in file.iter_batches(100, columns=[column]):
-            yield from batch.column(0).to_pylist()
-
-
-def _column(path: Path, names: Iterable[str]) -> str:
-    if present := [column for column in COLUMNS if column in names]:
-        return present[0]
-    known = " or ".join(COLUMNS)
-    raise DataError(f"{path} has the columns {', '.join(names)}, expected {known}; rename one")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with _opened(path) as file:
-        while line := file.readline(LONGEST + 1):
-            _check_length(path, len(line), "line")
-            if "\0" in line:
-                raise DataError(f"{path} is not text (it has zero bytes); leave it out")
-            yield line
-
-
-def _opened(path: Path) -> io.TextIOWrapper:
-    if path.suffix.lower() != ".gz":
-        return path.open(encoding="utf-8-sig")
-    with gzip.open(path) as packed:
-        # Unpacked once without keeping it: the header of gzip does not bound the size.
-        while packed.read(2**20):
-            _check_unpacked(path, packed.tell())
-    return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig")
-
-
-def _check_length(path: Path, length: int, kind: str) -> None:
-    if length > LONGEST:
-        raise DataError(
-            f"{path} holds a {kind} of more than {LONGEST:,} characters, which is the limit; end "
-            f"each story with a line {END_OF_STORY}"
-        )
-
-
-def _check_unpacked(path: Path, size: int) -> None:
-    most = max(FREE, EXPANSION * path.stat().st_size)
-    if size > most:
-        raise DataError(
-            f"{path} unpacks to more than {most:,} bytes, the limit of {EXPANSION} times its size; "
-            "leave it out, or unpack it yourself"
-        )
+def _read_column(path: Path) -> Iterator[str | None]:
+    # A name of a file is a pattern for `datasets`.
+    files, kind = glob.escape(str(path)), SUFFIXES[_suffix(path) or ""]
+    for row in datasets.load_dataset(kind, data_files=files, split="train", streaming=True):
+        names = [name for name in ("text", "story") if name in row]
+        if not names:
+            raise DataError(
+                f"{path} has the columns {', '.join(row)}, expected text or story; rename one"
+            )
+        story = row[names[0]]
+        if not isinstance(story, str | None):
+            raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as {names[0]}")
+        yield story
 
 
 # UTF-8 that was once read as Windows-1252: it is in 83 of 18,399 stories of TinyStories, and is
@@ -274,8 +205,6 @@ SPECIAL_TOKENS = {
 }
 LONGEST_WORD = 100
 """Largest number of letters of a word; WordPiece maps a longer one to the unknown token."""
-
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 @checked
@@ -342,23 +271,3 @@ def _with_rules(model: Any, longest_word: int | None = None) -> "tokenizers.Toke
         steps.append(cuts.Split(regex(rf"\p{{L}}{{{longest_word + 1},}}"), "removed"))
     tokenizer.pre_tokenizer = cuts.Sequence(steps)
     return tokenizer
-
-
-def read_tokenizer(folder: Path) -> "transformers.PreTrainedTokenizerFast":
-    """Open the tokenizer in a folder, without running code from it.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
-    try:
-        return transformers.AutoTokenizer.from_pretrained(  # type: ignore[return-value]
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:
-        # tokenizers raises a plain Exception for damaged files.
-        if type(error) is not Exception and not isinstance(error, DAMAGE):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"{folder} holds no complete tokenizer ({reason}). Save it again."
-        ) from error
