@@ -88,7 +88,6 @@ TENSOR = {
     "best match": lambda: bilens.tensor.best_match(X, U),
     "form cosines": lambda: bilens.tensor.form_cosines(FORM, T.svd(2).components),
     "expected cosine": lambda: bilens.tensor.expected_cosine([T, T], [T, layer(seed=5)]),
-    "extrema": lambda: bilens.tensor.local_extrema(FORM[0], n_starts=8).values,
     "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
     "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
     "top paths": lambda: bilens.tensor.decompile([T, T], U, 5).truncate(3)(X),
@@ -153,7 +152,7 @@ def test_surroundings_change_nothing(name, around, model):
 
 WITHOUT_COMPUTATION = {
     *("affine", "with_constant", "top_entries"),
-    *("Steering", "Features", "Extrema", "FactoredSVD", "TensorChain"),
+    *("Steering", "Features", "FactoredSVD", "TensorChain"),
     *("TopEntries", "TensorStack"),
 }
 

@@ -20,14 +20,13 @@ from bilens.read.language import (
     read_stream,
     shown_tokens,
     skip_trigrams,
-    split_by_eigenvectors,
     split_logits,
     token_names,
     top_contexts,
 )
 from bilens.read.language.contexts import contributions
 from bilens.residual import ResidualModel
-from tests.families import ALL, GATED, exact_norms, some_text, tiny
+from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 
 part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
@@ -64,33 +63,16 @@ def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
 
 
-@given(**parts, token=st.integers(0, 29), k=st.integers(1, 40), seed=st.integers(0, 100))
-def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
-    view = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None})
-    ids = random_text(seed=seed)
-    terms = split_logits(view, ids)
-    result = split_by_eigenvectors(terms, token, k=k)
-    logits = view.logits(ids[None])[0, -1]
-    assert abs(result.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
-    mlp = float(result.activations.sum()) + result.remainder
-    assert mlp == pytest.approx(float(terms.pairs.sum((0, 1))[token]), rel=1e-6, abs=1e-8)
-    assert (result.activations.abs().diff() <= 1e-12).all()
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_logits_of_every_family_are_split(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
         terms, logits = split_logits(view, ids), view.trace(ids).logits[-1]
-        if name in GATED:
-            result = split_by_eigenvectors(terms, 3, k=4)
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     torch.testing.assert_close(terms.total(), logits)
     torch.testing.assert_close(terms.residual.sum(0) + terms.pairs.sum((0, 1)), logits)
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
-    if name in GATED:
-        assert result.total() == pytest.approx(float(logits[3]), rel=1e-6)
 
 
 @given(**parts, seed=st.integers(0, 100))
@@ -104,16 +86,15 @@ def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
         if node.kind == "head" and node.layer == layer:
             from_heads[node.number] += through
     last = len(ids) - 1
-    strongest = [
+    directions = [
         node.flow
         for node in full.nodes
         if node.kind == "direction" and node.layer == layer and node.position == last
     ]
-    result = split_by_eigenvectors(terms, 3, k=len(strongest))
-    torch.testing.assert_close(result.activations.tolist(), strongest)
     size = float(terms.residual[:, 3].abs().sum()) + 1
     if not options["bias"] and options["norm"] != "layer":
         assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
+        assert sum(directions) == pytest.approx(float(terms.through_mlp()[3]), abs=1e-8 * size)
 
 
 def test_the_largest_terms_of_all_tokens_are_found():
@@ -393,9 +374,6 @@ def test_what_needs_a_tensor_says_so():
     view = ResidualModel(tiny("llama"), TOKENS)
     with pytest.raises(NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"):
         skip_trigrams(view, 3, 0, layer=0)
-    terms = split_logits(ResidualModel(tiny("gpt2"), TOKENS), random_text())
-    with pytest.raises(NotBilinearError, match="has no gate"):
-        split_by_eigenvectors(terms, 3)
 
 
 def test_texts_of_any_length_have_contexts():
@@ -442,7 +420,3 @@ def test_a_split_shows_itself():
     assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
     assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())
     assert record["most likely"] == frame.token[0]
-    parts = split_by_eigenvectors(terms, "t4", k=2)
-    assert parts.frame().logit.sum() == pytest.approx(float(logits[4]))
-    assert parts.record()["token"] == "t4"
-    assert "logit" in repr(parts)

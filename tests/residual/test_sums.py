@@ -16,7 +16,6 @@ from bilens.read.language import (
     head_outputs,
     read_direction,
     skip_trigrams,
-    split_by_eigenvectors,
     split_logits,
 )
 from bilens.read.language.contexts import Context
@@ -34,10 +33,6 @@ def made():
     return random_model(norm="rms", n_layers=2, bias=True, vocab_size=size)
 
 
-def by_eigenvectors(view):
-    return split_by_eigenvectors(split_logits(view, IDS), 3)
-
-
 def one_context(view):
     spectrum = view.mlp(1).interaction(view.direction(3)).eigh(2)
     return contribution(view, spectrum, 0, Context(IDS, 4, 0.0), layer=1)
@@ -53,7 +48,6 @@ READINGS = {
     "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",)), m=2),
     "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), m=2),
     "split_logits": lambda view: split_logits(view, IDS),
-    "split_by_eigenvectors": by_eigenvectors,
     "read_stream": lambda view: read_stream(view, IDS, 5, layer=1),
     "contribution": one_context,
     "read_direction": a_direction,
@@ -113,7 +107,7 @@ BREAKS = {
     ),
 }
 CASES = [(name, broken) for name, (_, readings) in BREAKS.items() for broken in sorted(readings)]
-CASES += [("gain of the last norm", name) for name in ("following", "split_by_eigenvectors")]
+CASES += [("gain of the last norm", name) for name in ("following",)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,15 +124,6 @@ def test_a_reading_that_is_broken_says_so(way, name, monkeypatch):
     BREAKS[way][0](monkeypatch)
     with pytest.raises(BilensError, match=r"(adds up to|_U n \+ b_U).* expected .*own number"):
         READINGS[name](view)
-
-
-def test_eigenvectors_of_another_tensor_are_noticed():
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    terms = split_logits(view, IDS)
-    left = terms.mlp.left.index_fill(0, torch.arange(3), 0)
-    terms = replace(terms, mlp=replace(terms.mlp, left=left))
-    with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
-        split_by_eigenvectors(terms, 3)
 
 
 def test_bonds_that_lost_a_direction_say_so(monkeypatch):

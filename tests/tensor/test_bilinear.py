@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import (
-    BilinearTensor,
-    QuadraticForm,
-    affine,
-    decompile,
-    local_extrema,
-    with_constant,
-)
+from bilens.tensor import BilinearTensor, QuadraticForm, affine, decompile, with_constant
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
@@ -209,7 +202,6 @@ def test_half_precision_is_read_in_single(dtype):
     chain = [half.change_basis(outputs=normal(6, 4)), half]
     paths = decompile(chain, torch.ones(4, dtype=dtype))
     assert paths.eigenvalues.dtype == torch.float32
-    assert local_extrema(half.interaction(output=0), n_starts=4).values.dtype == torch.float32
 
 
 def test_gradients():

@@ -18,7 +18,6 @@ from bilens.tensor import (
     expected_cosine,
     expected_inner,
     form_cosines,
-    local_extrema,
 )
 from bilens.tensor.factors import take_out_scale
 from tests.tensor.factors import close, normal, random_tensor, shapes
@@ -48,10 +47,6 @@ def test_tensors_of_any_size(shape, left, right, out):
     assert close(form.eigh(k).values / size, expected.eigh(k).values)
     assert torch.allclose(form.eigh().effective_rank(), expected.eigh().effective_rank())
     assert close(large.svd().values / size, a.svd().values, 1e-7)
-    result, climbed = (
-        local_extrema(single[0], n_starts=4, steps=50) for single in (form, expected)
-    )
-    assert torch.allclose(result.values / size, climbed.values, atol=1e-8 * expected.norm()[0])
 
 
 @given(shapes, st.integers(0, 30))
@@ -127,7 +122,6 @@ USES = {
     "form norm": lambda t: t.interaction(output=0).norm(),
     "eigh": lambda t: t.interaction(output=0).eigh(),
     "form_cosines": lambda t: form_cosines(t.interaction(output=[0]), ONES.interaction(output=[0])),
-    "local_extrema": lambda t: local_extrema(t.interaction(output=0)),
     "expected_cosine": lambda t: expected_cosine([ONES], [t]),
     "decompile": lambda t: decompile([t], torch.ones(2), 1),
     "best_match": lambda t: best_match(t.left, ONES.left),

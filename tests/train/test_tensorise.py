@@ -18,7 +18,7 @@ from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.train import trainer
-from bilens.train.layers import LayerStreams, TrainingRows
+from bilens.train.layers import TrainingRows
 from bilens.train.linearise import linearise
 from bilens.train.settings import Distillation, TensoriseTraining
 from bilens.train.tensorise import (
@@ -26,7 +26,6 @@ from bilens.train.tensorise import (
     agreement,
     distillation_loss,
     interleaved,
-    layer_memory,
     memory,
     pattern_loss,
     teach_patterns,
@@ -439,18 +438,6 @@ def test_the_memory_is_that_of_a_training(tied):
     # Saved are log-probabilities and probabilities; the logits and their gradient live besides.
     assert needed["logits"] == pytest.approx(sum(saved.values()) + 2 * size([output]), rel=0.3)
     assert needed["inputs of layers"] == 4 * 2 * 3 * TIME * 16
-
-
-def test_the_memory_of_a_layer_is_that_of_its_training(tmp_path):
-    model = random_model(norm="rms", n_layers=2, mlp="swiglu").float()
-    mlp = model.blocks[0].mlp
-    needed = layer_memory(model.config, texts(16).numel())
-    weights = [part.weight for part in (mlp.left, mlp.right, mlp.out)]
-    assert needed["training"] == 5 * sum(x.numel() * x.element_size() for x in weights)
-    streams = LayerStreams(model, list(model.blocks), texts(16), tmp_path)
-    streams.seen(mlp)
-    files = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert needed["streams in files"] == files
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

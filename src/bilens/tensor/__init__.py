@@ -11,7 +11,6 @@ from bilens.tensor.chain import (
 )
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
 from bilens.tensor.expectation import expected_cosine, expected_inner
-from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
@@ -26,7 +25,6 @@ __all__ = [
     "Bonds",
     "Cut",
     "Dictionary",
-    "Extrema",
     "FactoredMatrix",
     "FactoredSVD",
     "Features",
@@ -52,7 +50,6 @@ __all__ = [
     "form_cosines",
     "function_bonds",
     "gaussian_samples",
-    "local_extrema",
     "product_weight",
     "reexpress",
     "sparse_basis",

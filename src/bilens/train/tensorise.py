@@ -505,24 +505,3 @@ def memory(config: LanguageConfig, batch: int, length: int) -> dict[str, int]:
         "inputs of layers": width * tokens * config.d_model * config.n_layers,
         "logits": 4 * width * tokens * config.vocab_size,
     }
-
-
-def layer_memory(config: LanguageConfig, tokens: int) -> dict[str, int]:
-    """Return the bytes of the first stage with `--low-memory`, in float32, by their use.
-
-    While a layer is fitted its equations are in memory, while it trains its copies are. Streams are
-    in files, as are the weights of all other layers.
-
-    Args:
-        config: architecture of the tensor.
-        tokens: calibration tokens.
-    """
-    d_model, d_hidden, width = config.d_model, config.d_hidden, 4
-    numbers = 3 * d_model * d_hidden
-    return {
-        # The Gram matrix, with unit diagonal, and factored; old, crossed and new down maps.
-        "equations": 2 * width * (3 * d_hidden**2 + 3 * d_model * d_hidden),
-        # The layer, its copy, gradients and the two moments of Adam.
-        "training": 5 * width * numbers,
-        "streams in files": 3 * width * tokens * d_model,
-    }

@@ -45,14 +45,7 @@ from bilens.read.language.outputs import (
     read_direction,
     read_language,
 )
-from bilens.read.language.stream import (
-    LogitParts,
-    LogitTerms,
-    Stream,
-    read_stream,
-    split_by_eigenvectors,
-    split_logits,
-)
+from bilens.read.language.stream import LogitTerms, Stream, read_stream, split_logits
 
 __all__ = [
     "AttentionReading",
@@ -66,7 +59,6 @@ __all__ = [
     "HeadPairs",
     "HeadReading",
     "LanguageReading",
-    "LogitParts",
     "LogitTerms",
     "NGramReading",
     "Stream",
@@ -95,7 +87,6 @@ __all__ = [
     "shown_tokens",
     "skip_trigram_matrix",
     "skip_trigrams",
-    "split_by_eigenvectors",
     "split_logits",
     "token_components",
     "token_names",

@@ -11,15 +11,14 @@ from torch.nn import functional
 
 from bilens.analysis import Reading, analysis
 from bilens.checks import check_index, check_sum, detached
-from bilens.read.language.names import in_words, token_names, token_number
+from bilens.read.language.names import in_words, token_names
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
-from bilens.read.linear.secants import NormMap, frozen_norm
+from bilens.read.linear.secants import frozen_norm
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.sums import check_split
 from bilens.sections import Fact
-from bilens.settings import Count
-from bilens.tensor import FactoredMatrix, QuadraticForm
+from bilens.tensor import FactoredMatrix
 
 SHOWN = 10
 """Logits in the table of a split."""
@@ -112,16 +111,12 @@ class LogitTerms(Reading):
         sources: names of the p_a.
         matrix: the terms, rows by part and columns by token: N p_a, then N B(M p_a, M p_b). The
             last column of its left factor is 1 for biases, whose term has b_U.
-        mlp: the last MLP on the text.
-        last: N of every position.
     """
 
     model: ResidualModel
     position: int
     sources: tuple[str, ...]
     matrix: FactoredMatrix
-    mlp: LinearMLP
-    last: NormMap
 
     title: ClassVar[str] = "Logits by path through the last layer"
     axes: ClassVar[dict[str, str]] = {"x": "token", "y": "logit"}
@@ -168,50 +163,6 @@ class LogitTerms(Reading):
         return frame.assign(mlp=self.through_mlp()[best.indices].tolist())
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class LogitParts(Reading):
-    """Logit of one token as a sum over parts of the stream and eigenvectors of the last MLP.
-
-        logit = sum_a u . N p_a + sum_i N lambda_i (v_i . M y)^2 + biases after the MLP
-
-    Attributes:
-        token: name of the token.
-        sources: names of the p_a.
-        residual: u . N p_a, the contribution of each part past the MLP.
-        eigenvalues: lambda_i of the eigenvectors of largest |activation|.
-        activations: N lambda_i (v_i . M y)^2 of these eigenvectors.
-        remainder: sum of the activations of all other eigenvectors, and of biases after the MLP.
-    """
-
-    token: str
-    sources: tuple[str, ...]
-    residual: Float[Tensor, " sources"]
-    eigenvalues: Float[Tensor, " k"]
-    activations: Float[Tensor, " k"]
-    remainder: float
-
-    title: ClassVar[str] = "A logit by eigenvectors of the last MLP"
-    axes: ClassVar[dict[str, str]] = {"x": "term", "y": "logit"}
-
-    def total(self) -> float:
-        """Return the model's logit."""
-        return float(self.residual.sum() + self.activations.sum()) + self.remainder
-
-    def facts(self) -> list[Fact]:
-        """Return the token and its logit."""
-        return [("token", self.token), ("logit", self.total())]
-
-    def frame(self) -> pd.DataFrame:
-        """Return a row for each term; eigenvectors are named by their eigenvalue."""
-        eigenvectors = [f"eigenvector {value:.3g}" for value in self.eigenvalues.tolist()]
-        return pd.DataFrame(
-            {
-                "term": [*self.sources, *eigenvectors, "other eigenvectors"],
-                "logit": [*self.residual.tolist(), *self.activations.tolist(), self.remainder],
-            }
-        )
-
-
 @analysis("logits")
 @detached
 def split_logits(
@@ -251,55 +202,8 @@ def split_logits(
     W_U, b_U = model.parts.logit_weights()
     matrix = FactoredMatrix(rows, torch.cat([W_U, b_U[None]]))
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
-    terms = LogitTerms(model, position, names, matrix, mlp, last)
+    terms = LogitTerms(model, position, names, matrix)
     sizes = [(part @ matrix.right).abs().sum(0) for part in rows.split(len(sources))]
     size = float(torch.stack(sizes).sum(0).max())
     check_split(model, terms.total(), trace.logits[-1], "The split logit", size=size)
     return terms
-
-
-@detached
-def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) -> LogitParts:
-    """Split the logit of one token, from `split_logits`, by the eigenvectors of the last MLP.
-
-    They are those of its form on this text, with norms' scales and gate ratios held fixed. The k of
-    largest |activation| are named, and all others are summed with biases after the MLP.
-
-    Raises:
-        NotBilinearError: the MLP has no gate.
-
-    Source:
-        Pearce et al. 2024, sections 4.1 and 6.1.
-    """
-    model, mlp, number = terms.model, terms.mlp, token_number(terms.model, token)
-    if mlp.right is None:
-        # Raises, and names the remedy.
-        model.mlp(model.n_layers - 1)
-    # The only direction that is read is that of the logit, at the last position.
-    w = torch.zeros_like(mlp.norm.push(mlp.z[:, : model.d_model]))
-    w[-1] = terms.last[-1].pull(model.parts.logit_weights([number])[0][:, 0])
-    assert mlp.right is not None
-    assert mlp.curvature is not None
-    # The terms of a column, one layer deep, are a flow through the form of the last position.
-    form = QuadraticForm(mlp.left, mlp.right, mlp.weights(w)[-1] * mlp.curvature[-1], mlp.constant)
-    spectrum = form.eigh()
-    # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
-    flows = (spectrum.vectors @ mlp.z[-1]) * (spectrum.vectors @ mlp.pulled(w)[-1])
-    order = flows.abs().argsort(descending=True, stable=True)
-    flows = flows[order]
-    parts = LogitParts(
-        token=token_names(model, [number])[0],
-        sources=terms.sources,
-        residual=terms.residual[:, number],
-        eigenvalues=spectrum.values[order[:k]],
-        activations=flows[:k],
-        remainder=float(flows[k:].sum() + (w * mlp.out.bias).sum()),
-    )
-    check_sum(
-        "The logit, split by eigenvectors,",
-        parts.total(),
-        terms.total()[number],
-        size=float(flows.abs().sum() + parts.residual.abs().sum()),
-        dtype=model.parts.embed.module.weight.dtype,
-    )
-    return parts

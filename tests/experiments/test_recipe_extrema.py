@@ -1,13 +1,16 @@
+from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
 import torch
+from experiments.context import RecipeContext
+from experiments.extrema import Extrema, local_extrema, run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, QuadraticForm
-from bilens.tensor.extrema import Extrema, local_extrema
+from tests.models import digit_model, digits
 from tests.tensor.factors import close, normal, random_tensor
 
 
@@ -196,3 +199,24 @@ MISUSES = [
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(random_tensor(4, 5, 3, 0))
+
+
+@dataclass(frozen=True)
+class TinyContext(RecipeContext):
+    """Digits and a model of a few steps."""
+
+    @property
+    def mnist(self):
+        return digits()
+
+    def classifiers(self, data, training, seeds, **how):
+        return [digit_model()]
+
+
+def test_the_recipe_counts_the_maxima_of_each_class(tmp_path):
+    outcome = run(TinyContext("small", tmp_path))
+    classes = outcome.numbers["classes"]
+    assert list(classes) == list(digits().class_names)
+    assert all(1 <= found["maxima"] <= 64 for found in classes.values())
+    assert all(found["values"] == sorted(found["values"])[::-1] for found in classes.values())
+    assert len(outcome.figures["maxima"].layout.images) >= 10

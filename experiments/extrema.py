@@ -1,4 +1,11 @@
-"""Local extrema of a quadratic form: on the sphere, and on its part of non-negative inputs."""
+"""Local maxima of logits over images of unit length: the shapes that a class asks for.
+
+Pearce & Dooms 2024 propose the local extrema of x'Qx in place of eigenvectors ("Future Work"),
+which might find a set of clear shapes. On the sphere the only maximum up to sign is the top
+eigenvector. Pixels cannot be negative, and then there may be many. For each class of MNIST the
+maxima are counted that 64 random starts find, and the first three are drawn with their values.
+Both scales do the same, a minute on two cores after the training of figure 2's model.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,14 +17,34 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.settings import Count, Seed, Size, Tolerance
-from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor import QuadraticForm
 from bilens.tensor.similarity import leaders
+from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext
+from experiments.curves import picture_figure
+
+__all__ = ["Extrema", "local_extrema", "run"]
 
 SAME = 0.999
 """Points of at least this cosine (up to sign, without nonnegative) count as the same."""
 
 SMALL = 0.01
 """Size of the small entries of a start; the large ones are 1."""
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Find the maxima of each class of a model of one layer."""
+    data = context.mnist
+    (model,) = context.classifiers(data, ClassifierTraining(), 1)
+    forms = model.tensor().interaction(output=range(data.n_classes))
+    numbers, rows = {}, {}
+    for label, name in enumerate(data.class_names):
+        extrema = local_extrema(forms[label], n_starts=64)
+        numbers[name] = {"maxima": len(extrema), "values": extrema.values[:3].tolist()}
+        values = [f"{value:.3g}" for value in extrema.values[:3].tolist()]
+        rows[name] = list(zip(extrema.points[:3], values, strict=True))
+    figure = picture_figure(rows, data.shape, title="Local maxima of each logit")
+    return Outcome({"classes": numbers}, {"maxima": figure})
 
 
 @dataclass(frozen=True, eq=False)
