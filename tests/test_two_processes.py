@@ -18,7 +18,7 @@ from bilens.errors import BilensError
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
 from tests.language import small_config, small_corpus
-from tests.two_processes import TRAINING, anneal_gated, contexts, recurring, tensorise_gated
+from tests.two_processes import TRAINING, anneal_gated, contexts, tensorise_gated
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,9 +127,3 @@ def test_they_find_the_same_contexts(two):
         for custom, theirs in zip(contexts(), record, strict=True):
             for a, b in zip(custom, theirs, strict=True):
                 assert a == pytest.approx(b)
-
-
-def test_they_find_the_same_flows(two):
-    for process in (0, 1):
-        record = json.loads((two / f"result-{process}.json").read_text())["recurring"]
-        assert recurring() == pytest.approx(record)

@@ -11,22 +11,14 @@ import torch
 
 import bilens.cli
 from bilens.processes import this_process
-from bilens.read.flow import flows
-from bilens.read.language import TokenDirection, top_contexts
+from bilens.read.language import top_contexts
 from bilens.residual import ResidualModel
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from tests.families import tiny
-from tests.language import (
-    TOKENS,
-    random_model,
-    random_text,
-    small_config,
-    small_corpus,
-    toy_tokenizer,
-)
+from tests.language import TOKENS, random_model, random_text, small_config, small_corpus
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
 
@@ -45,15 +37,6 @@ def contexts() -> list[list[list[float]]]:
     texts = [random_text(seed=seed) for seed in range(9)]
     result = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in several] for several in result]
-
-
-def recurring() -> list[float]:
-    """Return numbers of recurring nodes in seven prompts, an odd number for two processes."""
-    model = ResidualModel(random_model(), toy_tokenizer())
-    texts = [random_text(seed=seed)[:6] for seed in range(7)]
-    result = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], m=3)
-    heads = [number for head in result.heads for number in (head.mean, head.absolute)]
-    return [*result.values, *heads, *(part.mean for part in result.directions)]
 
 
 def train_preset(folder: Path) -> None:
@@ -87,5 +70,5 @@ if __name__ == "__main__":
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
-    result = json.dumps({"contexts": contexts(), "recurring": recurring()})
+    result = json.dumps({"contexts": contexts()})
     (folder / f"result-{this_process().process_index}.json").write_text(result)

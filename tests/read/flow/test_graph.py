@@ -1,4 +1,4 @@
-"""Graphs, recurring nodes, and edits, which equal ablations of directions."""
+"""Graphs, and edits, which equal ablations of directions."""
 
 import itertools
 from dataclasses import replace
@@ -18,18 +18,15 @@ from bilens.read.flow import (
     edit_head_along,
     edit_heads,
     flow,
-    flows,
     measure,
     read_flow,
-    read_recurring,
-    remove,
 )
 from bilens.read.flow.nodes import label, quoted
 from bilens.read.language import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.sections import signed
 from tests.families import GATED, exact_norms, some_text, tiny
-from tests.language import random_model, random_text, small_corpus, toy_tokenizer
+from tests.language import random_model, random_text, toy_tokenizer
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 
@@ -202,124 +199,6 @@ def test_remainders_cannot_be_covered(view):
     coarse = flow(view, random_text(), DIRECTION, m=3, threshold=0.5)
     with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
         coarse.covering(0.99)
-
-
-def test_the_same_prompt_twice_has_the_same_parts(view):
-    ids = random_text()
-    once = flow(view, ids, DIRECTION, m=3, threshold=0)
-    twice = flows(view, [ids, ids], DIRECTION, m=3, threshold=0, similarity=1 - 1e-9)
-    assert twice.values == (once.value, once.value)
-    for head in twice.heads:
-        custom = [
-            n.flow
-            for n in once.nodes
-            if (n.kind, n.layer, n.number) == ("head", head.layer, head.head)
-        ]
-        assert head.mean == pytest.approx(sum(custom))
-        assert head.absolute == pytest.approx(sum(map(abs, custom)))
-        assert head.prompts == 2
-    strongest = max(
-        (i for i, n in enumerate(once.nodes) if n.kind == "direction"),
-        key=lambda i: abs(once.nodes[i].flow),
-    )
-    first = twice.directions[0]
-    assert first.layer == once.nodes[strongest].layer
-    assert first.prompts == 2
-    assert first.mean == pytest.approx(once.nodes[strongest].flow)
-    assert abs(float(first.vector @ once.vector(strongest))) == pytest.approx(1)
-    assert first.direction.layer == first.layer
-    output = once.writes.vector[once.writes.node == strongest].sum(0)
-    assert first.words["writes"][0] == f"t{int((output @ view.W_U).argmax())}"
-    assert first.words["reads"][0] == f"t{int((once.vector(strongest)[:-1] @ view.W_U).argmax())}"
-
-
-def test_recurring_flows_of_a_file_of_pairs(view, tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("t3 t4 t5\tt3\tt7,t8\tt3 t4 t6\nt9 t4 t5\tt3\tt7,t8\tt9 t4 t6\n")
-    texts, against = ["t3 t4 t5", "t9 t4 t5"], ["t3 t4 t6", "t9 t4 t6"]
-    expected = flows(view, texts, DIRECTION, against=against)
-    result = read_recurring(view, str(path), ablate=3)
-    assert sum(part.measured is not None for part in result.directions) == 3
-    result = read_recurring(view, str(path))
-    assert result.values == expected.values
-    assert result.frame().equals(expected.frame())
-    assert set(result.frame().columns) >= {"reads", "writes", "lowers"}
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
-    path.write_text("ben ate\trice\tsoup\n")
-    named = read_recurring(ResidualModel(model, corpus.tokenizer), str(path), corpus)
-    assert (named.frame().after != "").sum() == min(20, len(named.directions)) > 1
-    path.write_text("t3 t4\tt3\n")
-    with pytest.raises(BilensError, match="expected three columns in every line, or four"):
-        read_recurring(view, str(path))
-    with pytest.raises(BilensError, match="expected a file"):
-        read_recurring(view, "no such file")
-
-
-def test_recurring_flows_between_texts_are_means(view):
-    first, second = random_text(seed=1), random_text(seed=2)
-    between = flow(view, first, DIRECTION, against=second, m=3, threshold=0)
-    both = flows(view, [first, second], DIRECTION, against=[second, first], m=3, threshold=0)
-    # Exchanging the texts turns every sign, and so all means cancel.
-    assert both.values == pytest.approx((between.value, -between.value))
-    assert all(abs(head.mean) < 1e-9 for head in both.heads)
-    once = flows(view, [first], DIRECTION, against=[second], m=3, threshold=0)
-    custom = [n.flow for n in between.nodes if (n.kind, n.layer, n.number) == ("head", 1, 2)]
-    (head,) = [h for h in once.heads if (h.layer, h.head) == (1, 2)]
-    assert head.mean == pytest.approx(sum(custom))
-    assert once.frame()["mean"].abs().is_monotonic_decreasing
-    assert dict(once.facts())["prompts"] == 1
-
-
-def test_recurring_directions_are_exchanged_between_the_texts(view):
-    """Their effects are means over prompts of those of their nodes, all of a prompt at once."""
-    texts, others = ([random_text(seed=seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
-    both = flows(view, texts, DIRECTION, against=others, m=3, threshold=0, ablate=5)
-    options = {"m": 3, "threshold": 0, "orthogonal": "inputs"}
-    single = [
-        flow(view, text, DIRECTION, against=other, **options)
-        for text, other in zip(texts, others, strict=True)
-    ]
-    for part in both.directions[:5]:
-        flow_, effect = 0.0, 0.0
-        for graph in single:
-            members = [
-                i
-                for i in graph.direction_numbers
-                if graph.nodes[i].layer == part.layer
-                and abs(float(graph.vector(i) @ part.vector)) > 0.9
-            ]
-            flow_ += sum(graph.nodes[i].flow for i in members)
-            effect -= remove(view, graph, members).actual if members else 0.0
-        assert part.mean == pytest.approx(flow_ / 2)
-        assert part.measured == pytest.approx(effect / 2)
-        assert part.position in range(-len(texts[0]), 0)
-    assert [part.measured for part in both.directions[5:6]] == [None]
-    measured, means = (
-        [getattr(part, name) for part in both.directions[:5]] for name in ("measured", "mean")
-    )
-    expected = torch.tensor([measured, means]).corrcoef()[0, 1]
-    fact = dict(both.facts())["correlation of their measured effects with flows"]
-    assert fact == pytest.approx(float(expected), abs=1e-4)
-    assert both.frame()["measured effect"].notna().sum() == 5
-    with pytest.raises(BilensError, match="ablate=1 exchanges directions between two texts"):
-        flows(view, texts, DIRECTION, ablate=1)
-
-
-def test_what_does_not_tell_two_answers_apart_cancels(view):
-    ids = random_text()
-    opposite = TokenDirection("t7", ("t3",))
-    both = flows(view, [ids, ids], [TokenDirection("t3", ("t7",)), opposite], m=3, threshold=0)
-    assert sum(both.values) == pytest.approx(0, abs=1e-12)
-    assert all(head.mean == pytest.approx(0, abs=1e-9) for head in both.heads)
-    assert any(head.absolute > 1e-3 for head in both.heads)
-
-
-def test_prompts_and_directions_must_fit(view):
-    with pytest.raises(
-        BilensError, match="prompts holds 1 texts, directions 2 and against 1, expected"
-    ):
-        flows(view, [random_text()], [DIRECTION, DIRECTION])
 
 
 def some_vectors(view, k=2, constant=0.0):

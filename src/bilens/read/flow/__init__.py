@@ -3,18 +3,18 @@
 from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
 from bilens.read.flow.circuit import Circuit
 from bilens.read.flow.circuit_reading import CircuitReading, circuits, read_circuit
-from bilens.read.flow.edits import edit, edit_head_along, edit_heads
+from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.read.flow.graph import Flow, FlowGraph, described
 from bilens.read.flow.nodes import Node, Rows
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import (
-    RecurringDirection,
-    RecurringFlows,
-    RecurringHead,
-    flows,
+    Directions,
+    TaskDirection,
+    TaskDirections,
     read_recurring,
+    task_directions,
 )
 from bilens.read.flow.split import flow
 
@@ -22,28 +22,29 @@ __all__ = [
     "Ablation",
     "Circuit",
     "CircuitReading",
+    "Directions",
     "Effects",
     "Flow",
     "FlowGraph",
     "FlowReading",
     "Node",
     "Question",
-    "RecurringDirection",
-    "RecurringFlows",
-    "RecurringHead",
     "Rows",
     "StreamDirection",
+    "TaskDirection",
+    "TaskDirections",
     "circuits",
     "described",
     "edit",
     "edit_head_along",
     "edit_heads",
+    "edit_mlp_along",
     "flow",
-    "flows",
     "measure",
     "patch",
     "read_circuit",
     "read_flow",
     "read_recurring",
     "remove",
+    "task_directions",
 ]

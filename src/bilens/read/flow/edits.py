@@ -141,6 +141,54 @@ def edit_head_along(
     return edited
 
 
+@torch.no_grad()
+@checked
+def edit_mlp_along(
+    model: ResidualModel,
+    written: Float[Tensor, "k d_model"],
+    read: Float[Tensor, "k d_model"],
+    *,
+    layer: int,
+    scale: float = 0.0,
+) -> ResidualModel:
+    """Return the model with some directions of one MLP's output scaled, or removed.
+
+    The output y becomes y - (1 - scale) sum_i t_i (r_i . y), at every position of every text, by
+    the weights and bias of its last map. All other weights are unchanged.
+
+    Args:
+        model: stays as it is; the edited one shares the memory of all other weights with it.
+        written: the vectors t, such as those of `task_directions`.
+        read: the vectors r; r_i . t_j is 1 for i = j, and else 0.
+        layer: number of the layer.
+        scale: factor of the directions: 0 removes them, -1 reverses them.
+
+    Raises:
+        BilensError: the layer does not exist, or its MLP has experts or a norm after it, shapes do
+            not fit, or a number is not finite.
+    """
+    mlp = model.layer(layer).mlp
+    if mlp.router is not None or mlp.out_norm is not None:
+        raise BilensError(
+            f"{mlp.name} has experts or a norm after its output, expected a last map whose output "
+            "the stream receives; edit heads, or another model"
+        )
+    if read.shape[1] != model.d_model:
+        raise BilensError(
+            f"written and read have shapes {tuple(written.shape)} and {tuple(read.shape)}, "
+            f"expected (k, {model.d_model}) of both, the directions of one layer"
+        )
+    check_finite(scale=torch.tensor(scale), written=written, read=read)
+    weight = mlp.down.weight()
+    t, r = (rows.to(weight.device, torch.float64) for rows in (written, read))
+    edited = sharing_weights(model)
+    down = edited.layer(layer).mlp.down
+    down.set_weight(weight - ((1 - scale) * t.T @ (r @ weight.double())).to(weight))
+    if (bias := mlp.down.bias()) is not None:
+        down.set_bias(bias - ((1 - scale) * t.T @ (r @ bias.double())).to(bias))
+    return edited
+
+
 def sharing_weights(model: ResidualModel) -> ResidualModel:
     """Return a copy of the model whose parameters share their memory until they are set."""
     # The weights were checked when the model was opened, and are not checked again.

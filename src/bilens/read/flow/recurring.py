@@ -1,401 +1,327 @@
-"""Heads and directions of MLPs that carry the flows of many prompts."""
+"""Directions of a task: the few of each MLP through which the flows of its questions pass."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
-from operator import itemgetter
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
-from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.lazy_imports import accelerate
-from bilens.processes import this_process
-from bilens.read.flow.ablation import StreamDirection
-from bilens.read.flow.contrast import Against, other_of
-from bilens.read.flow.graph import (
-    Flow,
-    first_texts,
-    lens,
-    nearest_tokens,
-    node_outputs,
-    shown_rows,
-    strongest_ends,
-)
-from bilens.read.flow.nodes import WORDS, quoted
-from bilens.read.flow.patching import runs_of
-from bilens.read.flow.split import flow
-from bilens.read.language.names import TokenDirection
-from bilens.residual import ResidualModel
-from bilens.residual.interventions import Change, adding, logit_of, written_site
+from bilens.read.flow.circuit import Case, moved_tokens, named
+from bilens.read.flow.patching import first_change
+from bilens.read.flow.question import Question, of_equal_kind, read_questions
+from bilens.read.flow.split import split
+from bilens.residual import Moment, ResidualModel
+from bilens.residual.interventions import Change, adding, written_site
 from bilens.sections import Fact
-from bilens.settings import Between
-from bilens.tensor.similarity import cluster
+from bilens.settings import Count
 
-COLUMNS = [*("prompt", "kind", "layer", "number", "flow", "position"), *("vector", "output")]
-NAMED = 20
-"""Directions with words."""
+
+class Directions(NamedTuple):
+    """Directions of the output of an MLP, as pairs of vectors with r_i . t_j = 1 if i = j, else 0.
+
+    Attributes:
+        written: the vectors t that are written.
+        read: the vectors r that measure how much of t a change of the output has.
+    """
+
+    written: Float[Tensor, "k d_model"]
+    read: Float[Tensor, "k d_model"]
+
+    def flows(
+        self, changes: Float[Tensor, "n d_model"], adjoints: Float[Tensor, "n d_model"]
+    ) -> Float[Tensor, "n k"]:
+        """Return the flow (w . t_i)(r_i . Dy) of each direction at some positions."""
+        return (adjoints @ self.written.T) * (changes @ self.read.T)
+
+
+class Moves(NamedTuple):
+    """Changes of the outputs of all MLPs between the texts of a question, and their adjoints.
+
+    Attributes:
+        changes: as the stream receives them.
+        adjoints: gradients of the change of the logit, exact between the two texts.
+    """
+
+    changes: Float[Tensor, "layers time d_model"]
+    adjoints: Float[Tensor, "layers time d_model"]
+
+    @classmethod
+    def of(cls, model: ResidualModel, question: Question) -> "Moves":
+        """Return those of a question, of its change of the logit 1."""
+        through = split(model, question.text, question.direction, against=question.against)
+        changes, adjoints = [], []
+        for layer in range(model.n_layers):
+            mlp = through.mlp_map(layer)
+            changes.append(mlp.write(mlp.z))
+            adjoints.append(through.above[Moment.mlp(layer)])
+        scale = abs(through.value) ** -0.5
+        return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, adjoints)))
+
+
+def balanced(
+    changes: Float[Tensor, "n d_model"], adjoints: Float[Tensor, "n d_model"], k: int
+) -> tuple[Directions, Float[Tensor, " k"]]:
+    """Return the k directions that balance changes and adjoints, and their singular values.
+
+    P = sum Dy Dy' = L L', A = sum w w' = R R' and L'R = U S V' give t_i = L u_i / sqrt(s_i) and
+    r_i = R v_i / sqrt(s_i): both moments are S in these coordinates. There are fewer than k if L'R
+    has a lower rank.
+
+    Source:
+        Moore 1981, "Principal component analysis in linear systems", square-root form: the
+        Gramians of controllability and observability are P and A.
+    """
+    # The triangular factors have the moments of the rows, without squaring them.
+    L, R = (torch.linalg.qr(rows.double(), mode="r")[1].T for rows in (changes, adjoints))
+    U, S, Vh = torch.linalg.svd(L.T @ R)
+    # Directions of smaller values are rounding.
+    count = min(k, int((S / S[0] > 1e-10).sum()))
+    roots = S[:count, None].sqrt()
+    written, read = (U[:, :count].T @ L.T) / roots, (Vh[:count] @ R.T) / roots
+    return Directions(written, read), S[:count]
+
+
+def share_held(
+    moves: Sequence[Moves], directions: Sequence[Directions]
+) -> tuple[float, Float[Tensor, " layers"]]:
+    """Return the share of the flow through MLPs that directions hold, of all layers and of each.
+
+    It is 1 - sum |remainder| / sum |flow|, over questions and positions. Remainders of two
+    positions do not cancel in it, and it is negative where they are larger than the flow. A layer
+    without any flow has 0.
+    """
+    left, whole = torch.zeros(2, len(directions), dtype=torch.float64)
+    for of_question in moves:
+        for layer, of_layer in enumerate(directions):
+            changes, adjoints = (rows[layer] for rows in of_question)
+            flow = (changes * adjoints).sum(-1)
+            left[layer] += (flow - of_layer.flows(changes, adjoints).sum(-1)).abs().sum()
+            whole[layer] += flow.abs().sum()
+    shares = torch.where(whole > 0, 1 - left / whole.clamp_min(1e-300), 0)
+    return 1 - float(left.sum() / whole.sum()), shares
 
 
 @dataclass(frozen=True)
-class RecurringHead:
-    """A head in the flows of many prompts.
+class TaskDirection:
+    """One direction of a task.
 
     Attributes:
         layer: its layer.
-        head: its number there.
-        mean: mean flow over all prompts.
-        absolute: mean over all prompts of the sum of |flow| over its nodes.
-        prompts: number of prompts in which it has a node.
+        number: its number there, from 1 in descending order of singular values.
+        flow: its flow on the questions that measure, as a share of the mean |change|.
+        effect: the measured change of the logit there, when it is exchanged between both texts.
+        raises: tokens that become less probable without it, in the first texts of all questions.
+        lowers: tokens that become more probable.
     """
 
     layer: int
-    head: int
-    mean: float
-    absolute: float
-    prompts: int
-
-
-@dataclass(frozen=True, eq=False)
-class RecurringDirection:
-    """Directions of one layer's MLP that are the same in many prompts, up to sign.
-
-    Attributes:
-        layer: their layer.
-        vector: of unit length: the direction of their largest weighted sum of squares. Most of the
-            texts have a positive part along it.
-        mean: mean flow over all prompts.
-        absolute: mean over all prompts of the sum of their |flow|.
-        prompts: number of prompts that have one.
-        agreement: the least |cosine| of one of them with the vector.
-        position: the position at which most of their |flow| is, counted from the end of the text.
-        words: its tokens and the ends of texts after which it is most active, as nodes of a flow
-            have them. They are empty if it is not among the strongest.
-        measured: mean effect over all prompts of exchanging them between the two texts.
-    """
-
-    layer: int
-    vector: Float[Tensor, " d_model_and_1"]
-    mean: float
-    absolute: float
-    prompts: int
-    agreement: float
-    position: int
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    measured: float | None = None
-
-    @property
-    def direction(self) -> StreamDirection:
-        """The direction at all positions, for `ablate`."""
-        return StreamDirection(self.layer, self.vector)
+    number: int
+    flow: float
+    effect: float
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RecurringFlows(Reading):
-    """The heads and directions that many flows have in common.
+class TaskDirections(Reading):
+    """The directions of a task, measured on questions that did not find them.
 
     Attributes:
-        values: the logits, or their changes, that were split.
-        heads: the heads, the largest |mean| first.
-        directions: the directions, the largest |mean| first.
+        directions: written and read vectors of the MLP of each layer.
+        values: their singular values.
+        share: share of the flow through MLPs that the directions hold; see `share_held`.
+        shares: the same for each layer.
+        r2: R2 of measured exchanges by flows, over directions and questions; None if all exchanges
+            are equal.
+        strongest: the directions of the largest |flow| on the questions that found them.
+        questions: number of questions that found them, and of those that measure.
     """
 
-    values: tuple[float, ...]
-    heads: tuple[RecurringHead, ...]
-    directions: tuple[RecurringDirection, ...]
+    directions: tuple[Directions, ...]
+    values: tuple[Float[Tensor, " k"], ...]
+    share: float
+    shares: Float[Tensor, " layers"]
+    r2: float | None
+    strongest: tuple[TaskDirection, ...]
+    questions: tuple[int, int]
 
-    title: ClassVar[str] = "Recurring flows"
-    formats: ClassVar[dict[str, str]] = {"position": ".0f"}
-    axes: ClassVar[dict[str, str]] = {"x": "part", "y": "mean"}
+    title: ClassVar[str] = "Directions of a task"
+    formats: ClassVar[dict[str, str]] = {"flow": "+.1%", "measured effect": "+.1%"}
+    explanation: ClassVar[str] = (
+        "Directions of the outputs of MLPs that recur in the flows of a task. Flow and measured "
+        "effect are shares of the change of the logit, on questions that did not find the "
+        "directions. A direction is exchanged between the two texts, in both directions."
+    )
 
     def facts(self) -> list[Fact]:
-        """Return the number of prompts, the mean of the logits that were split, and a correlation.
-
-        The correlation is that of measured effects with flows, over the directions that were
-        measured.
-        """
+        """Return the numbers of questions, the share of the flow, and R2 of exchanges."""
+        learning, measuring = self.questions
         facts: list[Fact] = [
-            ("prompts", len(self.values)),
-            ("mean of the logits", sum(self.values) / len(self.values)),
-            ("positive", sum(value > 0 for value in self.values)),
+            ("questions", f"{learning} find, {measuring} measure"),
+            ("share of the flow through MLPs", f"{self.share:.0%}"),
         ]
-        measured = [part for part in self.directions if part.measured is not None]
-        if len(measured) > 2:
-            numbers = torch.tensor([[x.measured, x.mean] for x in measured])
-            facts += [
-                ("directions measured", len(measured)),
-                (
-                    "correlation of their measured effects with flows",
-                    float(numbers.T.corrcoef()[0, 1]),
-                ),
-            ]
+        if self.r2 is not None:
+            facts.append(("R2 of exchanges by flows", self.r2))
         return facts
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each head and direction, the largest |mean| first."""
-        parts: list[tuple[str, RecurringHead | RecurringDirection]] = [
-            *((f"head {head.layer}.{head.head}", head) for head in self.heads),
-            *((f"MLP {x.layer} direction {i}", x) for i, x in enumerate(self.directions, 1)),
-        ]
+        """Return a row for each of the strongest directions."""
         rows = [
-            (
-                *(name, part.mean, part.absolute, part.prompts, getattr(part, "position", None)),
-                getattr(part, "measured", None),
-                *(quoted(getattr(part, "words", {}).get(side, ())) for side in WORDS),
-            )
-            for name, part in parts
+            (x.layer, x.number, x.flow, x.effect, ", ".join(x.raises), ", ".join(x.lowers))
+            for x in self.strongest
         ]
-        columns = ["part", "mean", "mean of |flow|", "prompts", "position"]
-        optional = ["measured effect", *WORDS]
-        frame = pd.DataFrame(rows, columns=[*columns, *optional])
-        empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
-        frame = frame.drop(columns=empty)
-        return frame.sort_values("mean", key=abs, ascending=False, ignore_index=True)
+        columns = ["layer", "number", "flow", "measured effect", "raises", "lowers"]
+        return pd.DataFrame(rows, columns=columns)
 
 
 @checked
-def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
-    model: ResidualModel,
-    prompts: Sequence[str | Int[Tensor, " _"]],
-    directions: TokenDirection | Sequence[TokenDirection],
-    *,
-    against: Sequence[Against] | None = None,
-    m: int | None = 4,
-    threshold: float = 1e-3,
-    similarity: float = 0.9,
-    texts: Sequence[str | Int[Tensor, " time"]] = (),
-    ablate: int = 0,
-    progress: Callable[[Flow], None] | None = None,
-) -> RecurringFlows:
-    """Return the heads and directions that recur in the flows of many prompts, by their mean.
+@torch.no_grad()
+def task_directions(
+    model: ResidualModel, questions: Sequence[Question], k: Count = 8, *, strongest: Count = 20
+) -> TaskDirections:
+    """Find the k directions of each MLP through which most of the flow of a task passes.
 
-    For contrasting prompts use the right answer minus the wrong one: `are` minus `is` after a
-    plural, `is` minus `are` after a singular. Parts that raise one of them always have a
-    mean near 0. Parts that tell the two apart do not. Directions of one layer are one direction if
-    their |cosine| reaches `similarity` (`bilens.tensor.cluster`).
-
-    In several processes, as under `torchrun`, all of them call it. They share the prompts, and each
-    returns the result of all.
+    They are the balanced truncation of changes Dy of its output and adjoints w, over all positions
+    of the questions that find, each divided by the root of |change of the logit|. The flow through
+    the MLP is the sum of (w . t_i)(r_i . Dy) and a remainder. The first half of the questions of
+    each task find, the others measure.
 
     Args:
         model: any.
-        prompts: texts.
-        directions: tokens whose logits are split at the last position, one for all prompts or one
-            for each.
-        against: a second run for each prompt; None for flows on one text.
-        m: as for `flow`.
-        threshold: as for `flow`.
-        similarity: least |cosine| within a direction, above 0 and at most 1.
-        texts: texts, or their token ids, in which the strongest directions are looked up.
-        ablate: number of the strongest directions whose effect is measured, by an exchange of
-            their outputs between the two texts of each prompt, in both directions.
-        progress: called with each flow, in the process that computes it.
+        questions: each with a second text of as many tokens.
+        k: directions of each MLP.
+        strongest: number of directions that are exchanged and named.
 
     Raises:
-        BilensError: prompts is empty, directions or against do not have one entry for each, or one
-            of them cannot be split.
+        BilensError: there are fewer than two questions of each task, one has no second text, texts
+            do not fit, or the token is as probable after both.
     """
-    count = len(prompts)
-    tokens = [directions] * count if isinstance(directions, TokenDirection) else directions
-    seconds = [None] * count if against is None else against
-    if not count or len(tokens) != count or len(seconds) != count:
+    of_equal_kind(questions)
+    by_task: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        by_task[question.task].append(question)
+    finding, measuring = list[Question](), list[Question]()
+    for of_task in by_task.values():
+        half = (len(of_task) + 1) // 2
+        finding += of_task[:half]
+        measuring += of_task[half:]
+    if not measuring:
         raise BilensError(
-            f"prompts holds {count} texts, directions {len(tokens)} and against {len(seconds)}, "
-            "expected at least one text, and one direction and second run for each or for all"
+            "questions holds one question of each task, expected at least two: the first half of "
+            "them finds directions, and the others measure"
         )
-    if ablate and against is None:
-        raise BilensError(
-            f"ablate={ablate} exchanges directions between two texts, and against is None; add a "
-            "second text for each prompt, or leave ablate out"
-        )
-    state = this_process()
-    of_process = []
-    for i in range(count)[state.process_index :: state.num_processes]:
-        # Directions that are orthogonal in their inputs recur, those of outputs hardly do.
-        options: dict[str, Any] = {"m": m, "threshold": threshold, "orthogonal": "inputs"}
-        split = flow(model, prompts[i], tokens[i], against=seconds[i], **options)
-        of_process.append((i, split.value, _rows(i, split)))
-        if progress is not None:
-            progress(split)
-    # In the order of the prompts, so that sums round as in one process.
-    gathered = sorted(accelerate.utils.gather_object(of_process), key=itemgetter(0))
-    rows = pd.DataFrame([row for _, _, rows in gathered for row in rows], columns=COLUMNS)
-
-    def shares(group: pd.DataFrame) -> dict[str, Any]:
-        through = group["flow"]
-        return {
-            "mean": float(through.sum()) / count,
-            "absolute": float(through.abs().sum()) / count,
-            "prompts": group["prompt"].nunique(),
-        }
-
-    heads = [
-        RecurringHead(int(layer), int(head), **shares(group))
-        for (layer, head), group in rows[rows["kind"] == "head"].groupby(["layer", "number"])
-    ]
-    recurring: list[tuple[RecurringDirection, pd.DataFrame]] = []
-    for layer, group in rows[rows["kind"] == "direction"].groupby("layer"):
-        weights = torch.tensor(group["flow"].abs().to_numpy())
-        alike = cluster(torch.stack(list(group["vector"])), weights, similarity)
-        for vector, members, agreement in zip(
-            alike.vectors, alike.members, alike.agreement, strict=True
-        ):
-            of_direction = group.iloc[members.tolist()]
-            # Vectors of flows point to where their text is, and similar ones up to sign are merged.
-            along = torch.stack(list(of_direction["vector"])) @ vector
-            direction = RecurringDirection(
-                int(layer),
-                (vector if along.sum() >= 0 else -vector).to(model.device),
-                agreement=float(agreement),
-                position=int(
-                    of_direction["flow"].abs().groupby(of_direction["position"]).sum().idxmax()
-                ),
-                **shares(of_direction),
-            )
-            recurring.append((direction, of_direction))
-    recurring.sort(key=lambda pair: -abs(pair[0].mean))
-    words = chain(_words(model, recurring[:NAMED], prompts, texts), repeat({}))
-    parts = [replace(x, words=of) for (x, _), of in zip(recurring, words, strict=False)]
-    effects = torch.zeros(min(ablate, len(parts)), dtype=torch.float64)
-    for i in range(count)[state.process_index :: state.num_processes] if ablate else ():
-        groups = [(part.layer, rows[rows["prompt"] == i]) for part, rows in recurring[:ablate]]
-        effects += _exchanged(model, prompts[i], tokens[i], seconds[i], groups)
-    effects = sum(accelerate.utils.gather_object([effects]))
-    for number, effect in enumerate((effects / count).tolist()):
-        parts[number] = replace(parts[number], measured=effect)
-    return RecurringFlows(
-        tuple(value for _, value, _ in gathered),
-        tuple(sorted(heads, key=lambda head: -abs(head.mean))),
-        tuple(parts),
-    )
+    cases = [Case.of(model, question) for question in (*finding, *measuring)]
+    moves = [Moves.of(model, case.question) for case in cases]
+    found, values = learned(moves[: len(finding)], k)
+    counts = len(finding), len(measuring)
+    held, shares = share_held(moves[len(finding) :], found)
+    places = _strongest(cases[: len(finding)], moves, found)[:strongest]
+    r2, parts = _measured(cases, moves, found, places, counts[0])
+    return TaskDirections(tuple(found), tuple(values), held, shares, r2, parts, counts)
 
 
-@torch.no_grad()
-def _exchanged(
-    model: ResidualModel,
-    text: str | Tensor,
-    token: TokenDirection,
-    against: Against | None,
-    groups: Sequence[tuple[int, pd.DataFrame]],
-) -> Float[Tensor, " groups"]:
-    """Return the measured effects of groups of directions, each of one layer, on a prompt."""
-    ids = model.ids(text)
-    runs = runs_of(model, ids, other_of(model, ids, against, None))
-    number, effects = logit_of(model, token.vector(model)), torch.zeros(len(groups)).double()
-    for run, sign in zip(runs, (-1, 1), strict=True):
-        sets = []
-        for layer, of_group in groups:
-            rows = torch.zeros_like(run.stream)
-            for position, output in zip(of_group["position"], of_group["output"], strict=True):
-                rows[int(position)] += output.to(rows)
-            rows = sign / model.parts.layers[layer].mlp.residual_scale * rows
-            sets.append([Change(written_site(model, layer, "mlp"), adding(rows))])
-        values = number(run.again([[], *sets])).double().cpu()
-        effects += sign * (values[1:] - values[0]) / 2
-    return effects
+def learned(moves: Sequence[Moves], k: int) -> tuple[list[Directions], list[Float[Tensor, " k"]]]:
+    """Return the balanced directions of each layer, and their singular values."""
+    found, values = [], []
+    for layer in range(len(moves[0].changes)):
+        changes, adjoints = (torch.cat([x[side][layer] for x in moves]) for side in (0, 1))
+        directions, of_layer = balanced(changes, adjoints, k)
+        found.append(directions)
+        values.append(of_layer)
+    return found, values
 
 
-@torch.no_grad()
-def _words(
-    model: ResidualModel,
-    recurring: Sequence[tuple[RecurringDirection, pd.DataFrame]],
-    prompts: Sequence[str | Tensor],
-    texts: Sequence[str | Tensor],
-) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Yield the words of directions, given the rows of their nodes."""
-    if recurring:
-        vectors = torch.stack([part.vector[: model.d_model] for part, _ in recurring])
-        outputs = torch.stack([sum(rows["output"]) for _, rows in recurring]).to(vectors)
-        ends = strongest_ends(model, [part.layer for part, _ in recurring], vectors, texts)
-        # Likely next tokens are those of the prompt in which a direction is strongest.
-        strongest = [rows.loc[rows["flow"].abs().idxmax()] for _, rows in recurring]
-        logits = torch.stack(
-            [
-                model.logits(model.ids(prompts[row["prompt"]])[None])[0, row["position"]]
-                for row in strongest
-            ]
-        )
-        tokens = (nearest_tokens(model, vectors), *lens(model, outputs, logits))
-        words = (shown_rows(model, ids) for ids in tokens)
-        for of_part in zip(ends, *words, strict=True):
-            yield dict(zip(WORDS, of_part, strict=True))
+def _strongest(
+    cases: Sequence[Case], moves: Sequence[Moves], found: Sequence[Directions]
+) -> list[tuple[int, int]]:
+    """Return layers and numbers of directions, the largest |mean flow| first."""
+    sizes: dict[tuple[int, int], float] = {}
+    for layer, directions in enumerate(found):
+        total = torch.zeros(len(directions.read), dtype=torch.float64)
+        for case, (changes, adjoints) in zip(cases, moves, strict=False):
+            flow = directions.flows(changes[layer], adjoints[layer]).sum(0)
+            total += flow if case.change > 0 else -flow
+        sizes |= {(layer, number): abs(x) for number, x in enumerate(total.tolist())}
+    return sorted(sizes, key=lambda place: -sizes[place])
 
 
-def _rows(number: int, split: Flow) -> list[tuple[Any, ...]]:
-    """Return the heads and directions of a prompt's flow, on the CPU, for other processes."""
-    numbers = list(split.direction_numbers)
-    # A row that is sent to other processes would take the memory of the whole matrix along.
-    vectors, outputs = (
-        [row.clone() for row in x.cpu()] for x in (split.vectors, node_outputs(split, numbers))
-    )
-    of_direction = dict(zip(numbers, zip(vectors, outputs, strict=True), strict=True))
-    return [
-        (
-            *(number, node.kind, node.layer, node.number, node.flow),
-            (node.position or 0) - len(split.ids),
-            *of_direction.get(i, (None, None)),
-        )
-        for i, node in enumerate(split.nodes)
-        if node.kind in ("head", "direction")
-    ]
+def _measured(
+    cases: Sequence[Case],
+    moves: Sequence[Moves],
+    found: Sequence[Directions],
+    places: Sequence[tuple[int, int]],
+    learning: int,
+) -> tuple[float | None, tuple[TaskDirection, ...]]:
+    """Exchange directions on the questions after the first `learning`, and name them on all."""
+    model = cases[0].runs[0].model
+    flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
+    moved = torch.zeros(len(places), model.vocab_size)
+    sides = torch.zeros(len(places), dtype=torch.float64)
+    for question, (case, (changes, adjoints)) in enumerate(zip(cases, moves, strict=True)):
+        removing, adding_back = [], []
+        signs = torch.zeros_like(sides)
+        for i, (layer, number) in enumerate(places):
+            written, read = (rows[number] for rows in found[layer])
+            # Moves are scaled to a change of the logit of 1.
+            amounts = changes[layer] @ read * abs(case.change) ** 0.5
+            through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5
+            flows[question, i] = through.sum()
+            signs[i] = (through.abs() * amounts.sign()).sum().sign()
+            rows = amounts[:, None] * written / model.parts.layers[layer].mlp.residual_scale
+            site = written_site(model, layer, "mlp")
+            removing.append([Change(site, adding(-rows))])
+            adding_back.append([Change(site, adding(rows))])
+        first, second = case.runs
+        kept = first_change(case.runs)
+        without = first.again([[], *removing], kept=kept)
+        # A direction that is written from the second text's side moves tokens the other way.
+        moved += signs[:, None] * moved_tokens(model, without[0, -1], without[1:, -1])
+        sides += signs
+        if question >= learning:
+            lost = case.ends[0] - case.number(without[1:])
+            gained = case.number(second.again(adding_back, kept=kept)) - case.ends[1]
+            effects[question] = ((lost + gained) / 2).double().cpu()
+    flows, effects = flows[learning:], effects[learning:]
+    spread = float((effects - effects.mean()).square().sum())
+    r2 = 1 - float((effects - flows).square().sum()) / spread if spread else None
+    changes = torch.tensor([case.change for case in cases[learning:]], dtype=torch.float64)
+    shares = [changes.sign() @ numbers / changes.abs().sum() for numbers in (flows, effects)]
+    parts = []
+    for i, (layer, number) in enumerate(places):
+        scores = moved[i] if sides[i] >= 0 else -moved[i]
+        words = [named(model, sign * scores) for sign in (1, -1)]
+        numbers = [float(of_all[i]) for of_all in shares]
+        parts.append(TaskDirection(layer, number + 1, *numbers, *words))
+    return r2, tuple(parts)
 
 
 @analysis("recurring")
 @checked
 def read_recurring(
-    model: ResidualModel,
-    pairs: str,
-    corpus: Corpus | None = None,
-    *,
-    m: Annotated[int, Between(2)] = 4,
-    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
-    ablate: Annotated[int, Between(0)] = 0,
-) -> RecurringFlows:
-    """Find the heads and directions that recur in the flows of many texts, or pairs of texts.
+    model: ResidualModel, pairs: str, *, k: Count = 8, strongest: Count = 20
+) -> TaskDirections:
+    """Find the directions of MLPs that recur in the flows of a task, and measure them.
 
-        bilens recurring model.gguf --pairs pairs.tsv --data wikitext.txt --ablate 10
+        bilens recurring model.gguf --pairs agreement.tsv
 
     Args:
         model: Any, with its tokenizer.
-        pairs: File with a line for each text, its columns separated by tabs. These are the text,
-            the token that is predicted, tokens to subtract, separated by commas, and the second
-            text, which may be left out.
-        corpus: Texts that describe directions; without them, directions have tokens only.
-        m: Directions of each MLP at each position, at least 2.
-        threshold: Nodes that carry less than this share of the absolute flow are not split.
-        ablate: Exchange this many of the strongest directions between the texts of each pair, and
-            compare.
+        pairs: File with a line for each question, its columns separated by tabs: the text, the
+            token, tokens to subtract (separated by commas), the second text and, with several
+            tasks, the name of its task. The first half of a task's questions find, the others
+            measure.
+        k: Directions of each MLP.
+        strongest: Number of directions that are exchanged between both texts and named.
 
     Raises:
-        BilensError: the file does not exist, or a line does not have three or four columns.
+        BilensError: the file does not exist, holds fewer than two questions of each task, or texts
+            do not fit.
     """
-    path = Path(pairs)
-    if not path.is_file():
-        raise BilensError(f"pairs={pairs}: expected a file with a text, token and minus in a line")
-    rows = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
-    if any(len(row) != len(rows[0]) or len(row) not in (3, 4) for row in rows):
-        raise BilensError(
-            f"pairs={pairs}: expected three columns in every line, or four, separated by tabs"
-        )
-    texts, tokens, minus, *against = zip(*rows, strict=True) if rows else ((), (), ())
-    directions = [
-        TokenDirection(token, tuple(filter(None, names.split(","))))
-        for token, names in zip(tokens, minus, strict=True)
-    ]
-    return flows(
-        model,
-        texts,
-        directions,
-        against=against[0] if against else None,
-        m=m,
-        threshold=threshold,
-        texts=[] if corpus is None else list(first_texts(corpus)),
-        ablate=ablate,
-    )
+    return task_directions(model, read_questions(pairs), k, strongest=strongest)

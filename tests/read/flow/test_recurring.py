@@ -1,0 +1,255 @@
+"""Directions of a task: a dense reference, the flows that they hold, and exchanges by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read.flow import Question, edit_mlp_along, read_recurring, task_directions
+from bilens.read.flow.circuit import Cases
+from bilens.read.flow.recurring import Directions, Moves, balanced, learned, share_held
+from bilens.read.flow.split import split
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Run, writer_of
+from tests.families import exact_norms, tiny
+from tests.language import random_model, toy_tokenizer
+
+QUESTIONS = [
+    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
+    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4", "one"),
+    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
+    Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
+]
+
+
+@pytest.fixture(scope="module")
+def view():
+    return ResidualModel(random_model(n_layers=2, norm="rms", bias=True), toy_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def found(view):
+    return task_directions(view, QUESTIONS, k=3, strongest=4)
+
+
+def rows(n, d=7, rank=7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (
+        torch.randn(*size, generator=generator, dtype=torch.float64)
+        for size in ((n, rank), (rank, d))
+    )
+    return left @ right
+
+
+@pytest.mark.parametrize(("n", "rank"), [(40, 7), (7, 7), (4, 7), (40, 3), (1, 1)])
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_directions_are_those_of_a_dense_reference(n, rank, k):
+    changes, adjoints = rows(n, rank=rank), rows(n, rank=rank, seed=1)
+    (t, r), values = balanced(changes, adjoints, k)
+    count = min(k, n, rank)
+    assert t.shape == r.shape == (count, 7)
+    torch.testing.assert_close(r @ t.T, torch.eye(count).double(), atol=1e-9, rtol=0)
+    P, A = changes.T @ changes, adjoints.T @ adjoints
+    expected = torch.linalg.eigvals(P @ A).real.sort(descending=True)[0]
+    torch.testing.assert_close(values.square(), expected[:count])
+    torch.testing.assert_close(P @ A @ t.T, t.T * values.square())
+    torch.testing.assert_close(A @ P @ r.T, r.T * values.square())
+    # Both moments are the singular values in these coordinates.
+    torch.testing.assert_close(r @ P @ r.T, values.diag())
+    torch.testing.assert_close(t @ A @ t.T, values.diag())
+
+
+def test_directions_do_not_depend_on_coordinates():
+    changes, adjoints, M = rows(20), rows(20, seed=1), rows(7, seed=2)
+    (t, r), values = balanced(changes, adjoints, 3)
+    (u, s), others = balanced(changes @ M.T, adjoints @ torch.linalg.inv(M), 3)
+    torch.testing.assert_close(others, values)
+    torch.testing.assert_close(u.T @ s, M @ t.T @ r @ torch.linalg.inv(M))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
+    model = ResidualModel(tiny(name), toy_tokenizer())
+    question = QUESTIONS[0]
+    with torch.no_grad(), exact_norms():
+        moves = Moves.of(model, question)
+        through = split(model, question.text, question.direction, against=question.against)
+    of_mlps = torch.stack(through.mlps).double() / abs(through.value)
+    torch.testing.assert_close((moves.changes * moves.adjoints).sum(-1), of_mlps)
+    assert float(of_mlps.abs().max()) > 1e-4
+    directions, _ = learned([moves], model.d_model)
+    for layer, of_layer in enumerate(directions):
+        flows = of_layer.flows(moves.changes[layer], moves.adjoints[layer])
+        torch.testing.assert_close(flows.sum(-1), of_mlps[layer], atol=1e-9, rtol=1e-6)
+    few, _ = learned([moves], 1)
+    share, _ = share_held([moves], few)
+    assert 0 < share < share_held([moves], directions)[0] == pytest.approx(1)
+
+
+def test_all_directions_leave_nothing_on_any_text(view):
+    with torch.no_grad():
+        moves = [Moves.of(view, question) for question in QUESTIONS]
+    everything = Directions(*torch.eye(view.d_model).double().expand(2, -1, -1))
+    nothing = Directions(*torch.zeros(2, 0, view.d_model).double())
+    share, shares = share_held(moves, [everything, nothing])
+    assert shares.tolist() == pytest.approx([1, 0])
+    sizes = torch.stack([(m.changes * m.adjoints).sum(-1).abs().sum(1) for m in moves]).sum(0)
+    assert share == pytest.approx(float(sizes[0] / sizes.sum()))
+
+
+def test_remainders_of_two_positions_do_not_cancel():
+    one = torch.ones(1, 2, 1).double()
+    moves = Moves(one, torch.tensor([[[1.0], [-1.0]]]).double())
+    twice = Directions(2 * one[0, :1], one[0, :1])
+    assert share_held([moves], [twice])[0] == 0
+    still = Moves(0 * one, one)
+    assert share_held([moves, still], [twice])[1].tolist() == [0]
+
+
+def test_a_layer_that_writes_one_direction_has_it():
+    model = random_model(n_layers=2, norm="rms")
+    W_U = ResidualModel(model).W_U
+    v = W_U[:, 5] - W_U[:, 6]
+    with torch.no_grad():
+        model.blocks[1].mlp.out.weight.copy_(torch.outer(v, model.blocks[1].mlp.out.weight[0]))
+    view = ResidualModel(model, toy_tokenizer())
+    found = task_directions(view, QUESTIONS, k=3)
+    (t,), _ = found.directions[1]
+    assert float(torch.cosine_similarity(t, v.double(), dim=0).abs()) == pytest.approx(1)
+    assert float(found.shares[1]) == pytest.approx(1)
+    (part,) = [part for part in found.strongest if part.layer == 1]
+    with torch.no_grad():
+        moves = [Moves.of(view, question) for question in QUESTIONS]
+        amounts = [m.changes[1] @ v.double() * (m.adjoints[1] @ v.double()).abs() for m in moves]
+    rises = sum(float(of_question.sum().sign()) for of_question in amounts)
+    raised, lowered = (part.raises, part.lowers) if rises > 0 else (part.lowers, part.raises)
+    assert "t5" in raised
+    assert "t6" in lowered
+
+
+@pytest.mark.parametrize("name", [None, "gemma3"])
+def test_effects_are_exchanges_by_hand(name):
+    model = random_model(n_layers=2, norm="rms", residual_scale=0.7) if name is None else tiny(name)
+    view = ResidualModel(model, toy_tokenizer())
+    found = task_directions(view, QUESTIONS, k=3, strongest=4)
+    part = found.strongest[0]
+    t, r = (of_side[part.number - 1] for of_side in found.directions[part.layer])
+    mlp = view.parts.layers[part.layer].mlp
+    effects, flows, changes = [], [], []
+    for question in QUESTIONS[2:]:
+        ids = [view.ids(text) for text in (question.text, question.against)]
+        writes = []
+        with torch.no_grad():
+            with writer_of(mlp).register_forward_hook(lambda _, __, y, w=writes: w.append(y)):
+                logits = [view.logits(text[None])[0, -1] for text in ids]
+            amounts = ((writes[0] - writes[1])[0] * mlp.residual_scale).double() @ r
+            added = (amounts[:, None] * t / mlp.residual_scale).to(writes[0])
+            moved = []
+            for text, sign in zip(ids, (-1, 1), strict=True):
+
+                def exchange(_, __, y, s=sign, rows=added):
+                    return y + s * rows
+
+                with writer_of(mlp).register_forward_hook(exchange):
+                    moved.append(view.logits(text[None])[0, -1])
+            m = Moves.of(view, question)
+        first, second, less, more = (float(x[5] - x[6]) for x in (*logits, *moved))
+        effects.append((first - less + more - second) / 2)
+        changes.append(first - second)
+        flow = (m.adjoints[part.layer] @ t) * (m.changes[part.layer] @ r)
+        flows.append(float(flow.sum()) * abs(changes[-1]))
+    signs, size = torch.tensor(changes).sign(), sum(map(abs, changes))
+    assert part.effect == pytest.approx(float(signs @ torch.tensor(effects)) / size, rel=1e-3)
+    assert part.flow == pytest.approx(float(signs @ torch.tensor(flows)) / size, rel=1e-3)
+    assert abs(part.effect) > 1e-3
+
+
+def test_r2_is_that_of_all_exchanges(view):
+    alone = task_directions(view, [QUESTIONS[0], QUESTIONS[2]], k=2, strongest=4)
+    change = float(Cases(view, QUESTIONS[2:3]).changes[0])
+    numbers = torch.tensor([[x.effect, x.flow] for x in alone.strongest]).double() * change
+    errors = (numbers[:, 0] - numbers[:, 1]).square().sum()
+    around = (numbers[:, 0] - numbers[:, 0].mean()).square().sum()
+    assert alone.r2 == pytest.approx(1 - float(errors / around))
+
+
+def test_the_order_of_the_texts_turns_names_and_no_number(view, found):
+    turned = [replace(q, text=q.against, against=q.text) for q in QUESTIONS]
+    other = task_directions(view, turned, k=3, strongest=4)
+    assert other.share == pytest.approx(found.share)
+    for a, b in zip(found.strongest, other.strongest, strict=True):
+        assert (a.layer, a.number) == (b.layer, b.number)
+        assert (a.flow, a.effect) == pytest.approx((b.flow, b.effect), rel=1e-3)
+
+
+def test_the_first_half_of_each_task_finds(view):
+    others = [replace(question, task="two") for question in QUESTIONS[:3]]
+    both = task_directions(view, [*QUESTIONS, *others], k=2, strongest=1)
+    assert both.questions == (4, 3)
+    with torch.no_grad():
+        moves = [Moves.of(view, question) for question in (*QUESTIONS[:2], *others[:2])]
+    directions, values = learned(moves, 2)
+    torch.testing.assert_close(both.values, tuple(values))
+    assert torch.equal(both.directions[0].written, directions[0].written)
+
+
+def test_the_reading_of_a_file(view, found, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    columns = [(q.text, q.token, *q.minus, q.against, q.task) for q in QUESTIONS]
+    path.write_text("\n".join("\t".join(row) for row in columns))
+    reading = read_recurring(view, str(path), k=3, strongest=4)
+    frame = reading.frame()
+    assert frame.equals(found.frame())
+    assert list(frame.columns) == ["layer", "number", "flow", "measured effect", "raises", "lowers"]
+    facts = dict(reading.facts())
+    assert facts["questions"] == "2 find, 2 measure"
+    assert facts["R2 of exchanges by flows"] == found.r2 <= 1
+    assert dict(replace(reading, r2=None).facts()).keys() < facts.keys()
+    assert reading.sections()[0].title == "Directions of a task"
+
+
+@pytest.mark.parametrize(
+    ("questions", "message"),
+    [
+        (QUESTIONS[:1], "one question of each task, expected at least two"),
+        ([QUESTIONS[0], replace(QUESTIONS[1], against="")], "need a second text each"),
+        ([], "need a second text each"),
+        ([QUESTIONS[0], replace(QUESTIONS[1], against="t4 t2")], "against has"),
+        ([QUESTIONS[0], replace(QUESTIONS[1], against=QUESTIONS[1].text)], "same logit"),
+    ],
+)
+def test_what_is_no_task_is_said(view, questions, message):
+    with pytest.raises(BilensError, match=message):
+        task_directions(view, questions)
+
+
+def test_there_is_at_least_one_direction(view):
+    with pytest.raises(BilensError, match="k"):
+        task_directions(view, QUESTIONS, k=0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_an_edit_scales_directions_of_the_output(view, found, scale):
+    t, r = found.directions[1]
+    ids = view.ids(QUESTIONS[0].text)
+    edited = edit_mlp_along(view, t, r, layer=1, scale=scale)
+    before, after = (Run.of(model, ids).outputs[1].double() for model in (view, edited))
+    expected = before - (1 - scale) * before @ r.T @ t
+    torch.testing.assert_close(after, expected, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(after, before, atol=1e-3)
+    torch.testing.assert_close(Run.of(edited, ids).outputs[0], Run.of(view, ids).outputs[0])
+
+
+def test_edits_that_do_not_fit_are_said(view, found):
+    t, r = found.directions[0]
+    with pytest.raises(BilensError, match=r"\(4, 9\) and \(4, 9\), expected \(k, 16\) of both"):
+        edit_mlp_along(view, torch.ones(4, 9), torch.ones(4, 9), layer=0)
+    with pytest.raises(BilensError, match=r"read is a tensor of shape \(1, 16\)"):
+        edit_mlp_along(view, t, r[:1], layer=0)
+    with pytest.raises(BilensError, match="read holds NaN"):
+        edit_mlp_along(view, t, r * float("nan"), layer=0)
+    gemma = ResidualModel(tiny("gemma3"), toy_tokenizer())
+    ones = torch.ones(1, gemma.d_model)
+    with pytest.raises(BilensError, match="a norm after its output"):
+        edit_mlp_along(gemma, ones, ones, layer=0)
