@@ -2,19 +2,20 @@
 
 A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The keys to the cabinet".
 `bilens.read.flow` splits the right form of the verb minus the wrong one over its parts. Half of the
-subjects are plural. In the mean over prefixes, parts that favour one form everywhere cancel, and
-parts that carry agreement do not. The directions of MLPs that recur are clustered by cosine.
+subjects are plural. In the mean over prefixes, heads that favour one form everywhere cancel, and
+heads that carry agreement do not. The directions of MLPs are those of the task
+(`bilens.read.flow.task_directions`), found on pairs of a plural and a singular subject.
 
 Edits of the weights, all after the first quarter of the layers:
 
-- `edit` removes the k strongest directions of MLPs that have the same sign in most prefixes.
+- `edit_mlp_along` removes the k strongest directions of the task from the outputs of MLPs.
 - `edit_heads` removes or reverses the two strongest heads.
 - `edit_head_along` reverses only the direction of number in two heads. This direction is their mean
   change between singular and plural subjects. Other outputs change as little as possible.
   Contrastive flow, gradients and direct logit attribution select the heads.
 
-BLiMP measures the loss in subject-verb agreement and in all other paradigms. The controls are
-random directions of the same layers that carry less than the median, and other heads there.
+BLiMP measures the loss in subject-verb agreement and in all other paradigms. The controls are the
+directions of the task with the least singular values of the same layers, and other heads there.
 
 Measured too are the error of a flow's sum, the seconds of flows, and how well flows predict the
 removal of a node. So is the number of nodes that hold half and four fifths of the absolute flow.
@@ -44,22 +45,21 @@ from bilens.models import load
 from bilens.read.flow import (
     Ablation,
     Flow,
-    RecurringDirection,
-    RecurringFlows,
-    edit,
+    TaskDirections,
     edit_heads,
+    edit_mlp_along,
     flow,
-    flows,
     measure,
+    task_directions,
 )
 from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
 from bilens.read.linear.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel
-from bilens.sections import Table, signed
+from bilens.sections import Table
 from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
-from experiments.contrasts import BETWEEN, NOUNS, THRESHOLD, VERBS, contrasts
+from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts, questions
 
 MODEL = "SmolLM2-135M-Instruct"
 HUB = f"HuggingFaceTB/{MODEL}"
@@ -85,39 +85,43 @@ def run(context: RecipeContext) -> Outcome:
         for name, measure in saved.items()
     }
     errors: list[float] = []
+    values: list[float] = []
     checked: dict[str, list[Ablation]] = defaultdict(list)
-    spent = 0.0
-
-    def check(graph: Flow) -> None:
-        nonlocal spent
+    heads = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
+    seconds = 0.0
+    for prompt, direction in zip(prompts, directions, strict=True):
         start = time.process_time()
+        graph = flow(model, prompt, direction, m=4, threshold=1e-3, orthogonal="inputs")
+        seconds += time.process_time() - start
+        values.append(graph.value)
         errors.append(_error(graph))
         if len(errors) <= PROMPTS:
             _intervene(model, graph, len(errors), checked)
-        spent += time.process_time() - start
-
-    start = time.process_time()
-    recurring = flows(model, prompts, directions, threshold=THRESHOLD, progress=check)
-    seconds = time.process_time() - start - spent
+        for node in graph.nodes:
+            if node.kind == "head":
+                heads[node.layer, node.number] += node.flow / len(prompts)
+    task = task_directions(model, questions(model, context.choose(16, 48)), strongest=50)
     numbers |= {
         "prefixes": len(prompts),
-        "right_form_preferred": sum(v > 0 for v in recurring.values) / len(prompts),
-        "mean_difference": statistics.fmean(recurring.values),
+        "right_form_preferred": sum(v > 0 for v in values) / len(prompts),
+        "mean_difference": statistics.fmean(values),
         "leaves_error_median": statistics.median(errors),
         "leaves_error_largest": max(errors),
         "cpu_seconds_a_flow": seconds / len(prompts),
         "interventions": {kind: _fit(results) for kind, results in checked.items()},
-        "heads": [[h.layer, h.head, h.mean, h.prompts] for h in recurring.heads[:10]],
-        "directions": [
-            [d.layer, d.mean, d.prompts, d.agreement] for d in recurring.directions[:10]
-        ],
+        "heads": [[*head, float(heads[head])] for head in _strongest(heads)[:10]],
+        "directions": {
+            "share": task.share,
+            "r2": task.r2,
+            "strongest": [[d.layer, d.number, d.flow, d.effect] for d in task.strongest[:10]],
+        },
         "pairs": {"agreement": sum(_asked(pairs)), "others": sum(not x for x in _asked(pairs))},
         "edits": context.measured(
-            f"agreement-edits-{context.scale}", lambda: _edits(model, recurring, pairs)
+            f"agreement-edits-{context.scale}", lambda: _edits(model, task, heads, pairs)
         ),
     }
     results = [result for group in checked.values() for result in group]
-    return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(recurring))
+    return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(task, heads))
 
 
 def open_model(folder: Path) -> ResidualModel:
@@ -254,21 +258,24 @@ def _units(model: ResidualModel, graph: Flow, layer: int) -> Tensor:
     return mlp.units(mlp.weights(graph.above(Moment.mlp(layer)))).flatten()
 
 
+def _strongest(heads: Tensor, first_layer: int = 0) -> list[tuple[int, int]]:
+    """Return layers and numbers of heads from a layer on, the largest mean flow first."""
+    order = heads[first_layer:].flatten().argsort(descending=True).tolist()
+    return [(first_layer + i // heads.shape[1], i % heads.shape[1]) for i in order]
+
+
 def _edits(
-    model: ResidualModel, recurring: RecurringFlows, pairs: Sequence[Pair]
+    model: ResidualModel, task: TaskDirections, heads: Tensor, pairs: Sequence[Pair]
 ) -> dict[str, Any]:
     """Return the accuracy before and after each edit.
 
-    The first quarter of the layers is not edited, since its outputs serve all later layers. The
-    directions recur, and have the same sign in most prompts, plural and singular.
+    The first quarter of the layers is not edited, since its outputs serve all later layers.
     """
     first = model.n_layers // 4
     prefers = Preferences(model, pairs, first)
     before = prefers(model)
     carrying = [
-        d
-        for d in recurring.directions
-        if d.layer >= first and d.prompts > 1 and d.mean > d.absolute / 2
+        (d.layer, d.number - 1) for d in task.strongest if d.layer >= first and d.effect > 0
     ]
     edits: dict[str, Any] = {"before": _accuracy(pairs, before)}
 
@@ -277,17 +284,18 @@ def _edits(
 
     for k in KS:
         strong = carrying[:k]
-        for name, group in (("strongest", strong), ("random", _random(recurring, strong))):
-            measure(f"{len(group)} {name}", {d.layer for d in group}, _edited(model, group))
-    late = [h for h in recurring.heads if h.layer >= first and h.mean > 0]
-    strongest = [(h.layer, h.head) for h in late[:HEADS]]
+        layers = {layer for layer, _ in strong}
+        weak = [(layer, -1) for layer in sorted(layers)]
+        for name, group in (("strongest", strong), ("weakest", weak)):
+            measure(f"{len(group)} {name}", layers, _edited(model, task, group))
+    strongest = _strongest(heads, first)[:HEADS]
     others = _other_heads(model, strongest)
     for scale in (0.0, -1.0):
-        for which, heads in (("strongest", strongest), ("random", others)):
-            edited = _scaled(model, heads, scale)
+        for which, scaled in (("strongest", strongest), ("random", others)):
+            edited = _scaled(model, scaled, scale)
             name = f"{HEADS} {which} heads, times {scale:g}"
-            measure(name, {layer for layer, _ in heads}, edited)
-            edits[name]["heads"] = heads
+            measure(name, {layer for layer, _ in scaled}, edited)
+            edits[name]["heads"] = scaled
     return edits
 
 
@@ -344,26 +352,14 @@ def _other_heads(model: ResidualModel, heads: Sequence[tuple[int, int]]) -> list
     return drawn
 
 
-def _random(
-    recurring: RecurringFlows, directions: Sequence[RecurringDirection]
-) -> list[RecurringDirection]:
-    """Return as many of each layer, from those whose |mean| is below the layer's median."""
-    generator = torch.Generator().manual_seed(2)
-    drawn = []
-    for layer in sorted({d.layer for d in directions}):
-        # Directions are sorted by |mean|.
-        of_layer = [d for d in recurring.directions if d.layer == layer]
-        weak = of_layer[len(of_layer) // 2 :]
-        wanted = sum(d.layer == layer for d in directions)
-        order = torch.randperm(len(weak), generator=generator)[:wanted]
-        drawn += [weak[i] for i in order.tolist()]
-    return drawn
-
-
-def _edited(model: ResidualModel, directions: Sequence[RecurringDirection]) -> ResidualModel:
-    for layer in sorted({d.layer for d in directions}):
-        vectors = torch.stack([d.vector for d in directions if d.layer == layer])
-        model = edit(model, layer, vectors)
+def _edited(
+    model: ResidualModel, task: TaskDirections, places: Sequence[tuple[int, int]]
+) -> ResidualModel:
+    """Return the model without some directions of a task, given by layer and place there."""
+    for layer in sorted({layer for layer, _ in places}):
+        numbers = [number for of_layer, number in places if of_layer == layer]
+        written, read = (rows[numbers] for rows in task.directions[layer])
+        model = edit_mlp_along(model, written, read, layer=layer)
     return model
 
 
@@ -394,27 +390,10 @@ def _accuracy(
     return numbers
 
 
-def _tables(recurring: RecurringFlows) -> list[Table]:
-    heads = [
-        (f"{h.layer}.{h.head}", signed(h.mean, ".3f"), f"{h.absolute:.3f}", str(h.prompts))
-        for h in recurring.heads[:20]
-    ]
-    directions = [
-        (
-            str(d.layer),
-            signed(d.mean, ".3f"),
-            f"{d.absolute:.3f}",
-            str(d.prompts),
-            f"{d.agreement:.2f}",
-        )
-        for d in recurring.directions[:20]
-    ]
-    header = ("mean flow", "mean |flow|", "prefixes")
+def _tables(task: TaskDirections, heads: Tensor) -> list[Table]:
+    rows = [(f"{layer}.{head}", float(heads[layer, head])) for layer, head in _strongest(heads)]
+    of_heads = pd.DataFrame(rows[:20], columns=["head", "mean flow"])
     return [
-        Table(pd.DataFrame(heads, columns=["head", *header]), "Heads that recur", words=1),
-        Table(
-            pd.DataFrame(directions, columns=["MLP", *header, "least |cosine|"]),
-            "Directions that recur",
-            words=1,
-        ),
+        Table(of_heads, "Heads", {"mean flow": "+.3f"}, words=1),
+        Table(task.frame().head(20), "Directions of the task", task.formats),
     ]

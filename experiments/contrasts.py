@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bilens.read.flow import edit_head_along, flows
+from bilens.read.flow import Question, edit_head_along
+from bilens.read.flow.circuit import Cases
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.layers import Layer
@@ -22,7 +23,6 @@ VERBS = (
     *("wants want", "needs need", "looks look", "seems seem"),
 )
 BETWEEN = ("near the", "behind the", "with the", "of the")
-THRESHOLD = 1e-3
 RIDGE = 0.01
 """Share of the mean variance that is added to every direction of a head's second moment."""
 
@@ -65,14 +65,11 @@ class Contrasts:
 
 def contrasts(model: ResidualModel, n: int) -> Contrasts:
     """Return scores of heads by contrastive flow, gradients and direct logit attribution."""
-    plurals, singulars, directions = zip(*pairs(model, n), strict=True)
-    size = (model.n_layers, model.n_heads)
-    by_flow = torch.zeros(size)
-    recurring = flows(
-        model, plurals, list(directions), against=list(singulars), threshold=THRESHOLD
-    )
-    for head in recurring.heads:
-        by_flow[head.layer, head.head] += head.mean
+    asked = questions(model, n)
+    by_flow = Cases(model, asked).flows()[:, :-1].float()
+    plurals = [model.ids(question.text) for question in asked]
+    singulars = [model.ids(question.against) for question in asked]
+    directions = [question.direction for question in asked]
     z, slopes, moments = [], [], []
     for texts in (plurals, singulars):
         runs = [_mixed(model, *run) for run in zip(texts, directions, strict=True)]
@@ -92,22 +89,22 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
     return Contrasts(changes.mean(0), (moments[0] + moments[1]) / 2, scores)
 
 
-def pairs(model: ResidualModel, n: int) -> list[tuple[Tensor, Tensor, TokenDirection]]:
-    """Return plural texts, the same in the singular, and the plural verb minus the singular."""
+def questions(model: ResidualModel, n: int) -> list[Question]:
+    """Return questions of plural texts and the same in the singular, which ask for the verb."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(words: Sequence[str]) -> str:
         return words[int(torch.randint(len(words), (), generator=generator))]
 
-    texts: list[tuple[Tensor, Tensor, TokenDirection]] = []
-    while len(texts) < n:
+    asked: list[Question] = []
+    while len(asked) < n:
         subject, verb = draw(NOUNS).split(), draw(VERBS).split()
         # A third has no distractor. Half of the distractors are plural.
-        end = f" {draw(BETWEEN)} {draw(NOUNS).split()[len(texts) % 2]}" if len(texts) % 3 else ""
-        plural, singular = (model.ids(f"The {subject[which]}{end}") for which in (1, 0))
-        if len(plural) == len(singular):
-            texts.append((plural, singular, TokenDirection(f" {verb[1]}", (f" {verb[0]}",))))
-    return texts
+        end = f" {draw(BETWEEN)} {draw(NOUNS).split()[len(asked) % 2]}" if len(asked) % 3 else ""
+        plural, singular = (f"The {subject[which]}{end}" for which in (1, 0))
+        if len(model.ids(plural)) == len(model.ids(singular)):
+            asked.append(Question(plural, f" {verb[1]}", (f" {verb[0]}",), singular))
+    return asked
 
 
 def _layers(model: ResidualModel) -> list[Layer]:

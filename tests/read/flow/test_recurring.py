@@ -8,7 +8,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow import Question, edit_mlp_along, read_recurring, task_directions
 from bilens.read.flow.circuit import Cases
-from bilens.read.flow.recurring import Directions, Moves, balanced, learned, share_held
+from bilens.read.flow.recurring import MLPDirections, Moves, balanced, learned, share_held
 from bilens.read.flow.split import split
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Run, writer_of
@@ -90,8 +90,8 @@ def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
 def test_all_directions_leave_nothing_on_any_text(view):
     with torch.no_grad():
         moves = [Moves.of(view, question) for question in QUESTIONS]
-    everything = Directions(*torch.eye(view.d_model).double().expand(2, -1, -1))
-    nothing = Directions(*torch.zeros(2, 0, view.d_model).double())
+    everything = MLPDirections(*torch.eye(view.d_model).double().expand(2, -1, -1))
+    nothing = MLPDirections(*torch.zeros(2, 0, view.d_model).double())
     share, shares = share_held(moves, [everything, nothing])
     assert shares.tolist() == pytest.approx([1, 0])
     sizes = torch.stack([(m.changes * m.adjoints).sum(-1).abs().sum(1) for m in moves]).sum(0)
@@ -101,7 +101,7 @@ def test_all_directions_leave_nothing_on_any_text(view):
 def test_remainders_of_two_positions_do_not_cancel():
     one = torch.ones(1, 2, 1).double()
     moves = Moves(one, torch.tensor([[[1.0], [-1.0]]]).double())
-    twice = Directions(2 * one[0, :1], one[0, :1])
+    twice = MLPDirections(2 * one[0, :1], one[0, :1])
     assert share_held([moves], [twice])[0] == 0
     still = Moves(0 * one, one)
     assert share_held([moves, still], [twice])[1].tolist() == [0]

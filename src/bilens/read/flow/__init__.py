@@ -10,7 +10,7 @@ from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import (
-    Directions,
+    MLPDirections,
     TaskDirection,
     TaskDirections,
     read_recurring,
@@ -22,11 +22,11 @@ __all__ = [
     "Ablation",
     "Circuit",
     "CircuitReading",
-    "Directions",
     "Effects",
     "Flow",
     "FlowGraph",
     "FlowReading",
+    "MLPDirections",
     "Node",
     "Question",
     "Rows",

@@ -23,8 +23,8 @@ from bilens.sections import Fact
 from bilens.settings import Count
 
 
-class Directions(NamedTuple):
-    """Directions of the output of an MLP, as pairs of vectors with r_i . t_j = 1 if i = j, else 0.
+class MLPDirections(NamedTuple):
+    """Directions of the output of an MLP: pairs of vectors with r_i . t_j = 1 if i = j, else 0.
 
     Attributes:
         written: the vectors t that are written.
@@ -67,7 +67,7 @@ class Moves(NamedTuple):
 
 def balanced(
     changes: Float[Tensor, "n d_model"], adjoints: Float[Tensor, "n d_model"], k: int
-) -> tuple[Directions, Float[Tensor, " k"]]:
+) -> tuple[MLPDirections, Float[Tensor, " k"]]:
     """Return the k directions that balance changes and adjoints, and their singular values.
 
     P = sum Dy Dy' = L L', A = sum w w' = R R' and L'R = U S V' give t_i = L u_i / sqrt(s_i) and
@@ -85,11 +85,11 @@ def balanced(
     count = min(k, int((S / S[0] > 1e-10).sum()))
     roots = S[:count, None].sqrt()
     written, read = (U[:, :count].T @ L.T) / roots, (Vh[:count] @ R.T) / roots
-    return Directions(written, read), S[:count]
+    return MLPDirections(written, read), S[:count]
 
 
 def share_held(
-    moves: Sequence[Moves], directions: Sequence[Directions]
+    moves: Sequence[Moves], directions: Sequence[MLPDirections]
 ) -> tuple[float, Float[Tensor, " layers"]]:
     """Return the share of the flow through MLPs that directions hold, of all layers and of each.
 
@@ -144,7 +144,7 @@ class TaskDirections(Reading):
         questions: number of questions that found them, and of those that measure.
     """
 
-    directions: tuple[Directions, ...]
+    directions: tuple[MLPDirections, ...]
     values: tuple[Float[Tensor, " k"], ...]
     share: float
     shares: Float[Tensor, " layers"]
@@ -227,7 +227,9 @@ def task_directions(
     return TaskDirections(tuple(found), tuple(values), held, shares, r2, parts, counts)
 
 
-def learned(moves: Sequence[Moves], k: int) -> tuple[list[Directions], list[Float[Tensor, " k"]]]:
+def learned(
+    moves: Sequence[Moves], k: int
+) -> tuple[list[MLPDirections], list[Float[Tensor, " k"]]]:
     """Return the balanced directions of each layer, and their singular values."""
     found, values = [], []
     for layer in range(len(moves[0].changes)):
@@ -239,7 +241,7 @@ def learned(moves: Sequence[Moves], k: int) -> tuple[list[Directions], list[Floa
 
 
 def _strongest(
-    cases: Sequence[Case], moves: Sequence[Moves], found: Sequence[Directions]
+    cases: Sequence[Case], moves: Sequence[Moves], found: Sequence[MLPDirections]
 ) -> list[tuple[int, int]]:
     """Return layers and numbers of directions, the largest |mean flow| first."""
     sizes: dict[tuple[int, int], float] = {}
@@ -255,7 +257,7 @@ def _strongest(
 def _measured(
     cases: Sequence[Case],
     moves: Sequence[Moves],
-    found: Sequence[Directions],
+    found: Sequence[MLPDirections],
     places: Sequence[tuple[int, int]],
     learning: int,
 ) -> tuple[float | None, tuple[TaskDirection, ...]]:

@@ -1,0 +1,102 @@
+"""Directions of a task: the share of the flow that few directions of each MLP hold, and exchanges.
+
+For each task of `experiments/pairs.py` directions are found on some questions. On others of the
+task, and on those of all other tasks, the share of the flow through MLPs is measured that they
+hold, without credit for cancellation between positions (`bilens.read.flow.recurring.share_held`).
+
+Baselines are orthonormal directions of each MLP: the principal components of changes of the output
+(PCA of Dy) and of adjoints (PCA of w), both about zero, the left singular vectors of W_down, and
+random ones. The last two need no questions. R2 is that of exchanging the 20 strongest directions
+between the two texts, by their flow, on the other questions of the task.
+
+Small: SmolLM2, two questions of each task to find and two to measure, five minutes of processor
+time. Paper: all models that are installed, eight and eight.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+
+from bilens.read.flow import Question, task_directions
+from bilens.read.flow.recurring import MLPDirections, Moves, learned, share_held
+from bilens.residual import ResidualModel
+from bilens.sections import Table
+from experiments.context import Outcome, RecipeContext
+from experiments.pairs import pairs_of
+from experiments.pretrained import open_models
+
+KS = (8, 64)
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Measure the directions of each task, and the baselines."""
+    finding, tasks = context.choose(2, 8), context.choose(3, 7)
+    numbers: dict[str, Any] = {}
+    parts = []
+    for name, model in open_models(context.models):
+        if numbers and context.scale == "small":
+            break
+        numbers[name] = measured(model, finding, tasks)
+        rows = [(k, method, *values) for (k, method), values in _flat(numbers[name]["shares"])]
+        frame = pd.DataFrame(rows, columns=["k", "directions", "same task", "other tasks"])
+        parts.append(Table(frame, f"{name}: share of the flow on other questions"))
+    return Outcome(numbers, parts=parts)
+
+
+def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
+    """Return mean shares over tasks, by number of directions and method, and R2 of exchanges."""
+    questions: dict[str, list[Question]] = {}
+    for pair in pairs_of(model, 2 * finding):
+        question = Question(pair.text, pair.token, pair.minus, pair.against, pair.task)
+        questions.setdefault(pair.task, []).append(question)
+    questions = dict(list(questions.items())[:tasks])
+    with torch.no_grad():
+        moves = {task: [Moves.of(model, q) for q in asked] for task, asked in questions.items()}
+    shares: dict[str, dict[str, list[float]]] = {}
+    for k in KS:
+        fixed = _without_questions(model, k)
+        of_methods: dict[str, list[list[float]]] = {}
+        for task, of_task in moves.items():
+            others = [m for name, group in moves.items() if name != task for m in group[finding:]]
+            for method, directions in (_learned(of_task[:finding], k) | fixed).items():
+                held = [share_held(m, directions)[0] for m in (of_task[finding:], others)]
+                of_methods.setdefault(method, []).append(held)
+        shares[str(k)] = {
+            method: [statistics.fmean(column) for column in zip(*rows, strict=True)]
+            for method, rows in of_methods.items()
+        }
+    r2 = {task: task_directions(model, asked).r2 for task, asked in questions.items()}
+    return {"finding": finding, "tasks": list(questions), "shares": shares, "r2": r2}
+
+
+def _learned(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
+    """Return directions of each layer that questions give, by method."""
+    principal: dict[str, list[MLPDirections]] = {"PCA of Dy": [], "PCA of w": []}
+    for layer in range(len(moves[0].changes)):
+        for side, of_layers in enumerate(principal.values()):
+            rows = torch.cat([of_question[side][layer] for of_question in moves])
+            of_layers.append(_orthonormal(torch.linalg.svd(rows, full_matrices=False)[2][:k]))
+    return {"of the task": learned(moves, k)[0], **principal}
+
+
+def _without_questions(model: ResidualModel, k: int) -> dict[str, list[MLPDirections]]:
+    """Return directions of each layer from the weights, and random ones."""
+    generator = torch.Generator().manual_seed(0)
+    of_weights, of_chance = [], []
+    for layer in range(model.n_layers):
+        weight = model.layer(layer).mlp.down.weight().double().cpu()
+        of_weights.append(_orthonormal(torch.linalg.svd(weight, full_matrices=False)[0].T[:k]))
+        drawn = torch.randn(model.d_model, k, generator=generator, dtype=torch.float64)
+        of_chance.append(_orthonormal(torch.linalg.qr(drawn)[0].T))
+    return {"SVD of W_down": of_weights, "random": of_chance}
+
+
+def _orthonormal(rows: torch.Tensor) -> MLPDirections:
+    return MLPDirections(rows, rows)
+
+
+def _flat(shares: dict[str, dict[str, list[float]]]) -> list[tuple[tuple[str, str], list[float]]]:
+    return [((k, method), x) for k, methods in shares.items() for method, x in methods.items()]
