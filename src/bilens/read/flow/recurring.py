@@ -298,9 +298,9 @@ def _measured(
     parts = []
     for i, (layer, number) in enumerate(places):
         scores = moved[i] if sides[i] >= 0 else -moved[i]
-        words = [named(model, sign * scores) for sign in (1, -1)]
-        numbers = [float(of_all[i]) for of_all in shares]
-        parts.append(TaskDirection(layer, number + 1, *numbers, *words))
+        raises, lowers = (named(model, sign * scores) for sign in (1, -1))
+        flow, effect = (float(of_all[i]) for of_all in shares)
+        parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)
 
 
