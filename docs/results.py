@@ -22,7 +22,17 @@ GROUPS = {
     ],
     "Circuits and flows": ["patching", "truth", "agreement", "stream_directions"],
     "Exactness and speed": [
-        *("exactness", "robustness", "flow_memory", "attention", "kernels", "gpu", "peers", "speed")
+        *(
+            "exactness",
+            "robustness",
+            "flow_memory",
+            "attention",
+            "kernels",
+            "gpu",
+            "peers",
+            "speed",
+            "help",
+        )
     ],
 }
 """Headings of the page, and the names of their files."""
