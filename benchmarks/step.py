@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.clock import machine, seconds, wait
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.language_settings import ATTENTIONS
-from bilens.train.settings import PRESETS
+from bilens.nn.settings import ATTENTIONS
+from bilens.train.presets import PRESETS
 
 ROUNDS = 7
 SIZES: dict[str, dict[str, Any]] = {

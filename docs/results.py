@@ -23,7 +23,7 @@ GROUPS = {
     "Circuits and flows": ["patching", "truth", "agreement", "stream_directions"],
     "Exactness and speed": [
         *("exactness", "robustness", "flow_memory", "attention", "kernels"),
-        *("gpu", "peers", "speed", "suite"),
+        *("gpu", "peers", "speed", "suite", "help"),
     ],
 }
 """Headings of the page, and the names of their files."""

@@ -16,7 +16,7 @@ from bilens.files import read_json_object, write_json
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.sections import ContextList, Table
 from bilens.train import (
     AutoencoderTraining,

@@ -47,7 +47,7 @@ from bilens.data.languages import (
     VALUES,
     VERBS,
 )
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from bilens.train.settings import LanguageTraining

@@ -34,7 +34,7 @@ from torch import Tensor
 from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.sections import Table
 from bilens.train.settings import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise

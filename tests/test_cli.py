@@ -119,23 +119,11 @@ def test_what_is_not_a_whole_number(text):
     ("command", "message"),
     [
         (["train", "images", "--data", "nothing"], "nothing"),
-        (
-            ["train", "images", "--epochs", "0"],
-            "error: epochs=0, expected a whole number, at least",
-        ),
-        (
-            ["train", "images", "--seeds", "0"],
-            "error: seeds=0, expected a whole number, at least 1",
-        ),
-        (["train", "images", "--seed", str(2**64)], "error: seed=18446744073709551616, expected a"),
-        (
-            ["train", "images", "--learning-rate", "inf"],
-            "error: learning_rate=inf, expected a finite",
-        ),
-        (
-            ["train", "images", "--weight-decay", "-1"],
-            "error: weight_decay=-1.0, expected a finite",
-        ),
+        (["train", "images", "--epochs", "0"], "epochs=0, expected a whole number, at least"),
+        (["train", "images", "--seeds", "0"], "seeds=0, expected a whole number, at least 1"),
+        (["train", "images", "--seed", str(2**64)], "seed=18446744073709551616, expected a"),
+        (["train", "images", "--learning-rate", "inf"], "learning_rate=inf, expected a finite"),
+        (["train", "images", "--weight-decay", "-1"], "weight_decay=-1.0, expected a finite"),
         (
             ["train", "images", "--epochs", "many"],
             "'many', expected a whole number such as 1000000",
@@ -412,7 +400,7 @@ def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
     version = pytest.importorskip("triton").__version__
     assert in_json(capsys, "doctor")["optional"]["triton"].startswith(("Triton ", version))
     problem = "Triton 3.6.0 is untested"
-    monkeypatch.setattr(installation, "triton_problem", lambda: problem)
+    monkeypatch.setattr("bilens.kernels.triton_problem", lambda: problem)
     shown = in_json(capsys, "doctor")["optional"]["triton"]
     assert shown == f"{problem}; the chunked kernel is used"
 

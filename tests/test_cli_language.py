@@ -254,7 +254,7 @@ def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
     ("option", "endings"), [("figure", ".png or .svg or .pdf"), ("save-graph", ".json")]
 )
 def test_an_ending_is_refused_before_the_model_is_opened(monkeypatch, capsys, option, endings):
-    monkeypatch.setattr("bilens.cli.analyses.load", lambda *args, **how: pytest.fail("opened"))
+    monkeypatch.setattr("bilens.models.load", lambda *args, **how: pytest.fail("opened"))
     with pytest.raises(SystemExit):
         main(["flow", "m", "--prompt", "a", "--token", "b", f"--{option}", "flow.txt"])
     message = f"--{option}=flow.txt: expected a name that ends in {endings}"

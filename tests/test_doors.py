@@ -4,7 +4,6 @@ A new version of the library may take it away. The test then fails before anythi
 """
 
 import ast
-import atexit
 import inspect
 import typing
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import tyro
 from torch import nn
 from transformers.utils.hub import cached_file
 
@@ -26,7 +24,6 @@ METHODS = [
     ("transformers 5.23", transformers.Trainer, "_save_checkpoint", ["self", "model", "trial"]),
     ("transformers 5.23", transformers.Trainer, "_get_output_dir", ["self", "trial"]),
     ("transformers 5.23", transformers.Trainer, "_get_train_sampler", ["self", "train_dataset"]),
-    ("Python 3.11", atexit, "_run_exitfuncs", []),
 ]
 # Attributes of objects, and their types.
 ATTRIBUTES = [
@@ -36,7 +33,6 @@ ATTRIBUTES = [
     ("torch 2.13", nn.modules.module, "_global_forward_hooks", dict),
     ("torch 2.13", nn.modules.module, "_global_forward_pre_hooks", dict),
     ("transformers 5.23", transformers.LlamaConfig(), "_attn_implementation", (str, type(None))),
-    ("tyro 1.0", tyro, "_experimental_options", dict),
     ("Python 3.11", typing.Protocol, "_is_protocol", bool),
 ]
 # Names that only a run shows, or an optional library, and the tests that fail without them.

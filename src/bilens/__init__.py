@@ -9,7 +9,9 @@ Example:
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bilens.lazy_imports import lazy_names
 
 __version__ = "0.3.0"
 """Version of the library."""
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from bilens.read.language import TokenDirection
     from bilens.residual import Family, ResidualModel, register_family
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
+else:  # torch takes a second to import, transformers and plotly some more.
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
     "BilensError",
@@ -53,35 +57,6 @@ __all__ = [
     "report",
     "spectra",
 ]
-
-_ROOMS = (*("convert", "data", "explore", "nn", "read", "report"), *("residual", "tensor", "train"))
-_HOMES = {
-    **dict.fromkeys(
-        ("BilensError", "CheckpointError", "DataError", "NotBilinearError"), "bilens.errors"
-    ),
-    **dict.fromkeys(
-        ("BilinearTensor", "QuadraticForm", "Spectrum", "TensorSVD", "bonds"), "bilens.tensor"
-    ),
-    **dict.fromkeys(("Family", "ResidualModel", "register_family"), "bilens.residual"),
-    "TokenDirection": "bilens.read.language",
-    "flow": "bilens.read.flow",
-    "load": "bilens.models",
-    "spectra": "bilens.read",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # On first use: torch takes a second to import, transformers and plotly some more.
-    if name in _ROOMS:
-        return import_module(f"bilens.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
-
 
 if "transformers" in sys.modules:
     # From here on its Auto classes open bilens's models. Imported by bilens first, it would take

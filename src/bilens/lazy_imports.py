@@ -1,5 +1,7 @@
 """Slow and optional modules, imported on the first use of an attribute."""
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +17,7 @@ __all__ = [
     "go",
     "gradio",
     "lazy_import",
+    "lazy_names",
     "make_callable",
     "middleware",
     "pd",
@@ -44,6 +47,31 @@ def lazy_import(name: str, *, install: str = "") -> Any:
         BilensError: (on first use) the module is not installed. The message gives the pip command.
     """
     return _LazyModule(name, install)
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package, whose names are imported on first use.
+
+    The names are those that the package imports for the type checker:
+
+        if TYPE_CHECKING:
+            from bilens.nn.layers import Gate
+        else:
+            __getattr__, __dir__ = lazy_names(__name__)
+    """
+    homes: dict[str, str] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[package]))):
+        if isinstance(node, ast.ImportFrom):
+            homes |= dict.fromkeys((alias.name for alias in node.names), str(node.module))
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(homes[name]), name)
+
+    return find, lambda: sorted({*vars(sys.modules[package]), *homes})
 
 
 def make_callable(name: str, function: Callable[..., Any]) -> None:

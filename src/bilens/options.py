@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bilens.errors import BilensError
 
@@ -192,6 +192,18 @@ Minus = Annotated[str | int | Sequence[str | int], NAMES]
 """Tokens whose mean is subtracted, by name or number."""
 MinusNames = Annotated[tuple[str, ...], NAMES]
 """The same by name only."""
+StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
+"""Steps of the processing of a language model."""
+Basis = Literal["model", "pixels"]
+"""Space in which eigenvectors are orthonormal: see `spectra`."""
+Order = Literal["eigenvalue", "activation"]
+"""Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
+Metric = Literal["images", "gaussian", "weights"]
+"""Inputs: training images, a Gaussian of their mean and covariance, or standard normal inputs.
+
+The last is a reading of the weights only. The tree has the same bonds for the first two, since it
+uses the second moment of the inputs.
+"""
 
 
 def help_lines(documented: Any, section: str) -> dict[str, str]:

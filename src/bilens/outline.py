@@ -21,8 +21,8 @@ LIGHT = ("bilens.options", "bilens.settings", "collections.abc", "dataclasses", 
 def outline(module: str, name: str) -> Any:
     """Return a function, a dataclass or an alias of a type by its name in a module.
 
-    Functions have no body, no type of their first parameter and none of their result. Dataclasses
-    have no methods. Other classes, and types of other libraries, are empty classes of that name.
+    Functions have no body and no type of their first parameter. Dataclasses have no methods. Other
+    classes, results of functions, and types of other libraries are empty classes of that name.
     """
     if module in LIGHT:
         return getattr(import_module(module), name)
@@ -33,9 +33,7 @@ def outline(module: str, name: str) -> Any:
                     return outline(str(node.module), alias.name)
         elif name in _names(node):
             return _declare(node, module, name)
-    # Annotations such as Int[Tensor, "time"] ask the class for an item.
-    members = {"__module__": module, "__class_getitem__": classmethod(lambda kind, _: kind)}
-    return type(name, (), members)
+    return _empty(module, name)
 
 
 @cache
@@ -44,6 +42,12 @@ def source(module: str) -> ast.Module:
     path = Path(__file__).parents[1].joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _empty(module: str, name: str) -> type:
+    # Annotations such as Int[Tensor, "time"] ask the class for an item.
+    members = {"__module__": module, "__class_getitem__": classmethod(lambda kind, _: kind)}
+    return type(name, (), members)
 
 
 def _names(node: ast.stmt) -> list[str]:
@@ -55,6 +59,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 def _declare(node: ast.stmt, module: str, name: str) -> Any:
     """Run a statement without its code, with outlines of the names that it needs."""
+    namespace: dict[str, Any] = {"__name__": module}
     if isinstance(node, ast.ClassDef):
         is_field = [isinstance(part, ast.AnnAssign | ast.Expr) for part in node.body]
         body: list[ast.stmt] = [p for p, wanted in zip(node.body, is_field, strict=True) if wanted]
@@ -65,14 +70,15 @@ def _declare(node: ast.stmt, module: str, name: str) -> Any:
         node = ast.ClassDef(name, bases, [], body or [ast.Pass()], marks)
     elif isinstance(node, ast.FunctionDef):
         docstring = ast.Expr(ast.Constant(ast.get_docstring(node, clean=False) or ""))
-        # The first parameter is the model. Neither it nor the result is set by options.
+        # The first parameter is the model, which no option sets.
         first, *others = node.args.args
         parameters = copy.copy(node.args)
         parameters.args = [ast.arg(first.arg), *others]
-        node = ast.FunctionDef(name, parameters, [docstring], [])
+        result = ast.unparse(node.returns) if node.returns else "None"
+        namespace[result] = _empty(module, result)
+        node = ast.FunctionDef(name, parameters, [docstring], [], node.returns)
     used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - {name}
-    namespace: dict[str, Any] = {"__name__": module}
-    for needed in used - set(dir(builtins)):
+    for needed in used - set(dir(builtins)) - namespace.keys():
         namespace[needed] = outline(module, needed)
     program = ast.fix_missing_locations(ast.Module([node], []))
     exec(compile(program, module, "exec"), namespace)

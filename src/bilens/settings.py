@@ -104,9 +104,11 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     Raises:
         BilensError: a field does not fit. The message names it, its value and the expected type.
     """
+    defaults = {field.name: field.default for field in fields(settings)}
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if not checker(hint)(value):
+        # Help needs the defaults, and beartype takes a quarter of a second to import and begin.
+        if value is not defaults[name] and not checker(hint)(value):
             raise misfit(name, value, hint)
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
@@ -240,10 +242,10 @@ def is_array(kind: Any) -> bool:
 def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
     """Return the error of a value that does not fit its annotation, named in one sentence."""
     kind = type(value)
-    if isinstance(value, torch.Tensor):
-        given = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
-    elif kind.__module__ in ("builtins", "pathlib") or isinstance(value, np.generic):
+    if kind.__module__ in ("builtins", "pathlib") or isinstance(value, np.generic):
         given = "=" + " ".join(repr(value).split())[:200]
+    elif isinstance(value, torch.Tensor):
+        given = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
     else:
         given = f" is {kind.__module__}.{kind.__qualname__}"
     return BilensError(f"{name}{given}, expected {describe_type(hint)}{beside}")

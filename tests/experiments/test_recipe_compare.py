@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.language_settings import LanguageSettings
-from bilens.train.settings import PRESETS, LanguageTraining, Preset
+from bilens.nn.settings import LanguageSettings
+from bilens.train.presets import PRESETS, Preset
+from bilens.train.settings import LanguageTraining
 from experiments import compare
 from tests.language import small_config, small_corpus
 

@@ -15,10 +15,10 @@ from experiments.stories import PROMPT, VERBS, exactness, talk_share
 from bilens.cli.installation import reproduce
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.read.language import read_direction
 from bilens.residual import ResidualModel
-from bilens.train.settings import PRESETS
+from bilens.train.presets import PRESETS
 from tests.language import random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'

@@ -7,7 +7,7 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.language_settings import ATTENTIONS, PositionName
+from bilens.nn.settings import ATTENTIONS, PositionName
 
 
 def language_model(attention, positions="rotary", *, mixes=False):

@@ -1,7 +1,6 @@
 """The command line: every command is a dataclass, its help is its docstring."""
 
 import atexit
-import gc
 import json
 import os
 import re
@@ -9,13 +8,15 @@ import sys
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
-from io import StringIO
+from io import StringIO, TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from bilens import __version__
-from bilens.analysis import BUILT_IN, named_analyses
+from bilens.analysis import BUILT_IN, declared_analysis, load_file
+from bilens.cli.console import check_own
 from bilens.cli.terminal import errors, out, printable
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
@@ -76,8 +77,12 @@ def main(args: list[str] | None = None) -> None:
     given = sys.argv[1:] if args is None else args
     as_json, command = JSON in given, None
     try:
+        if sys.stdout is None:
+            raise BilensError("standard output is closed; use > /dev/null to see nothing of it")
+        if isinstance(sys.stdout, TextIOWrapper):
+            # Terminals of other encodings than UTF-8 show \u2581 instead of a letter.
+            sys.stdout.reconfigure(errors="backslashreplace")
         command = parse(given)
-        gc.enable()
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
@@ -99,12 +104,19 @@ def main(args: list[str] | None = None) -> None:
 
 
 def check_outputs(command: Any) -> None:
-    """Refuse devices and named pipes as outputs before any work, instead of after hours of it."""
+    """Refuse outputs before any work, instead of after hours of it.
+
+    Refused are devices and named pipes, and default places with files that bilens did not write.
+    """
+    settings = getattr(command, "what", command)
     for name in OUTPUTS:
-        path = getattr(getattr(command, "what", command), name, None)
+        path = getattr(settings, name, None)
         paths = path if isinstance(path, tuple) else (path,)
         for target in filter(None, paths):
             files.check_target(target)
+    is_named = getattr(settings, "output", None) is not None or getattr(settings, "resume", False)
+    if hasattr(settings, "place") and not is_named:
+        check_own(settings.place)
 
 
 def _plain(value: Any) -> Any:
@@ -113,54 +125,65 @@ def _plain(value: Any) -> Any:
 
 
 def parse(args: list[str]) -> Any:
-    """Return the command with its settings; only the module of this command is imported.
+    """Return the command with its settings, without an import of torch.
 
     Raises:
-        BilensError: a setting is out of range.
+        BilensError: an argument is not in the encoding of the shell.
         SystemExit: the arguments are not understood, or help or the version was asked for.
     """
     # Every command takes it, so no command declares it.
     args = [word for word in args if word != JSON]
     for word in args:
-        # Python keeps bytes that are no UTF-8 as halves of surrogate pairs; file names may have
+        # Python keeps bytes of other encodings as halves of surrogate pairs; file names may have
         # them, but no tokenizer accepts them.
         if not word.isascii() and re.search("[\ud800-\udfff]", word) and not os.path.exists(word):  # noqa: PTH110
-            raise BilensError(f"{printable(word)!r} is not valid UTF-8, and no file here")
-    tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
+            encoding = sys.getfilesystemencoding()
+            hint = "" if encoding == "utf-8" else "; with PYTHONUTF8=1 Python reads UTF-8"
+            raise BilensError(
+                f"{printable(word)!r} is not valid {encoding}, and no file here{hint}"
+            )
     if "--version" in args:
         out.print(f"bilens {__version__}")
         sys.exit(0)
-    if not args or args[0].startswith("-"):
-        return _overview(args)
-    name, *words = args
+    screen, refused = _Screen(args), StringIO()
+    try:
+        with redirect_stdout(screen), redirect_stderr(refused):
+            return _overview(args) if not args or args[0].startswith("-") else _one(*args)
+    except SystemExit:
+        sys.stdout.write(screen.getvalue())
+        sys.stderr.write(printable(refused.getvalue()))
+        raise
+
+
+class _Screen(StringIO):
+    """Help as tyro prints it: it asks whether to draw boxes, and to use colours, which help has."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__()
+        is_help = {"-h", "--help"} & {*args}
+        self._has_colours = is_help and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._encoding = sys.stdout.encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return bool(self._has_colours)
+
+
+def _one(name: str, *words: str) -> Any:
+    """Return the command with a name."""
     if name not in LINES and not name.endswith(".py"):
         near = get_close_matches(name, LINES)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        errors.print(
-            f"error: {name} is not a command; {hint}`bilens --help` lists them", style="red"
-        )
+        sys.stderr.write(f"error: {name} is not a command; {hint}`bilens --help` lists them\n")
         sys.exit(2)
     command = _command(name)
-    options: dict[str, Any] = {
-        "prog": f"bilens {name}",
-        "args": words,
-        "config": (tyro.conf.OmitArgPrefixes,),
-        "registry": NUMBERS,
-    }
+    options: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "registry": NUMBERS}
     if hasattr(command, "default_for"):
         options["default"] = command.default_for(words)
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            return tyro.cli(command, **options)
-    except SystemExit as stop:
-        # tyro would print a setting's error below the name of a class.
-        refused: BaseException | None = stop
-        while refused is not None and not isinstance(refused, BilensError):
-            refused = refused.__context__
-    if refused is not None:
-        raise refused
-    # Once more, to print its message: with nothing in it that a terminal would obey.
-    return tyro.cli(command, **{**options, "args": [printable(word) for word in words]})
+    return tyro.cli(command, prog=f"bilens {name}", args=words, **options)
 
 
 def _command(name: str) -> Any:
@@ -169,7 +192,7 @@ def _command(name: str) -> Any:
         module, kind, _ = COMMANDS[name]
         return getattr(import_module(f"bilens.cli.{module}"), kind)
     # A file may register several, and a command is one.
-    entries = named_analyses(name)
+    entries = load_file(name) if name.endswith(".py") else [declared_analysis(name)]
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
         raise BilensError(f"{name} registers {names}; expected one reading in a file")
@@ -187,7 +210,7 @@ def _overview(args: list[str]) -> Any:
 
 
 NUMBERS = tyro.constructors.ConstructorRegistry()
-"""Whole numbers may be written as 1000000, 500K, 1M or 0.5B."""
+"""Whole numbers may be written as 1000000, 500K, 1M or 0.5B, and paths are not empty."""
 
 
 @NUMBERS.primitive_rule
@@ -203,6 +226,32 @@ def _whole_number(
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     )
+
+
+@NUMBERS.primitive_rule
+def _path(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Path] | None:
+    if info.type is not Path:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda args: path_of(args[0]),
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def path_of(text: str) -> Path:
+    """Return the path of a text, which an unset variable of a shell leaves empty.
+
+    Raises:
+        ValueError: it is empty, which Python reads as the current folder.
+    """
+    if not text:
+        raise ValueError("'', expected a path; write . for the current folder")
+    return Path(text)
 
 
 def whole_number(text: str) -> int:

@@ -1,22 +1,18 @@
 """Commands of registered analyses: their options are the parameters of a function."""
 
-from dataclasses import MISSING, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, make_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.text import Text
 
-from bilens.analysis import Analysis, Reading
-from bilens.cli.console import Device, ModelName, choose_device
+from bilens.analysis import Analysis, Reading, find_analysis
+from bilens.cli.console import Device, ModelName, check_own, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
-from bilens.files import write_json, written_whole
-from bilens.inputs import check_data, loader
-from bilens.models import load
 from bilens.options import REQUIRED, Option
-from bilens.report import write_report
-from bilens.report.exporters import EXPORTERS
 from bilens.sections import ContextLine, Table, fact_text, signed
 from bilens.settings import check_settings
 
@@ -38,6 +34,64 @@ LOW_MEMORY_HELP = (
 )
 
 
+@dataclass(frozen=True)
+class Exporter:
+    """An option that writes the readings of one kind to further files.
+
+    Attributes:
+        name: Of the option that asks for the path.
+        help: A sentence about it.
+        writer: Name of the function in `bilens.report.exporters` that writes a reading to a path,
+            under a name, with the model's name.
+        endings: Endings of the path, of which it has one; a folder has none.
+    """
+
+    name: str
+    help: str
+    writer: str
+    endings: tuple[str, ...] = ()
+
+    def write(self, reading: Reading, path: Path, name: str, model: str) -> None:
+        """Write a reading."""
+        write = getattr(import_module("bilens.report.exporters"), self.writer)
+        write(reading, path, name, model)
+
+
+ARRAYS = ("arrays", "Folder to also write the arrays to, with the numbers as JSON.")
+EXPORTERS: dict[str, tuple[Exporter, ...]] = {
+    "ClassifierReading": (Exporter(*ARRAYS, "write_spectra"),),
+    "DeepReading": (Exporter(*ARRAYS, "write_paths"),),
+    "BondReading": (Exporter(*ARRAYS, "write_bonds"),),
+    "DirectionReading": (
+        Exporter(
+            "neuronpedia",
+            "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
+            "write_neuronpedia",
+        ),
+    ),
+    "FlowReading": (
+        Exporter(
+            "figure",
+            "File to also draw the graph to: a name that ends in .png, .svg or .pdf.",
+            "write_figure",
+            (".png", ".svg", ".pdf"),
+        ),
+        Exporter(
+            "viewer",
+            "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
+            "write_viewer",
+        ),
+        Exporter(
+            "save_graph",
+            "File to also write the graph to, as an attribution graph for Neuronpedia.",
+            "write_graph",
+            (".json",),
+        ),
+    ),
+}
+"""By the name of the type of a reading."""
+
+
 class ReadingCommand:
     """The settings of an analysis, with fields of its parameters."""
 
@@ -56,19 +110,28 @@ class ReadingCommand:
             raise BilensError(
                 f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
             )
-        exporters = EXPORTERS.get(self.analysis.hints["return"], ())
+        exporters = EXPORTERS.get(self.analysis.hints["return"].__name__, ())
         targets = [(one, path) for one in exporters for path in getattr(self, one.name)]
         for exporter, path in targets:
             if exporter.endings and path.suffix not in exporter.endings:
                 option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
                 raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
-            exporter.require()
+        if self.output is not None and self.output.suffix == ".html":
+            check_own(self.output.with_suffix(".json"), self.output)
+
+        from bilens.figures.paper import require_matplotlib
+        from bilens.inputs import check_data, loader
+        from bilens.models import load
+
+        if getattr(self, "figure", ()):
+            require_matplotlib()
         if data := getattr(self, "data", None):
             check_data(self.model, data, getattr(self, "data_dir", None))
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         # vars holds more than the analysis needs, which picks its own by name.
         load_data = loader(model, self.model)
-        reading = self.analysis.run(model, vars(self), load_data, source=self.model)
+        entry = find_analysis(self.analysis.name)
+        reading = entry.run(model, vars(self), load_data, source=self.model)
         show_reading(reading)
         if self.output is not None:
             write_reading(reading, self.output)
@@ -85,7 +148,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     """Return the command of an analysis: a dataclass with its options, for tyro."""
     fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
     options = [*analysis.options, Option("output", Path | None, None, OUTPUT_HELP)]
-    for exporter in EXPORTERS.get(analysis.hints["return"], ()):
+    for exporter in EXPORTERS.get(analysis.hints["return"].__name__, ()):
         options.append(Option(exporter.name, Files, (), exporter.help))
     # tyro reads names, types, help and defaults from the fields of a class.
     for option in options:
@@ -117,6 +180,9 @@ def show_reading(reading: Reading) -> None:
 
 def write_reading(reading: Reading, path: Path) -> None:
     """Write a page, the numbers as JSON, or a folder with tables as CSV, by the path's ending."""
+    from bilens.files import write_json, written_whole
+    from bilens.report import write_report
+
     # A page is for reading, and the JSON beside it for programs.
     if path.suffix == ".html":
         write_report(path, [reading], title=reading.title)

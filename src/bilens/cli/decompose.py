@@ -1,24 +1,16 @@
 """`bilens decompose`, `report` and `explore`: a trained model as files, as a page and live."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import bilens
 from bilens.analysis import find_analysis
-from bilens.cli.analyses import show_reading
-from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
+from bilens.cli.analyses import EXPORTERS, show_reading
+from bilens.cli.console import DataDir, Device, ModelName, RunDir, check_own, choose_device
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
-from bilens.figures.paper import require_matplotlib
-from bilens.inputs import check_data, loader
-from bilens.models import load
-from bilens.nn import ImageClassifier
-from bilens.read import Basis, Metric, Order
-from bilens.report import save_figures, write_report
-from bilens.report.exporters import EXPORTERS
-from bilens.report.model import report_readings
-from bilens.report.page import OPTIONS
+from bilens.options import Basis, Metric, Order
 
 
 @dataclass(frozen=True)
@@ -38,28 +30,33 @@ class Decompose:
     Attributes:
         run_dir: directory that `bilens train images` wrote.
         data_dir: folder of the IDX files; see `bilens train images --help`.
-        basis: eigenvectors orthonormal after the embedding, as in the paper, or in pixels; for
-            models of one layer.
-        paths: how many of the strongest paths to find in a model of several layers.
+        basis: (one layer) eigenvectors orthonormal after the embedding, as in the paper and by
+            default, or in pixels.
+        paths: (several layers) how many of the strongest paths to find; 1000 by default.
         bonds: find the few directions between the layers instead.
-        drop: (bonds) accuracy that the cut may lose, as a share of the images.
-        metric: (bonds) directions for the training images, for a Gaussian of their mean and
-            covariance, or for standard normal inputs, from the weights only.
+        drop: (bonds) accuracy that the cut may lose, as a share of the images; 0.01 by default.
+        metric: (bonds) directions for the training images, as by default, for a Gaussian of their
+            mean and covariance, or for standard normal inputs, from the weights only.
     """
 
     run_dir: RunDir
     data_dir: DataDir = None
-    basis: Basis = "model"
-    paths: int = 1000
+    basis: Basis | None = None
+    paths: int | None = None
     bonds: bool = False
-    drop: float = 0.01
-    metric: Metric = "images"
+    drop: float | None = None
+    metric: Metric | None = None
     device: Device = "auto"
 
     def run(self) -> dict[str, Any]:
         """Decompose, print and save."""
-        if self.bonds and self.paths != Decompose.paths:
-            raise BilensError(f"--paths={self.paths} has no effect with --bonds; leave out one")
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        self._check_effects(given, ("drop", "metric") if self.bonds else ("basis", "paths"))
+
+        from bilens.inputs import loader
+        from bilens.models import load
+        from bilens.nn import ImageClassifier
+
         model = load(self.run_dir, device=choose_device(self.device))
         if not isinstance(model, ImageClassifier):
             raise BilensError(
@@ -67,14 +64,24 @@ class Decompose:
                 "prints the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
         name = "bonds" if self.bonds else "paths" if len(model.layers) > 1 else "eigenvectors"
-        settings = {**vars(self), "k": self.paths}
+        if not self.bonds:
+            self._check_effects(given, ("paths" if name == "paths" else "basis",))
+        settings = given if self.paths is None else given | {"k": self.paths}
         load_data = loader(model, self.run_dir)
         reading = find_analysis(name).run(model, settings, load_data, source=self.run_dir)
         show_reading(reading)
-        (arrays,) = EXPORTERS[type(reading)]
+        (arrays,) = EXPORTERS[type(reading).__name__]
         arrays.write(reading, self.run_dir, name, self.run_dir.name)
         out.print(f"written: {self.run_dir}")
         return reading.record()
+
+    def _check_effects(self, given: Mapping[str, Any], names: Collection[str]) -> None:
+        for name in ("basis", "paths", "drop", "metric"):
+            if name in given and name not in names:
+                with_bonds = f"with{'' if self.bonds else 'out'} --bonds"
+                raise BilensError(
+                    f"--{name}={given[name]} has no effect {with_bonds} on this model; leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -128,21 +135,34 @@ class Report:
     prompt: str | None = None
     device: Device = "auto"
 
+    @property
+    def place(self) -> Path:
+        """The page by default."""
+        folder = Path(self.model)
+        name = Path("runs") / f"report-{folder.stem}.html"
+        return folder / "report.html" if folder.is_dir() else name
+
     def run(self) -> dict[str, Any]:
         """Read the model and write its page."""
+        page = self.output or self.place
+        if self.figures:
+            check_own(page.parent / "figures", page)
+
+        from bilens.figures.paper import require_matplotlib
+        from bilens.inputs import check_data
+        from bilens.models import load
+        from bilens.report import save_figures, write_report
+        from bilens.report.model import report_readings
+
         check_data(self.model, self.data, self.data_dir)
         if self.figures:
             require_matplotlib()
         model = load(self.model, device=choose_device(self.device))
-        folder = Path(self.model)
-        page = self.output or (
-            folder / "report.html"
-            if folder.is_dir()
-            else Path("runs") / f"report-{folder.stem}.html"
-        )
-        settings = {name: getattr(self, name) for name in (*OPTIONS, "data", "data_dir")}
+        others = ("model", "output", "figures", "add", "device")
+        settings = {name: value for name, value in vars(self).items() if name not in others}
         readings = report_readings(model, settings, source=self.model, add=self.add)
-        drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
+        title = f"{Path(self.model).name}, read from its weights"
+        drawn = write_report(page, readings, title=title)
         out.print(f"report: {page}")
         if self.figures:
             save_figures(drawn, page.parent / "figures", self.figures)
@@ -185,13 +205,15 @@ class Explore:
 
     def run(self) -> dict[str, Any]:
         """Read the model and serve until ctrl-C."""
+        from bilens import explore
+
         # A Space starts its own explorer, so nothing is read here.
         if self.space is not None:
-            bilens.explore.write_space(self.space, self.model, data=self.data)
+            explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
             return {"space": self.space}
         device = str(choose_device(self.device))
-        app = bilens.explore.explorer(
+        app = explore.explorer(
             self.model, data=self.data, data_dir=self.data_dir, device=device, add=self.add
         )
         address = app.launch(

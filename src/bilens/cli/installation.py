@@ -11,26 +11,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
-from huggingface_hub import constants
 
 from bilens import __version__
-from bilens.analysis import find_analysis
+from bilens.analysis import declared_analysis
 from bilens.cli.analyses import command_of
 from bilens.cli.console import DataDir
 from bilens.cli.decompose import Decompose, Report
 from bilens.cli.terminal import out, show_table
 from bilens.cli.train import Architecture, TrainImages, TrainLanguage
 from bilens.errors import BilensError
-from bilens.files import write_json
-from bilens.kernels import triton_problem
 from bilens.lazy_imports import datasets
-from bilens.nn.language_settings import LanguageSettings
-from bilens.report import write_page
+from bilens.nn.settings import LanguageSettings
 from bilens.sections import ContextList, Section, Table
-from bilens.train import ClassifierTraining, is_begun
-from bilens.train.settings import LanguageTraining
+from bilens.train.settings import ClassifierTraining, LanguageTraining
 
 FOLDER = Path(__file__).parents[3] / "experiments"
 
@@ -62,6 +56,11 @@ def reproduce(
     Raises:
         BilensError: the recipe does not exist.
     """
+    import torch
+
+    from bilens.files import write_json
+    from bilens.report import write_page
+
     if name not in recipes():
         raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")
     if str(FOLDER.parent) not in sys.path:
@@ -114,6 +113,11 @@ class Doctor:
 
     def run(self) -> dict[str, Any]:
         """Look and print."""
+        import torch
+        from huggingface_hub import constants
+
+        from bilens.kernels import triton_problem
+
         optional = {name: _version(name) for name in OPTIONAL}
         # Installed is not enough: it has to fit the GPU and its driver.
         if optional["triton"] is not None and (problem := triton_problem()) is not None:
@@ -160,6 +164,8 @@ def _version(name: str) -> str | None:
 
 
 def _gpu(number: int) -> str:
+    import torch
+
     about = torch.cuda.get_device_properties(number)
     return f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
 
@@ -183,14 +189,18 @@ class Demo:
         bilens demo
 
     Attributes:
-        output: folder of the two runs, deep and grammar.
+        output: folder of the two runs, deep and grammar; by default runs/demo.
     """
 
-    output: Path = Path("runs/demo")
+    output: Path | None = None
+    place = Path("runs/demo")
 
     def run(self) -> dict[str, Any]:
         """Train, decompose and report."""
-        deep, grammar = self.output / "deep", self.output / "grammar"
+        from bilens.train import is_begun
+
+        output = self.output or self.place
+        deep, grammar = output / "deep", output / "grammar"
         out.print("A deep model on few directions", style="bold")
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
         # From the weights: the demo shows what no data has chosen.
@@ -199,7 +209,7 @@ class Demo:
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         # The command, and not the function, so that the demo shows what users will type.
-        flow: Any = command_of(find_analysis("flow"))
+        flow: Any = command_of(declared_analysis("flow"))
         page = grammar / "flow.html"
         records["flow"] = flow(
             model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page
@@ -222,26 +232,28 @@ class Reproduce:
         recipe: which; without one, all are listed.
         scale: small takes minutes on two cores; paper is as large as the source.
         data_dir: folder of the IDX files; see `bilens train images --help`.
-        output: folder for NAME.json, NAME.html and the models.
+        output: folder for NAME.json, NAME.html and the models; by default runs/reproduced.
     """
 
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
     scale: Literal["small", "paper"] = "small"
     data_dir: DataDir = None
-    output: Path = Path("runs/reproduced")
+    output: Path | None = None
+    place = Path("runs/reproduced")
 
     def run(self) -> dict[str, Any]:
         """Run the recipe and print its numbers, or list them all."""
         if self.recipe is None:
             show_table(("recipe", "what"), recipes().items(), words=2)
             return {"recipes": recipes()}
+        output = self.output or self.place
         record = reproduce(
             self.recipe,
             scale=self.scale,
-            output=self.output,
-            models=self.output / "models",
+            output=output,
+            models=output / "models",
             data_dir=self.data_dir,
         )
         out.print_json(data=record)
-        out.print(f"page: {self.output / self.recipe}.html")
+        out.print(f"page: {output / self.recipe}.html")
         return record

@@ -2,36 +2,23 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import bilens
-from bilens.checks import check_index
-from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
+from bilens.cli.console import DataDir, Device, ModelName, RunDir, check_own, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
-from bilens.files import write_json
-from bilens.lazy_imports import lazy_import
-from bilens.models import load
-from bilens.options import layer_of
-from bilens.processes import this_process
+from bilens.options import StepName, layer_of
 from bilens.sections import signed
-from bilens.settings import Count, Size, check_settings
+from bilens.settings import CheckedSettings, Count, Size
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
-    from bilens.train import layers, linearise, tensorise
-else:  # They import transformers, which takes seconds, and `--help` does without it.
-    layers, linearise, tensorise = (
-        lazy_import(f"bilens.train.{name}") for name in ("layers", "linearise", "tensorise")
-    )
-
-STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPretrained:
+class OnPretrained(CheckedSettings):
     """Settings of every command that changes a pretrained model.
 
     Attributes:
@@ -43,21 +30,22 @@ class OnPretrained:
     model: ModelName
     data_dir: DataDir = None
     output: Path | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+    kind: ClassVar[str]
 
     def open(self, **options: Any) -> tuple[Any, Any]:
         """Return the model and its tokenizer."""
         model = bilens.convert.open_model(self.model, **options)
         return model, bilens.convert.open_tokenizer(self.model, model)
 
-    def folder(self, kind: str) -> Path:
-        """Return the output, or a folder of a default name."""
-        return self.output or Path("runs") / f"{kind}-{Path(self.model).stem}"
+    @property
+    def place(self) -> Path:
+        """The output by default."""
+        return Path("runs") / f"{self.kind}-{Path(self.model).stem}"
 
     def texts(self, name: str, tokenizer: Any, length: int, **options: Any) -> "bilens.data.Corpus":
         """Load texts in the model's tokens; one process fills the cache, and the others open it."""
+        from bilens.processes import this_process
+
         with this_process().main_process_first():
             corpus = bilens.data.load_documents(
                 name, tokenizer, n_ctx=length, data_dir=self.data_dir, **options
@@ -86,17 +74,24 @@ class Process:
     """
 
     model: ModelName
-    steps: tuple[Literal[STEP_NAMES], ...] = ()  # type: ignore[valid-type]
+    steps: tuple[StepName, ...] = ()
     output: Path | None = None
     device: Device = "auto"
 
+    @property
+    def place(self) -> Path:
+        """The output by default."""
+        return Path("runs") / f"processed-{Path(self.model).stem}"
+
     def run(self) -> dict[str, Any]:
         """Process and save."""
+        from bilens.files import write_json
+
         model: Any = bilens.convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
         tokenizer = bilens.convert.find_tokenizer(self.model, model)
         # In place: two copies of a large model may not fit.
         model, report = bilens.convert.process(model, self.steps or None, in_place=True)
-        output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
+        output = self.output or self.place
         bilens.convert.save_model(output, model, tokenizer)
         write_json(output / "processing.json", report.record())
         done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
@@ -139,10 +134,14 @@ class Anneal(OnPretrained):
     resume: bool = False
     device: Literal["auto", "cpu"] = "auto"
     training: AnnealTraining = field(default_factory=AnnealTraining)
+    kind = "annealed"
 
     def run(self) -> dict[str, Any] | None:
         """Anneal one model."""
-        cpu, output = self.device == "cpu", self.folder("annealed")
+        from bilens.processes import this_process
+        from bilens.train import linearise
+
+        cpu, output = self.device == "cpu", self.output or self.place
         state = this_process(cpu=cpu)
         model, tokenizer = self.open()
         corpus = self.texts(self.data, tokenizer, self.training.length, shortest=self.shortest)
@@ -174,18 +173,20 @@ class Export:
     run_dir: RunDir
     output: Path | None = None
 
+    @property
+    def place(self) -> Path:
+        """The output by default."""
+        return self.run_dir / "bilinear"
+
     def run(self) -> dict[str, Any]:
         """Fold the 1/2 of Swish into the gates and save."""
         model = bilens.convert.open_model(self.run_dir)
         tokenizer = bilens.convert.open_tokenizer(self.run_dir, model)
         bilens.convert.make_bilinear(model)
-        output = self.output or self.run_dir / "bilinear"
+        output = self.output or self.place
         bilens.convert.save_model(output, model, tokenizer)
         out.print(f"model: {output}")
         return {"model": output}
-
-
-WORST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +207,10 @@ class InStages(OnPretrained):
     device: Literal["auto", "cpu"] = "auto"
     low_memory: bool = False
 
-    def begin(self, length: int) -> tuple[Any, Any, list[Any], dict[str, torch.Tensor]]:
+    def begin(self, length: int) -> tuple[Any, Any, list[Any], "dict[str, torch.Tensor]"]:
         """Return the model, its tokenizer, texts to learn from, and texts to measure on."""
+        from bilens.processes import this_process
+
         this_process(cpu=self.device == "cpu")
         model, tokenizer = self.open(low_memory=self.low_memory)
         corpora = [self.texts(name, tokenizer, length) for name in self.data]
@@ -262,10 +265,16 @@ class Linearise(InStages):
     steps: int = 0
     tokens: Count = 8192
     length: Size = 256
+    kind = "linear"
 
     def run(self) -> dict[str, Any] | None:
         """Fit, save and print."""
-        how, output = Distillation(steps=self.steps), self.folder("linear")
+        import torch
+
+        from bilens.processes import this_process
+        from bilens.train import layers, linearise, tensorise
+
+        how, output = Distillation(steps=self.steps), self.output or self.place
         folder = layers.stages_of(output, resume=self.resume)
         model, tokenizer, learned, held_out = self.begin(self.length)
         if self.tokens < self.length:
@@ -293,7 +302,7 @@ class Linearise(InStages):
             rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
         header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
         show_table(header, rows, words=2)
-        worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:WORST]
+        worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:5]
         out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
         out.print(
             f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
@@ -327,10 +336,14 @@ class Tensorise(InStages):
     """
 
     training: TensoriseTraining = field(default_factory=TensoriseTraining)
+    kind = "tensor"
 
     def run(self) -> dict[str, Any] | None:
         """Train, save and print."""
-        output = self.folder("tensor")
+        from bilens.processes import this_process
+        from bilens.train import tensorise
+
+        output = self.output or self.place
         model, tokenizer, learned, held_out = self.begin(self.training.length)
         tensorised = tensorise.tensorise(
             model,
@@ -345,9 +358,6 @@ class Tensorise(InStages):
         if not this_process().is_main_process:
             return None
         return {"model": output, "stages": self.show(tensorised, output)}
-
-
-SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -384,7 +394,11 @@ class Spectra:
 
     def run(self) -> dict[str, Any] | None:
         """Decompose and save."""
-        model: Any = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
+        from bilens.processes import this_process
+
+        model: Any = bilens.load(
+            self.model, device=choose_device(self.device), low_memory=self.low_memory
+        )
         if not isinstance(model, bilens.ResidualModel):
             raise BilensError(
                 f"{self.model} holds {type(model).__name__}, and this command reads language "
@@ -393,6 +407,8 @@ class Spectra:
         layer = layer_of(model, self.layer)
         numbers = self._numbers(model)
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{layer}"
+        if self.output is None:
+            check_own(output)
         bilens.convert.write_spectra(
             model.mlp(layer),
             model.parts.logit_weights(numbers)[0].T,
@@ -415,7 +431,7 @@ class Spectra:
             ("token", "eigenvalues", "largest residual"),
             [
                 (tokens[i], "  ".join(signed(value) for value in values[i]), f"{residuals[i]:.1e}")
-                for i in range(min(SHOWN, len(names)))
+                for i in range(min(10, len(names)))
             ],
             words=2,
         )
@@ -426,6 +442,8 @@ class Spectra:
 
     def _numbers(self, model: "bilens.ResidualModel") -> list[int]:
         """Return the tokens' numbers: all, or those of names or numbers."""
+        from bilens.checks import check_index
+
         if self.tokens == "all":
             return list(range(model.parts.unembed.n_out))
         words = self.tokens.split(",")

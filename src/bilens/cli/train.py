@@ -9,25 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-import bilens
 from bilens.cli.console import DataDir, choose_device
 from bilens.cli.terminal import out
-from bilens.data import ImageData, load_images
-from bilens.lazy_imports import lazy_import
-from bilens.nn import ClassifierConfig
-from bilens.nn.language_settings import LanguageSettings
-from bilens.processes import this_process
-from bilens.settings import Between, check_settings
-from bilens.train import ClassifierTraining, train_classifier, train_classifiers
-from bilens.train.settings import PRESETS, LanguageTraining, check_precision
+from bilens.nn.settings import ClassifierConfig, LanguageSettings
+from bilens.settings import Between, CheckedSettings
+from bilens.train.settings import ClassifierTraining, LanguageTraining, check_precision
 
 if TYPE_CHECKING:
-    from bilens.nn import language
-    from bilens.train import language as language_training
-else:  # They import transformers, which takes seconds, and classifiers do without it.
-    language = lazy_import("bilens.nn.language")
-    language_training = lazy_import("bilens.train.language")
-
+    from bilens.data import Corpus, ImageData
+    from bilens.nn.language import LanguageConfig
 
 Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
 
@@ -41,7 +31,7 @@ class Architecture(ClassifierConfig):
     image_shape: tyro.conf.Fixed[tyro.conf.Suppress[tuple[int, int] | None]] = None
     class_names: tyro.conf.Fixed[tyro.conf.Suppress[tuple[str, ...]]] = ()
 
-    def config_for(self, data: ImageData) -> ClassifierConfig:
+    def config_for(self, data: "ImageData") -> ClassifierConfig:
         """Return the configuration of the same model for the images of `data`."""
         told = {
             "n_inputs": data.n_inputs,
@@ -53,7 +43,7 @@ class Architecture(ClassifierConfig):
 
 
 @dataclass(frozen=True)
-class TrainImages:
+class TrainImages(CheckedSettings):
     """Train an image classifier from scratch and save it.
 
     The run directory holds config.json and model.safetensors, which bilens.load and
@@ -84,13 +74,18 @@ class TrainImages:
     architecture: Architecture = field(default_factory=Architecture)
     training: ClassifierTraining = field(default_factory=ClassifierTraining)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
+    @property
+    def place(self) -> Path:
+        """The run directory by default."""
+        return Path("runs") / Path(self.data).name
 
     def run(self) -> dict[str, Any]:
         """Train one model or several."""
+        from bilens.data import load_images
+        from bilens.train import train_classifier, train_classifiers
+
         data = load_images(self.data, self.data_dir).to(choose_device(self.device))
-        config, run = self.architecture.config_for(data), self.output or Path("runs") / data.name
+        config, run = self.architecture.config_for(data), self.output or self.place
         if self.seeds == 1:
             trained = [train_classifier(config, data, self.training, run, resume=self.resume)]
             runs = [run]
@@ -138,6 +133,8 @@ class LanguageSetup:
     @classmethod
     def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
         """Return the settings of the preset in the arguments of the command line."""
+        from bilens.train.presets import PRESETS
+
         known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         # Before the real parser, whose defaults depend on the preset.
         known.add_argument("--preset")
@@ -151,7 +148,7 @@ class LanguageSetup:
         """True if GPUs are not used."""
         return self.device == "cpu"
 
-    def prepare(self, **parts: str) -> "tuple[language.LanguageConfig, bilens.data.Corpus]":
+    def prepare(self, **parts: str) -> "tuple[LanguageConfig, Corpus]":
         """Return the model's settings and the texts, which a single process prepares.
 
         Args:
@@ -160,11 +157,15 @@ class LanguageSetup:
         Raises:
             BilensError: the settings do not fit together; nothing is loaded then.
         """
-        config = language.LanguageConfig(**{**self.model.settings(), **parts})
+        from bilens.data import load_corpus
+        from bilens.nn.language import LanguageConfig
+        from bilens.processes import this_process
+
+        config = LanguageConfig(**{**self.model.settings(), **parts})
         check_precision(config.attention, self.training.precision)
         # One process fills the cache of token ids, and the others open it.
         with this_process(cpu=self.use_cpu).main_process_first():
-            corpus = bilens.data.load_corpus(
+            corpus = load_corpus(
                 self.data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=self.data_dir
             )
         # A small corpus may have fewer tokens than were asked for.
@@ -173,6 +174,8 @@ class LanguageSetup:
 
     def is_main_process(self) -> bool:
         """Return True for the process that prints."""
+        from bilens.processes import this_process
+
         return bool(this_process().is_main_process)
 
 
@@ -195,11 +198,18 @@ class TrainLanguage(LanguageSetup):
     output: Path | None = None
     resume: bool = False
 
+    @property
+    def place(self) -> Path:
+        """The run directory by default."""
+        return Path("runs") / Path(self.data).name
+
     def run(self) -> dict[str, Any] | None:
         """Train one model."""
+        from bilens.train.language import train_language
+
         config, corpus = self.prepare()
-        run = self.output or Path("runs") / Path(self.data).name
-        model, history = language_training.train_language(
+        run = self.output or self.place
+        model, history = train_language(
             config, corpus, self.training, run, resume=self.resume, use_cpu=self.use_cpu
         )
         if not self.is_main_process():

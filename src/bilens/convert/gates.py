@@ -35,7 +35,7 @@ from transformers.activations import ACT2FN
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.residual.layers import MLP
 from bilens.residual.parts import LinearMap
 from bilens.residual.sums import check_unchanged, log_probabilities

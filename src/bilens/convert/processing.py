@@ -23,7 +23,7 @@ Source: the weight processing of TransformerLens (`fold_ln` and its companions),
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import repeat
@@ -33,14 +33,12 @@ from transformers import PreTrainedModel
 from bilens.checks import check_weights, checked
 from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
+from bilens.options import StepName
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Parts
 from bilens.residual.model import check_unhooked
 from bilens.residual.parts import Embedding, LinearMap
 from bilens.residual.sums import check_unchanged, log_probabilities
-
-StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
-"""Names of the steps."""
 
 Step = Callable[[Parts], list[str]]
 """A rewriting of a model's weights; returns the folded parts and their new places, in words."""

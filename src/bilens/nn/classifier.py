@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -11,62 +11,11 @@ from torch import Tensor, nn
 from bilens.checks import check_finite, check_labels, checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
-from bilens.nn.layers import GatedLayer, GateName, NormName, ScalarNorm, make_norm
-from bilens.settings import CheckedSettings, Count, Depth, Size
+from bilens.nn.layers import GatedLayer, ScalarNorm, make_norm
+from bilens.nn.settings import ClassifierConfig
+from bilens.settings import CheckedSettings, Count, Size
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.factors import fit_input
-
-
-@dataclass(frozen=True)
-class ClassifierConfig(CheckedSettings):
-    """Architecture and sizes of an image classifier.
-
-    The defaults are Table 2 of Pearce et al. 2024.
-
-    Attributes:
-        n_inputs: pixels of an image, height times width.
-        n_classes: number of classes.
-        d_model: width of the embedding and of every layer.
-        n_layers: number of layers.
-        d_hidden: hidden units of each layer, projected back to d_model; None for d_model of them
-            and no projection, as in the paper.
-        gate: gate of each layer; only identity, or swish at beta = 0, makes a tensor.
-        beta: beta of the swish gate.
-        bias: add biases to all maps.
-        residual: each layer adds to its input instead of replacing it.
-        norm: norm before each layer and before the unembedding. With none, or with scalar, which
-            divides by a running mean, the model is a tensor. With rms or layer it is not.
-        image_shape: height and width, for pictures; None if the inputs are not images.
-        class_names: names of the classes; their numbers by default.
-    """
-
-    n_inputs: Size
-    n_classes: Size
-    d_model: Size = 300
-    n_layers: Depth = 1
-    d_hidden: Size | None = None
-    gate: GateName = "identity"
-    beta: float = 1.0
-    bias: bool = False
-    residual: bool = False
-    norm: NormName = "none"
-    image_shape: tuple[Size, Size] | None = None
-    class_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        shape = self.image_shape
-        if shape is not None and self.n_inputs != shape[0] * shape[1]:
-            raise BilensError(
-                f"image_shape={shape} has {shape[0] * shape[1]} pixels, but the model reads "
-                f"n_inputs={self.n_inputs}"
-            )
-        names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
-        object.__setattr__(self, "class_names", names)
-        if len(names) != self.n_classes:
-            raise BilensError(
-                f"class_names has {len(names)} names, expected n_classes={self.n_classes}"
-            )
 
 
 class ImageClassifier(Checkpointed):
@@ -78,7 +27,7 @@ class ImageClassifier(Checkpointed):
     Source: Pearce et al. 2024, section 5 and appendix A.
     """
 
-    model_type = "image-classifier"
+    model_type: ClassVar[str] = "image-classifier"
     config_class = ClassifierConfig
 
     def __init__(self, config: ClassifierConfig) -> None:
@@ -302,7 +251,7 @@ class SparseAutoencoder(Checkpointed):
     Source: Pearce & Dooms 2024, appendix "SAE training".
     """
 
-    model_type = "sparse-autoencoder"
+    model_type: ClassVar[str] = "sparse-autoencoder"
     config_class = AutoencoderConfig
 
     def __init__(self, config: AutoencoderConfig) -> None:

@@ -1,7 +1,6 @@
 """Layers of a model by name: gates, gated layers and their tensors, plain MLPs, and norms."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -10,11 +9,10 @@ from torch.nn import functional
 
 from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
+from bilens.nn.settings import GateName, MlpName, NormName
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
-"""Gates by their names; see `Gate`."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
     "relu": functional.relu,
@@ -171,12 +169,6 @@ class Bilinear(GatedLayer):
         super().__init__(d_in, d_out, d_hidden, bias=bias, residual=residual)
 
 
-MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
-"""MLPs of a transformer by their names; only bilinear is a tensor."""
-
-MlpBias = Literal["none", "out", "all"]
-"""Maps of an MLP that have biases: none, only the last (out), or all."""
-
 _GATES: dict[str, GateName] = {
     "bilinear": "identity",
     "swiglu": "silu",
@@ -236,14 +228,6 @@ def make_mlp(
             d_model, d_model, d_hidden, gate=_GATES[name], bias=bias, out_bias=out_bias
         )
     return PlainMLP(d_model, d_hidden, name, bias=bias, out_bias=out_bias)
-
-
-NormName = Literal["none", "scalar", "rms", "layer"]
-"""Norms by name; a model is a polynomial of its input only with none or scalar."""
-
-AttentionNorm = Literal["none", "sum", "rms"]
-"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
-output over its root mean square)."""
 
 
 class ScalarNorm(nn.Module):

@@ -1,18 +1,11 @@
 """From a model to findings."""
 
-from bilens.read.bonds import (
-    BondReading,
-    Metric,
-    classifier_bonds,
-    classifier_function_bonds,
-    read_bonds,
-)
+from bilens.options import Basis, Metric, Order
+from bilens.read.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.read.classifier import (
     Attack,
-    Basis,
     ClassifierReading,
     MaskReading,
-    Order,
     attack,
     class_mask,
     read_classifier,

@@ -19,6 +19,7 @@ from bilens.figures.plots import accuracy_curve
 from bilens.files import read_json_object
 from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.options import Metric
 from bilens.read import chain
 from bilens.read.cuts import CutReading, directions_figure, matrices_figure, network_figure
 from bilens.read.fidelity import (
@@ -56,13 +57,6 @@ INPUTS = {
 """Names of the inputs that a metric uses."""
 FLOOR = 1e-8
 """Shares below are rounding, or soon will be."""
-
-Metric = Literal["images", "gaussian", "weights"]
-"""Inputs: training images, a Gaussian of their mean and covariance, or standard normal inputs.
-
-The last is a reading of the weights only. The tree has the same bonds for the first two, since it
-uses the second moment of the inputs.
-"""
 
 BondKind = Literal["tree", "function"]
 """Bonds of the tree (`bilens.tensor.bonds`) or of the function (`function_bonds`)."""

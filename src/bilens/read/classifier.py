@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, RED, Canvas
 from bilens.figures.plots import spectrum_figure
 from bilens.lazy_imports import go, pd
+from bilens.options import Basis, Order
 from bilens.read import chain
 from bilens.read.chain import predict
 from bilens.read.explanation import (
@@ -38,12 +39,6 @@ CELL, LABEL = 1.42, 0.3
 """Width of a picture with its inputs, and height of the line below it, in widths of a picture."""
 
 ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over the test images"}
-
-Basis = Literal["model", "pixels"]
-"""Space in which eigenvectors are orthonormal: see `spectra`."""
-
-Order = Literal["eigenvalue", "activation"]
-"""Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
 
 
 @checked

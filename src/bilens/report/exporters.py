@@ -3,17 +3,14 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bilens.analysis import Reading
 from bilens.errors import BilensError
-from bilens.figures.paper import ENDINGS, require_matplotlib, save_figure
+from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
@@ -266,26 +263,8 @@ def feature_batch(
     }
 
 
-@dataclass(frozen=True)
-class Exporter:
-    """A way to write readings of one kind for another project.
-
-    Attributes:
-        name: Of the option that asks for the path.
-        help: A sentence about it.
-        endings: Endings of the path, of which it has one; a folder has none.
-        write: Write a reading to a path, under a name, with the model's name.
-        require: Raise an error, before the reading is computed, if it cannot be written here.
-    """
-
-    name: str
-    help: str
-    endings: tuple[str, ...]
-    write: Callable[[Any, Path, str, str], None]
-    require: Callable[[], None] = lambda: None
-
-
-def _write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str) -> None:
+def write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str) -> None:
+    """Write the eigenvectors as features."""
     batch = feature_batch(reading.model, reading, name=name, data=reading.data)
     write_json(folder / "batch-0.json", batch)
 
@@ -296,24 +275,29 @@ def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
     )
 
 
-def _write_viewer(reading: FlowReading, folder: Path, name: str, model: str) -> None:
+def write_viewer(reading: FlowReading, folder: Path, name: str, model: str) -> None:
+    """Write the graph in the viewer's files."""
     write_viewer_files(folder, _graph(reading, name, model))
 
 
-def _write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
+def write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
+    """Write the attribution graph."""
     write_json(path, _graph(reading, path.stem, model))
 
 
-def _write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
+def write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
+    """Draw the graph."""
     save_figure(reading.plot(), path)
 
 
-def _write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:
+def write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:
+    """Write the spectra of all classes."""
     reading.spectrum.save(folder / "spectra.safetensors")
     write_json(folder / "decomposition.json", reading.record())
 
 
-def _write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
+def write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
+    """Write the paths."""
     paths = reading.paths
     names = ("directions", "roots", "indices", "eigenvalues", "effective", "vectors")
     arrays = {name: getattr(paths, name) for name in names}
@@ -321,7 +305,8 @@ def _write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
     write_json(folder / "decomposition.json", reading.record())
 
 
-def _write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
+def write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
+    """Write the bonds, and the cut as a run."""
     tensors = {
         f"{name}.{number}": getattr(bond, name)
         for number, bond in enumerate(reading.bonds.bonds)
@@ -335,41 +320,3 @@ def _write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None
     names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
     about = {"cut_of": model} | {name: record[name] for name in names}
     write_json(folder / "cut" / TRAINING_NAME, about)
-
-
-ARRAYS = ("arrays", "Folder to also write the arrays to, with the numbers as JSON.", ())
-EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
-    ClassifierReading: (Exporter(*ARRAYS, _write_spectra),),
-    DeepReading: (Exporter(*ARRAYS, _write_paths),),
-    BondReading: (Exporter(*ARRAYS, _write_bonds),),
-    DirectionReading: (
-        Exporter(
-            "neuronpedia",
-            "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
-            (),
-            _write_neuronpedia,
-        ),
-    ),
-    FlowReading: (
-        Exporter(
-            "figure",
-            "File to also draw the graph to: a name that ends in .png, .svg or .pdf.",
-            ENDINGS,
-            _write_figure,
-            require_matplotlib,
-        ),
-        Exporter(
-            "viewer",
-            "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
-            (),
-            _write_viewer,
-        ),
-        Exporter(
-            "save_graph",
-            "File to also write the graph to, as an attribution graph for Neuronpedia.",
-            (".json",),
-            _write_graph,
-        ),
-    ),
-}
-"""By the kind of reading."""

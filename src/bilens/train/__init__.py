@@ -1,23 +1,35 @@
 """Training that resumes with the same bits."""
 
-from bilens.train.autoencoder import (
-    AutoencoderTraining,
-    Sampler,
-    pair_sampler,
-    row_sampler,
-    similarity_penalty,
-    train_autoencoder,
-)
-from bilens.train.classifier import train_classifier, train_classifiers
-from bilens.train.run_directory import (
-    METRICS_NAME,
-    TRAINING_NAME,
-    is_begun,
-    is_finished,
-    read_metrics,
-    read_training,
-)
-from bilens.train.settings import AnnealTraining, ClassifierTraining, Distillation, LanguageTraining
+from typing import TYPE_CHECKING
+
+from bilens.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from bilens.train.autoencoder import (
+        AutoencoderTraining,
+        Sampler,
+        pair_sampler,
+        row_sampler,
+        similarity_penalty,
+        train_autoencoder,
+    )
+    from bilens.train.classifier import train_classifier, train_classifiers
+    from bilens.train.run_directory import (
+        METRICS_NAME,
+        TRAINING_NAME,
+        is_begun,
+        is_finished,
+        read_metrics,
+        read_training,
+    )
+    from bilens.train.settings import (
+        AnnealTraining,
+        ClassifierTraining,
+        Distillation,
+        LanguageTraining,
+    )
+else:  # Settings of commands do without torch.
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
     "METRICS_NAME",

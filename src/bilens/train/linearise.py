@@ -34,7 +34,7 @@ from bilens.convert.gates import (
 )
 from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.nn.language_settings import LanguageSettings
+from bilens.nn.settings import LanguageSettings
 from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype

@@ -14,7 +14,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
-from bilens.nn.layers import AttentionNorm
 
 
 def rotation(
@@ -387,7 +386,7 @@ class ProductAttention(Attention):
     """
 
     def __init__(
-        self, *, scale: float | None, norm: AttentionNorm, constant: bool = False, **sizes: Any
+        self, *, scale: float | None, norm: str, constant: bool = False, **sizes: Any
     ) -> None:
         super().__init__(**sizes)
         self.scale = 1 / self.d_head if scale is None else scale

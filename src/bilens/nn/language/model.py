@@ -26,8 +26,8 @@ from bilens.cards import CARD_NAME, model_card, write_card
 from bilens.checks import check_index
 from bilens.errors import BilensError
 from bilens.nn.language.attention import Attention, Rope, StateLayer, rotation
-from bilens.nn.language_settings import ATTENTIONS, LanguageSettings
 from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm
+from bilens.nn.settings import ATTENTIONS, LanguageSettings
 
 
 # transformers makes the constructor, which takes more settings than its signature says.

@@ -1,5 +1,6 @@
 """Texts in the tokens of a model, and those in which eigenvectors are most active."""
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -124,11 +125,11 @@ def top_contexts(
     merged = [_Best(k) for _ in range(spectrum.k)]
     for process in accelerate.utils.gather_object([best]):
         for target, source in zip(merged, process, strict=True):
-            for context in source.contexts():
+            for context in source.contexts:
                 target.add(context)
-    if not merged[0].by_text:
+    if not merged[0].contexts:
         raise BilensError("texts is empty; expected strings or token ids")
-    return [contexts.contexts() for contexts in merged]
+    return [contexts.contexts for contexts in merged]
 
 
 class ContextIndex:
@@ -173,7 +174,7 @@ class ContextIndex:
         _check(spectrum)
         best = [_Best(k) for _ in range(spectrum.k)]
         _add_best(best, spectrum, self.ids, self.lengths, self.inputs)
-        return [contexts.contexts() for contexts in best]
+        return [contexts.contexts for contexts in best]
 
 
 class _Best:
@@ -181,21 +182,20 @@ class _Best:
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.by_text: dict[tuple[int, ...], Context] = {}
+        self.contexts: list[Context] = []
+        self.texts: set[tuple[int, ...]] = set()
 
     def add(self, context: Context) -> None:
         text = tuple(context.ids[: context.position + 1].tolist())
-        self.by_text.setdefault(text, context)
-        ranked = sorted(self.by_text.items(), key=lambda entry: -abs(entry[1].activation))
-        self.by_text = dict(ranked[: self.k])
-
-    def contexts(self) -> list[Context]:
-        return list(self.by_text.values())
+        if text not in self.texts:
+            self.texts.add(text)
+            insort(self.contexts, context, key=lambda context: -abs(context.activation))
+            del self.contexts[self.k :]
 
     def threshold(self) -> float:
         """Return the |activation| that a further context has to exceed."""
-        contexts = self.contexts()
-        return abs(contexts[-1].activation) if len(contexts) == self.k else -1.0
+        is_full = len(self.contexts) == self.k
+        return abs(self.contexts[-1].activation) if is_full else -1.0
 
 
 def _add_best(

@@ -1,4 +1,4 @@
-"""Kinds of attention, and the settings of a language model, without an import of transformers."""
+"""Settings of models, and their kinds of layers by name; nothing here imports torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.nn.layers import AttentionNorm, MlpBias, MlpName, NormName
-from bilens.settings import Depth, NotNegative, Positive, Size, check_settings
+from bilens.settings import CheckedSettings, Depth, NotNegative, Positive, Size, check_settings
 
 if TYPE_CHECKING:
     from bilens.nn.language import attention
@@ -15,6 +14,17 @@ else:  # transformers takes seconds to import, and classifiers do not need it.
     attention = lazy_import("bilens.nn.language.attention")
 
 
+GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
+"""Gates by their names; see `Gate`."""
+MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
+"""MLPs of a transformer by their names; only bilinear is a tensor."""
+MlpBias = Literal["none", "out", "all"]
+"""Maps of an MLP that have biases: none, only the last (out), or all."""
+NormName = Literal["none", "scalar", "rms", "layer"]
+"""Norms by name; a model is a polynomial of its input only with none or scalar."""
+AttentionNorm = Literal["none", "sum", "rms"]
+"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
+output over its root mean square)."""
 PositionName = Literal["rotary", "learned", "shortformer", "none"]
 """Kinds of positions by name.
 
@@ -72,6 +82,58 @@ ATTENTIONS: dict[str, AttentionKind] = {
 }
 """Kinds by name. squared multiplies a score with itself, bilinear two scores, and differential is
 the difference of two softmaxes."""
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(CheckedSettings):
+    """Architecture and sizes of an image classifier.
+
+    The defaults are Table 2 of Pearce et al. 2024.
+
+    Attributes:
+        n_inputs: pixels of an image, height times width.
+        n_classes: number of classes.
+        d_model: width of the embedding and of every layer.
+        n_layers: number of layers.
+        d_hidden: hidden units of each layer, projected back to d_model; None for d_model of them
+            and no projection, as in the paper.
+        gate: gate of each layer; only identity, or swish at beta = 0, makes a tensor.
+        beta: beta of the swish gate.
+        bias: add biases to all maps.
+        residual: each layer adds to its input instead of replacing it.
+        norm: norm before each layer and before the unembedding. With none, or with scalar, which
+            divides by a running mean, the model is a tensor. With rms or layer it is not.
+        image_shape: height and width, for pictures; None if the inputs are not images.
+        class_names: names of the classes; their numbers by default.
+    """
+
+    n_inputs: Size
+    n_classes: Size
+    d_model: Size = 300
+    n_layers: Depth = 1
+    d_hidden: Size | None = None
+    gate: GateName = "identity"
+    beta: float = 1.0
+    bias: bool = False
+    residual: bool = False
+    norm: NormName = "none"
+    image_shape: tuple[Size, Size] | None = None
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = self.image_shape
+        if shape is not None and self.n_inputs != shape[0] * shape[1]:
+            raise BilensError(
+                f"image_shape={shape} has {shape[0] * shape[1]} pixels, but the model reads "
+                f"n_inputs={self.n_inputs}"
+            )
+        names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
+        object.__setattr__(self, "class_names", names)
+        if len(names) != self.n_classes:
+            raise BilensError(
+                f"class_names has {len(names)} names, expected n_classes={self.n_classes}"
+            )
 
 
 @dataclass

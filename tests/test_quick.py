@@ -1,0 +1,147 @@
+"""Help and errors of usage are quick: neither imports the libraries that compute, draw or serve."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from bilens.analysis import BUILT_IN, declared_analysis, find_analysis
+from bilens.cli import COMMANDS, main
+from bilens.cli.analyses import command_of
+from bilens.cli.console import check_own
+from bilens.errors import BilensError
+
+SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
+NAMES = [*COMMANDS, *BUILT_IN, "train images", "train language"]
+CALLS = [
+    *([*name.split(), option] for name in NAMES for option in ("--help", "--no-such-option")),
+    *([name] for name in BUILT_IN),
+    ["decompose"],
+    ["decompose", "run", "--bonds", "--drop", "much"],
+    ["train", "images", "--n-layers", "0"],
+    ["train", "language", "--preset", "huge"],
+    ["tensorise", "model", "--layer-steps", "-1"],
+    ["ngrams", "model", "--token", "a", "--k", "0"],
+    ["flow", "model", "--prompt", "a", "--token", "b", "--output", ""],
+    ["xyz"],
+    ["--help"],
+    [],
+]
+RUN = """
+import json, sys
+from bilens.cli import main
+slow, calls = json.loads(sys.argv[1])
+for call in calls:
+    before = set(sys.modules)
+    try:
+        main(call)
+    except SystemExit as ended:
+        status = ended.code
+    imported = [name for name in slow if name in sys.modules and name not in before]
+    print(json.dumps([call, status, imported]), file=sys.__stdout__)
+"""
+
+
+def test_help_and_errors_of_usage_import_nothing_slow():
+    command = [sys.executable, "-c", RUN, json.dumps([SLOW, CALLS])]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    assert [call for call, _, _ in rows] == CALLS
+    assert [(call, imported) for call, _, imported in rows if imported] == []
+    for call, status, _ in rows:
+        is_help = "--help" in call
+        assert status == (0 if is_help else 2), call
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_command_from_the_source_is_that_of_the_function(name):
+    declared, real = (command_of(a) for a in (declared_analysis(name), find_analysis(name)))
+    assert declared.__doc__ == real.__doc__
+    for one, other in zip(fields(declared), fields(real), strict=True):
+        assert (one.name, one.type, one.default) == (other.name, other.type, other.default)
+
+
+def test_the_end_of_a_closed_or_full_output():
+    for target, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left")):
+        command = f"{sys.executable} -m bilens --help {target}"
+        ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert ran.returncode == 1
+        assert ran.stderr.startswith("error: ")
+        assert reason in ran.stderr
+        assert ran.stderr.count("\n") == 1
+
+
+def test_a_text_in_another_encoding_than_the_shell_says(monkeypatch):
+    command = ["bilens", "flow", "run", "--prompt", "é", "--token", "a"]
+    ran = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert b"is not valid ascii, and no file here; with PYTHONUTF8=1 Python reads" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["process", "model", "--output", ""],
+        ["linearise", "model", "--data", "texts.txt", "--output", ""],
+        ["export", "run", "--output", ""],
+        ["spectra", "model", "--output", ""],
+        ["report", "run", "--output", ""],
+        ["train", "images", "--output", ""],
+        ["ngrams", "model", "--token", "a", "--output", ""],
+        ["heads", "model", "--output", ""],
+        ["contexts", "model", "--token", "a", "--output", ""],
+        ["flow", "model", "--prompt", "a", "--token", "b", "--output", ""],
+        ["flow", "model", "--prompt", "a", "--token", "b", "--viewer", ""],
+    ],
+)
+def test_an_empty_path_is_no_folder(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert "expected a path" in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "digits"
+    folder.mkdir(parents=True)
+    check_own(folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "images", "--epochs", "1"])
+    assert ended.value.code == 1
+    assert "bilens did not write it; move it, or choose another --output" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "training.json").write_text("{}")
+    check_own(folder)
+    page, numbers = tmp_path / "page.html", tmp_path / "page.json"
+    numbers.write_text("mine")
+    with pytest.raises(BilensError, match=r"page\.json exists, and bilens did not write it"):
+        check_own(numbers, page)
+    page.write_text('<meta name="generator" content="bilens">')
+    check_own(numbers, page)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--drop", "0.1"], "drop=0.1 has no effect without --bonds"),
+        (["--metric", "weights"], "metric=weights has no effect without --bonds"),
+        (["--bonds", "--paths", "5"], "paths=5 has no effect with --bonds"),
+        (["--bonds", "--basis", "pixels"], "basis=pixels has no effect with --bonds"),
+    ],
+)
+def test_options_without_effect_are_refused_before_any_work(options, name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["decompose", "void", *options])
+    assert ended.value.code == 1
+    assert name in " ".join(capsys.readouterr().err.split())
