@@ -50,7 +50,7 @@ from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.patching import GRADIENTS
 from experiments.pretrained import SavedRows, open_models
-from experiments.tasks import questions_of
+from experiments.tasks import FAMILIES, questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 BASELINE = "EAP-IG inputs"
@@ -264,3 +264,43 @@ def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         for metric in ("CPR", "CMD"):
             columns[f"{row['task']} {metric}"] = [_shown(of[metric]) for of in numbers.values()]
     return pd.DataFrame(columns)
+
+
+def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of a file of results: each circuit, and how far circuits transfer."""
+    entries = []
+    for row in rows:
+        restored, left = row["transfer"][row["task"]]
+        entries.append(
+            {
+                "claim": f"{name}, {row['task']}: parts; restored on others of its template; "
+                "on another template",
+                "number": f"{len(row['parts'])}; {row['restored']['value']:.2f}; "
+                f"{restored['value']:.2f}",
+                "spread": f"{_bounds(row['restored'])}; {_bounds(restored)}",
+                "baseline": f"without the circuit {row['left']['value']:.2f}; {left['value']:.2f}",
+            }
+        )
+    kin = {task: set(group) for group in FAMILIES.values() for task in group}
+    within, across = [], []
+    for row in rows:
+        for other, (restored, _) in row["transfer"].items():
+            if other != row["task"]:
+                is_related = other in kin.get(row["task"], ())
+                (within if is_related else across).append(restored["value"])
+    sizes = np.abs(across)
+    entries.append(
+        {
+            "claim": f"{name}: restored on another task of the same concept; on unrelated tasks "
+            f"({len(across)} pairs), median |share|, and pairs with less than 0.1",
+            "number": f"{np.mean(within):.2f}; {np.median(sizes):.2f}; {np.mean(sizes < 0.1):.0%}",
+            "spread": f"{min(within):.2f} to {max(within):.2f}; {min(across):.2f} to "
+            f"{max(across):.2f}",
+            "baseline": "0",
+        }
+    )
+    return entries
+
+
+def _bounds(interval: dict[str, float]) -> str:
+    return "{low:.2f} to {high:.2f}".format(**interval)
