@@ -17,6 +17,7 @@ from typing import Any
 
 import bilens
 from bilens.files import write_json
+from bilens.report.page import report
 
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
@@ -60,7 +61,7 @@ def report_seconds(model: str, data: str, folder: Path) -> float:
     """Return seconds of the processor that the report of a model takes."""
     opened = bilens.load(model)
     start = time.process_time()
-    bilens.report(opened, folder / "report.html", data=data)
+    report(opened, folder / "report.html", data=data)
     return time.process_time() - start
 
 

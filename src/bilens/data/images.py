@@ -82,7 +82,6 @@ class ImageData(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "class", "y": "train"}
 
     def facts(self) -> list[Fact]:
-        """Return name, sizes of the splits, pixels and classes."""
         height, width = self.shape
         return [
             ("", self.name),

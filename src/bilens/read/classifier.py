@@ -313,7 +313,6 @@ class Attack(Reading):
     fooled: float
 
     def facts(self) -> list[Fact]:
-        """Return both shares."""
         return [
             ("taken for the class of the mask", Percent(self.targeted)),
             ("taken for another class than their own", Percent(self.fooled)),
@@ -420,7 +419,6 @@ class MaskReading(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the length of the masks and the mean shares."""
         means = self.frame().mean(numeric_only=True)
         return [("length", self.norm), *((name, Percent(share)) for name, share in means.items())]
 

@@ -101,7 +101,6 @@ class SharedFeatures(Reading):
         return sum(feature.weight for feature in self.features)
 
     def facts(self) -> list[Fact]:
-        """Return the number of features, their weight, and the size of the comparison."""
         return [
             ("shared features", len(self.features)),
             ("share of all weight", Percent(self.weight)),
@@ -315,7 +314,6 @@ class Explanation(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the logits that are split."""
         return [(f"logit of class {part.label}", part.logit) for part in self.parts]
 
     def frame(self) -> "pd.DataFrame":

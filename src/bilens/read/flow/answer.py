@@ -16,9 +16,9 @@ BARS, NAMED = 8, 3
 
 def question(prompt: str, direction: TokenDirection, other: str = "") -> str:
     """Return the question why a token follows a text, and not others, or not in a second text."""
-    asked = f"Why does the model predict {in_words(direction.token)} after “{prompt}”"
+    asked = f"Why does the model predict {_quoted(direction.token)} after “{prompt}”"
     if direction.minus:
-        asked += f" and not {' or '.join(map(in_words, direction.minus))}"
+        asked += f" and not {' or '.join(map(_quoted, direction.minus))}"
     return f"{asked}, unlike after “{other}”?" if other else f"{asked}?"
 
 
@@ -63,7 +63,13 @@ def _part_name(node: Node, flow: Flow) -> str:
 def _token(flow: Flow, position: int) -> str:
     """Return a token in quotes; one that occurs twice has its position."""
     name = flow.tokens[position]
-    return f"“{name.strip()}”" + f" ({position})" * (flow.tokens.count(name) > 1)
+    return _quoted(name) + f" ({position})" * (flow.tokens.count(name) > 1)
+
+
+def _quoted(name: str) -> str:
+    """Return a token as it is read in a sentence, without the space that it may begin with."""
+    words = in_words(name).strip('" ')
+    return f"“{words}”"
 
 
 def parts_figure(parts: Mapping[str, float], value: float) -> "go.Figure":

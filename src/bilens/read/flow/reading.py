@@ -20,7 +20,7 @@ from bilens.read.flow.ablation import Ablation, ablation_frame, is_measurable, m
 from bilens.read.flow.answer import answer, flow_by_part, parts_figure, question
 from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
-from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
+from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
@@ -31,8 +31,8 @@ SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
 AT_FIRST, FEWEST = 0.5, 12
 """Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
-PATHS, ROWS, LABELLED = 12, 20, 10
-"""Paths in files, nodes in tables, and labels in figures."""
+ROWS, LABELLED = 20, 10
+"""Nodes in tables, and labels in figures."""
 
 
 def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
     strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
     the logit on paths among them. `rest` has the flow that each node gets from remainders and sends
-    to them. Weights of `paths` are those of `FlowGraph.paths`.
+    to them.
 
     Args:
         flow: the flow.
@@ -69,16 +69,12 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
             "index": graph.numbers[i],
             "name": node.name(flow.tokens),
             "label": label(node, flow.tokens),
-            "short": f"MLP {node.layer} {written(node)}"
-            if node.kind == "direction"
-            else label(node, flow.tokens),
             "removable": node.is_part and (flow.before is not None or node.is_removable),
             "sink": node.kind != "output" and not sinks.isdisjoint({node.position, node.source}),
         }
         for i, node in ((i, graph.nodes[i]) for i in [0, *order])
     ]
     shares = [(n, *_shares(graph, order[:n])) for n in _counts(len(order))]
-    paths = [(weight, [place[i] for i in path]) for weight, path in graph.paths(PATHS)]
     remainder_flows = [flow.nodes[i].flow for i in remainders]
     return {
         "direction": direction,
@@ -97,7 +93,6 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
         "edges": sorted(listed, key=lambda edge: -abs(edge[2])),
         "rest": [(float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]],
         "shares": shares,
-        "paths": paths,
         "leaves": _leaves(flow),
         "start": next(
             (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),

@@ -63,7 +63,6 @@ class Composition(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the numbers of writers and readers, and the baseline."""
         return [
             ("writers", len(self.writers)),
             ("readers", len(self.readers)),
@@ -231,7 +230,6 @@ class AttentionReading(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "key", "y": "value", "color": "head"}
 
     def facts(self) -> list[Fact]:
-        """Return the layer and the number of heads."""
         return [("layer", self.layer), ("heads", len(self.heads))]
 
     def frame(self) -> pd.DataFrame:
