@@ -246,13 +246,13 @@ class AttentionReading(Reading):
         )
         rows = [
             [
-                ngram_table(frame, f"head {self.layer}.{head.head}: {caption}")
+                ngram_table(frame, f"head {self.layer}.{head.head} {caption}")
                 for caption, frame in head.tables().items()
             ]
             for head in self.heads
         ]
         components = [
-            [Table(head.components, f"head {self.layer}.{head.head}: components")]
+            [Table(head.components, f"head {self.layer}.{head.head} components")]
             for head in self.heads
         ]
         return [
