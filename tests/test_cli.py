@@ -193,8 +193,6 @@ def test_deep_models_are_read_by_their_paths(deep_run, capsys):
     paths = load_file(deep_run / "paths.safetensors")
     assert paths["vectors"].shape == (50, 64)
     assert f"written: {deep_run}\n" in shown
-    main(["report", str(deep_run), "--paths", "50"])
-    assert "paths" in (deep_run / "report.html").read_text()
 
 
 def test_deep_models_are_cut_to_few_directions(deep_run, capsys):

@@ -166,7 +166,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
             (["report", "RUN", option, value], "has no effect in the report of this model")
             for option, value in (
                 *(("--basis", "pixels"), ("--order", "activation"), ("--drop", "0.1")),
-                *(("--metric", "weights"), ("--paths", "5")),
+                ("--metric", "weights"),
             )
         ),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
