@@ -82,14 +82,16 @@ def parts_figure(parts: Mapping[str, float], value: float) -> "go.Figure":
     largest = max(map(abs, parts.values()))
     strongest = [part for part in parts.items() if abs(part[1]) >= 0.01 * largest][:BARS]
     figure = go.Figure()
-    figure.add_bar(
-        x=[through for _, through in strongest],
-        y=list(range(len(strongest))),
-        orientation="h",
-        width=0.38,
-        marker={"color": [BLUE if through > 0 else RED for _, through in strongest]},
-        hovertemplate="%{x:+.3g}<extra></extra>",
-    )
+    for color, sign in ((BLUE, 1), (RED, -1)):
+        rows = [row for row, (_, through) in enumerate(strongest) if sign * through > 0]
+        figure.add_bar(
+            x=[strongest[row][1] for row in rows],
+            y=rows,
+            orientation="h",
+            width=0.38,
+            marker={"color": color},
+            hovertemplate="%{x:+.3g}<extra></extra>",
+        )
     dress(figure, height=60 + 44 * len(strongest), alt="Flow through the strongest parts as bars")
     for row, (name, through) in enumerate(strongest):
         share = signed(through / value, ".0%").removeprefix("+")
@@ -101,4 +103,4 @@ def parts_figure(parts: Mapping[str, float], value: float) -> "go.Figure":
         )
     figure.update_yaxes(visible=False, range=[len(strongest) - 0.5, -0.8])
     figure.update_xaxes(title="flow into the logit", zeroline=False)
-    return figure.update_layout(margin={"l": 12, "t": 4}, showlegend=False)
+    return figure.update_layout(barmode="overlay", margin={"l": 12, "t": 4}, showlegend=False)
