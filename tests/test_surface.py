@@ -140,6 +140,17 @@ def test_the_names_of_a_room_are_there_and_explained(room):
         assert not explains or member.__doc__, name
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_method_is_explained_by_its_class_or_by_what_it_implements(room):
+    module = importlib.import_module(f"bilens.{room}")
+    for name in module.__all__:
+        member = getattr(module, name)
+        if inspect.isclass(member) and member.__module__.startswith("bilens"):
+            for method, function in vars(member).items():
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    assert inspect.getdoc(getattr(member, method)), f"{name}.{method}"
+
+
 def modules_after(*steps):
     """Return the modules that are loaded after each step of one fresh process."""
     code = "\n".join(f"{step}\nprint(*sys.modules)" for step in steps)

@@ -17,7 +17,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from importlib import import_module, util
@@ -117,33 +117,36 @@ class Reading:
             row.append(Table(frame, "", self.formats))
         if self.axes:
             row.append(Picture("plot", self.plot))
-        return [Section(self.title, self.explanation, [row])]
+        return [Section(self.title, self.explanation, [row], self.facts())]
 
     def tables(self) -> dict[str, "pd.DataFrame"]:
         """Return the tables of its sections, by their captions or else by the section's title."""
         return {
             part.caption or section.title: part.frame
-            for section, part in self._parts()
+            for section in self.sections()
+            for part in section.parts
             if isinstance(part, Table)
         }
 
     def figures(self) -> dict[str, "go.Figure"]:
         """Return the figures of its sections by the names of the files that they are saved as."""
-        return {part.name: part.figure for _, part in self._parts() if isinstance(part, Picture)}
-
-    def texts(self) -> list[ContextList]:
-        """Return the texts of its sections, with tokens coloured by their contributions."""
-        return [part for _, part in self._parts() if isinstance(part, ContextList)]
-
-    def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON: the facts, and each table as a list of rows."""
         return {
-            **{name: plain(value) for name, value in self.facts()},
-            **{caption: plain(frame) for caption, frame in self.tables().items()},
+            part.name: part.figure
+            for section in self.sections()
+            for part in section.parts
+            if isinstance(part, Picture)
         }
 
-    def _parts(self) -> list[tuple[Section, Panel]]:
-        return [(section, part) for section in self.sections() for part in section.parts]
+    def record(self) -> dict[str, Any]:
+        """Return its numbers for JSON: the facts, each table as rows, and each text as lines."""
+        record = {name: plain(value) for name, value in self.facts()}
+        for section in self.sections():
+            for part in section.parts:
+                if isinstance(part, Table):
+                    record[part.caption or section.title] = plain(part.frame)
+                elif isinstance(part, ContextList):
+                    record[part.title] = [asdict(line) for line in part.lines]
+        return record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"

@@ -18,7 +18,7 @@ from bilens.figures import paper
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
 from bilens.figures.marks import plain
 from bilens.figures.paper import paper_figure, save_figure, save_figures
-from bilens.figures.plots import heat_figure, pair_figure
+from bilens.figures.plots import heat_figure
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +135,10 @@ def axes_of(figure):
 
 
 def test_bars_are_beside_each_other_or_stacked():
-    beside = pair_figure(
-        {"a": (BLUE, torch.tensor([1.0, 2.0])), "b": (RED, torch.tensor([3.0, -4.0]))},
-        ["7", "9"],
-        "measure",
-        "title",
-    )
+    beside = dress(go.Figure(), height=260).update_layout(barmode="group")
+    beside.update_xaxes(type="category")
+    for name, color, values in (("a", BLUE, [1.0, 2.0]), ("b", RED, [3.0, -4.0])):
+        beside.add_bar(x=["7", "9"], y=values, name=name, marker={"color": color})
     boxes = [bar.get_bbox().bounds for bar in axes_of(beside).patches]
     assert boxes == [
         pytest.approx(box)

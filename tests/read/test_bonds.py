@@ -36,7 +36,7 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
     assert result.cut.ranks == result.ranks[result.kind]
     assert sum(result.cut.ranks) == min(map(sum, result.ranks.values())) < 2 * 24
-    assert result.cut_accuracy == small.accuracy(data.test_images, data.test_labels)
+    assert result.held_out.accuracy == small.accuracy(data.test_images, data.test_labels)
     assert result.accuracy == model.accuracy(data.test_images, data.test_labels)
     assert result.by_rank[-1][1:] == (pytest.approx(result.accuracy, abs=0.01), 0)
     logits = model(data.test_images).detach()
@@ -44,14 +44,14 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     assert result.held_out.error == pytest.approx(expected.error, abs=1e-3)
     assert result.by_products[-1] == (
         len(result.cut.products()),
-        pytest.approx(result.cut_accuracy),
+        pytest.approx(result.held_out.accuracy),
     )
     accuracies = [accuracy for _, accuracy in result.by_products]
-    assert max(accuracies[:3]) < result.cut_accuracy
+    assert max(accuracies[:3]) < result.held_out.accuracy
     record = result.record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    low, high = record["held_out"]["interval"]
-    assert low < result.cut_accuracy < high
+    low, high = result.held_out.interval
+    assert low < result.held_out.accuracy < high
 
 
 def test_a_choice_leaves_room_for_the_spread_of_two_measurements():
@@ -146,7 +146,9 @@ def test_curves_measure_ordinary_models():
     assert (k, share) == (3, expected.accuracy)
     assert error == pytest.approx(expected.error, rel=1e-3)
     plain = result.bonds.cut(result.cut.ranks)
-    assert product_accuracies(plain, data)[-1][1] == pytest.approx(result.cut_accuracy, abs=0.01)
+    assert product_accuracies(plain, data)[-1][1] == pytest.approx(
+        result.held_out.accuracy, abs=0.01
+    )
 
 
 def test_misuse_is_explained():

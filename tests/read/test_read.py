@@ -90,8 +90,10 @@ def test_a_reading_is_complete(basis, bias):
     rebuilt = reading.spectrum(data.test_images)
     assert torch.allclose(rebuilt, model(data.test_images), atol=1e-3)
     record = reading.record()
-    assert record["accuracy_by_eigenvectors"][-1] == reading.accuracy
-    assert list(record["effective_rank_by_class"]) == list(data.class_names)
+    assert (
+        record["How well it holds"][-1]["accuracy"] == reading.accuracy == record["test accuracy"]
+    )
+    assert set(reading.frame()["form"]) == set(data.class_names)
 
 
 @pytest.mark.parametrize("bias", [False, True])

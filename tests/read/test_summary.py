@@ -1,12 +1,15 @@
 """The summary of a language model: its loss, its strongest parts, and the beginning of its page."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
 from bilens.data import Corpus
+from bilens.read.flow.answer import flow_by_part
 from bilens.read.language.names import TokenDirection, in_words
-from bilens.read.summary import example_prompt, read_summary, text_loss
+from bilens.read.summary import example_prompt, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import tiny
@@ -23,37 +26,74 @@ def summary():
 
 def test_the_loss_is_that_of_the_model():
     model = ResidualModel(tiny("llama"), toy_tokenizer())
-    texts = [row["input_ids"] for row in ROWS[:3]]
-    loss, counted = text_loss(model, texts, sum(len(ids) - 1 for ids in texts))
-    parts = [
-        functional.cross_entropy(model.logits(ids[None])[0, :-1].double(), ids[1:], reduction="sum")
-        for ids in texts
-    ]
-    assert counted == sum(len(ids) - 1 for ids in texts)
-    assert loss == pytest.approx(float(sum(parts)) / counted, rel=1e-5)
+    texts = [row["input_ids"] for row in ROWS[:4]]
+    measured = measure_loss(model, texts, 3 * (len(texts[0]) - 1))
+    parts = torch.tensor(
+        [
+            functional.cross_entropy(model.logits(ids[None])[0, :-1].double(), ids[1:])
+            for ids in texts[:3]
+        ]
+    )
+    assert (measured.n_texts, measured.n_tokens) == (3, 3 * (len(texts[0]) - 1))
+    assert measured.loss == pytest.approx(float(parts.mean()), rel=1e-5)
+    # Texts of one length: the error of a mean of three numbers.
+    assert measured.error == pytest.approx(float(parts.std() / 3**0.5), rel=1e-4)
+    assert measure_loss(model, texts, 10_000, length=3).n_tokens == 4 * 2
 
 
-def test_the_strongest_heads_are_those_of_the_flow(summary):
-    heads = [node for node in summary.flow.flow.nodes if node.kind == "head"]
-    strongest = max(heads, key=lambda node: abs(node.flow))
-    table = summary.tables()["strongest heads"]
-    assert table.flow[0] == strongest.flow
-    assert (table.flow.abs().diff().dropna() <= 0).all()
-    logits = summary.flow.flow.trace.logits[-1]
-    best = summary.tables()["next tokens"]
-    assert best.probability[0] == pytest.approx(float(logits.softmax(-1).max()), rel=1e-5)
-    assert in_words(summary.flow.direction.token) == best.token[0]
+def test_the_example_is_where_the_right_token_leads_by_most():
+    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    # Tokens whose names hold no other token's.
+    texts = [torch.randint(3, 10, (9,), generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    best = (-torch.inf, None, None)
+    for ids in texts:
+        logits = model.logits(ids[None])[0]
+        for at in range(min(8, len(ids) - 1)):
+            others = logits[at].clone()
+            others[ids[at + 1]] = -torch.inf
+            margin = float(logits[at, ids[at + 1]] - others.max())
+            best = max(best, (margin, ids[: at + 1].tolist(), int(ids[at + 1])))
+    places = measure_loss(model, texts, 10_000).places
+    assert places[0].margin == pytest.approx(best[0], rel=1e-4)
+    assert (list(places[0].ids), places[0].right) == best[1:]
+    text, direction = largest_margin(model, places)
+    assert model.ids(text).tolist() == best[1]
+    assert model.token(direction.token) == best[2]
+    # A token that is asked for is found where it comes next.
+    wanted = next(place.right for place in places if place.right != best[2])
+    assert model.token(largest_margin(model, places, wanted)[1].token) == wanted
 
 
-def test_the_page_says_first_what_it_leaves_out(summary, tmp_path):
+def test_directions_of_an_mlp_at_a_position_are_one_part(summary):
+    flow = summary.flow.flow
+    parts = flow_by_part(flow)
+    name = next(name for name in parts if name.startswith("MLP 0 at"))
+    nodes = [n for n in flow.nodes if n.layer == 0 and n.part == "mlp" and n.kind != "bias"]
+    at = {n.position for n in nodes if f"“{flow.tokens[n.position]}”" in name}
+    assert parts[name] == pytest.approx(sum(n.flow for n in nodes if n.position in at))
+    assert sorted(map(abs, parts.values()), reverse=True) == [abs(x) for x in parts.values()]
+
+
+def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     write_report(tmp_path / "page.html", [summary], title="toy")
     page = (tmp_path / "page.html").read_text()
-    assert page.index("ignore other layers and norms") < page.index("next tokens")
-    # A flow is drawn by the page itself, so Plotly is not embedded.
-    assert 'id="plotly"' not in page
+    best = summary.next_tokens["next token"]
+    assert in_words(summary.flow.direction.token) == best[0]
+    question = page.index("<h1>Why does the model predict")
+    answer = page.index("passes mostly through", question)
+    loss = page.index(f"{summary.text_loss.loss:.2f} ± {summary.text_loss.error:.2f}")
+    assert question < answer < page.index('class="figure"') < loss < page.index("<details>")
+    assert "<dl>" not in page
     assert dict(summary.facts())["perplexity"] == pytest.approx(
-        float(torch.tensor(summary.loss).exp()), abs=0.01
+        float(torch.tensor(summary.text_loss.loss).exp()), abs=0.01
     )
+
+
+def test_a_model_at_chance_is_called_so(summary):
+    # The weights are random, and the loss is that of guessing.
+    assert summary.sections()[0].text.startswith("The model is no better than guessing evenly")
+    trained = replace(summary, text_loss=replace(summary.text_loss, loss=2.0))
+    assert trained.sections()[0].text.startswith("The lead, ")
 
 
 def test_tokens_are_text():

@@ -74,10 +74,6 @@ def test_a_network_has_the_largest_products():
     # Every node that is read is also explained, down to the pixels.
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
-    # So is one that is chosen, though nothing drawn reads it.
-    spare = next(k for k in range(reading().cut.ranks[1]) if (1, k) not in read)
-    more = chosen_edges(products, 2, 6, (1, spare))
-    assert {edge.target for edge in more} - {edge.target for edge in edges} == {(1, spare)}
     figure = network_figure(reading().cut_reading, 6, SHAPE)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
@@ -98,15 +94,29 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
 
 def test_a_page_says_which_numbers_directions_have():
     def text(result: BondReading) -> str:
-        return result.sections()[1].text
+        return " ".join(section.text for section in result.sections())
 
-    assert "numbers go by share over the training images. Coordinates" in text(reading())
+    assert "measured over the training images, the largest first" in text(reading())
     other = replace(reading(), metric="weights")
-    assert "numbers go by share over standard normal inputs. Coordinates" in text(other)
+    assert "measured over standard normal inputs, the largest first" in text(other)
+
+
+def test_the_answer_says_what_few_directions_keep():
+    result = reading()
+    assert result.few == 4
+    few = next(accuracy for k, accuracy, _ in result.by_rank if k == 4)
+    answer = result.sections()[0].text
+    assert f"{result.few} keep {few:.1%} of test images right" in answer
+    assert f"{' + '.join(map(str, result.cut.ranks))}, chosen on training images" in answer
+    # One set of numbers: those of the kind of bonds that is used.
+    assert "tree" not in " ".join(section.text for section in result.sections())
+    at_chance = replace(result, accuracy=0.1)
+    assert "always naming" in at_chance.sections()[0].text
 
 
 def test_a_network_says_how_much_of_its_logit_it_draws():
     cut_reading = reading().cut_reading
     into = [edge for edge in chosen_edges(cut_reading.products, 2, 3) if edge.target == (2, 3)]
     title = network_figure(cut_reading, 3, SHAPE).layout.title.text
-    assert title.endswith(f"{sum(edge.part for edge in into):.0%} of its squared norm")
+    shown = f"{sum(edge.part for edge in into):.0%} of its squared norm"
+    assert title.replace("<br>", " ").endswith(shown)

@@ -40,6 +40,9 @@ def test_the_report_of_a_deep_model(tmp_path):
     assert " + ".join(map(str, bonds.cut.ranks)) in page
     assert page.count('class="figure"') == len(figures)
     assert reading.figures().keys() < figures.keys()
+    assert (
+        page.count("<details><summary><h2>") == len(bonds.sections()) + len(reading.sections()) - 2
+    )
     assert "tree-0" in figures
 
 

@@ -36,13 +36,14 @@ def test_long_lists_of_names_are_cut():
 
 def test_the_section_says_how_much_is_shared():
     shared = SharedFeatures((feature((0, True, 0.25), (1, True, 0.25)),), compared=1200, groups=7)
-    section = shared_section(shared, shared_figure(shared, (2, 2), ["a", "b"]), "ends of paths")
+    section = shared_section(shared, (2, 2), ["a", "b"], "ends of paths")
     assert "1,200 strongest ends of paths" in section.text
     assert "make 7 features. 1 of them" in section.text
     assert "50% of the weight. These are shown" in section.text
     many = SharedFeatures(13 * shared.features, compared=1200, groups=40)
-    section = shared_section(many, shared_figure(many, (2, 2), ["a", "b"]), "ends of paths")
+    section = shared_section(many, (2, 2), ["a", "b"], "ends of paths")
     assert "The first 12 are shown" in section.text
-    none = shared_section(SharedFeatures((), compared=20, groups=20), None, "eigenvectors")
+    few = SharedFeatures((), compared=20, groups=20)
+    none = shared_section(few, (2, 2), ["a", "b"], "eigenvectors")
     assert none.text == "None: no two of the 20 eigenvectors compared are alike."
     assert not none.rows

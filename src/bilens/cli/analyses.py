@@ -1,6 +1,6 @@
 """Commands of registered analyses: their options are the parameters of a function."""
 
-from dataclasses import MISSING, dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, make_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from bilens.cli.console import Device, ModelName, check_own, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.options import REQUIRED, Option
-from bilens.sections import ContextLine, Table, fact_text, signed
+from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import check_settings
 
 ROWS = 30
@@ -167,15 +167,18 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
 def show_reading(reading: Reading) -> None:
     """Print the facts, tables and texts of a reading."""
     out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
-    for caption, frame in reading.tables().items():
-        table = Table(frame.head(ROWS), caption, reading.formats)
-        show_table(table.header, table.rows, caption, words=table.n_words)
-        if len(frame) > ROWS:
-            out.print(f"{ROWS} of {len(frame):,} rows; --json and --output have all")
-    for texts in reading.texts():
-        out.print(f"\n{texts.title}", style="bold", highlight=False)
-        for line in texts.lines:
-            out.print(coloured(line))
+    for section in reading.sections():
+        for part in section.parts:
+            if isinstance(part, Table):
+                table = replace(part, frame=part.frame.head(ROWS))
+                caption = part.caption or section.title
+                show_table(table.header, table.rows, caption, words=table.n_words)
+                if len(part.frame) > ROWS:
+                    out.print(f"{ROWS} of {len(part.frame):,} rows; --json and --output have all")
+            elif isinstance(part, ContextList):
+                out.print(f"\n{part.title}", style="bold", highlight=False)
+                for line in part.lines:
+                    out.print(coloured(line))
 
 
 def write_reading(reading: Reading, path: Path) -> None:

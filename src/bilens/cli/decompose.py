@@ -101,20 +101,19 @@ class Report:
         add: names of further readings, such as flow, and files with readings of your own.
         basis: (images) eigenvectors orthonormal after the embedding, as in the paper, or in
             pixels; for models of one layer.
-        paths: (images) number of the strongest paths to find in a model of several layers.
         drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
             for models of several layers. By default that of `decompose --bonds`, or else 0.01.
         metric: (images) inputs of the directions, as in `decompose --bonds`; by default those that
             it was run with, or else the training images.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
-        token: (language) the output to explain; by default an example of the paper, or else
-            the most frequent word.
+        token: (language) the output to explain; by default the token that the model predicts with
+            the largest margin at the beginning of a held-out text.
         minus: (language) tokens whose mean is subtracted from it, separated by commas.
         layer: (language) number of the layer whose heads and MLP are read, from 0; by default 0 if
             its MLP is a tensor, or else none.
-        among: (language) read heads and bigrams of this many tokens, the first of the vocabulary.
+        among: (language) read heads of this many tokens, the first of the vocabulary.
         prompt: (language) the text whose flow the page begins with, and that of readings that need
-            one; by default an example.
+            one; by default the held-out text of the largest margin.
     """
 
     model: ModelName
@@ -124,7 +123,6 @@ class Report:
     figures: Literal["png", "svg", "pdf"] | None = None
     add: tuple[str, ...] = ()
     basis: Basis | None = None
-    paths: int | None = None
     drop: float | None = None
     metric: Metric | None = None
     order: Order | None = None

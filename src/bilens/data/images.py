@@ -82,7 +82,6 @@ class ImageData(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "class", "y": "train"}
 
     def facts(self) -> list[Fact]:
-        """Return name, sizes of the splits, pixels and classes."""
         height, width = self.shape
         return [
             ("", self.name),
@@ -97,6 +96,13 @@ class ImageData(Reading):
         splits = {"train": self.train_labels, "test": self.test_labels}
         counts = {n: s.bincount(minlength=self.n_classes).cpu() for n, s in splits.items()}
         return pd.DataFrame({"class": self.class_names, **counts})
+
+    def is_chance(self, accuracy: float) -> bool:
+        """Return whether a test accuracy is no better than always naming the same class."""
+        images = len(self.test_labels)
+        chance = int(self.test_labels.bincount().max()) / images
+        # Two standard errors of the share that is right by chance.
+        return accuracy < chance + 2 * (chance * (1 - chance) / images) ** 0.5
 
     def plot(self, k: int = 10) -> "go.Figure":
         """Plot the first k images of the test set, each below its class."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass
 from functools import lru_cache
 from html import escape
 from types import MappingProxyType
@@ -127,8 +127,7 @@ class ReadingPanel:
         def show(state: Any) -> list[Any]:
             try:
                 reading = self.reading(state)
-                first, *others = reading.sections()
-                sections = [replace(first, facts=reading.facts()), *others]
+                sections = reading.sections()
                 page = sections_html(sections, name)
             except BilensError as error:
                 sections, page = [], note_html(str(error))

@@ -2,10 +2,9 @@
 
 import base64
 import io
-import re
 from collections.abc import Iterable
 from functools import cache
-from html import escape
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -168,7 +167,6 @@ class Canvas:
         self._images: list[dict[str, Any]] = []
         self._shapes: list[dict[str, Any]] = []
         self._labels: list[dict[str, Any]] = []
-        self._links: list[str] = []
         # Without a trace plotly draws no axes, and without axes no pictures.
         point = {"x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}}
         self._traces = [go.Scatter(**point, hoverinfo="skip")]
@@ -242,17 +240,6 @@ class Canvas:
             }
         )
 
-    def link(
-        self, name: str, corner: tuple[float, float], size: tuple[float, float], *, is_chosen: bool
-    ) -> None:
-        """Make a place, from its upper left corner, a button if the drawing is an SVG."""
-        (x, y), (width, height), u = corner, size, self.unit
-        self._links.append(
-            f'<g role="button" tabindex="0" data-node="{name}" aria-label="{name}" '
-            f'aria-pressed="{str(is_chosen).lower()}"><rect x="{u * x:.1f}" y="{u * y:.1f}" '
-            f'width="{u * width:.1f}" height="{u * height:.1f}" rx="6"/></g>'
-        )
-
     def _scale(self) -> None:
         # Below everything else, so that callers need not leave room for it.
         middle, self.height = self.height + STRIP / 2, self.height + STRIP
@@ -265,49 +252,22 @@ class Canvas:
         """Everything collected, as a figure."""
         figure = go.Figure(self._traces)
         hidden = {"visible": False, "constrain": "domain"}
-        full = round(self.unit * self.height) + (48 if self.title else 16)
-        dress(figure, height=full, title=plotly_text(self.title), alt=self.alt or self.title)
+        # A longer line would be cut off on a phone.
+        lines = wrap(self.title, 44)
+        title = "<br>".join(map(plotly_text, lines))
+        top = 30 + 18 * len(lines) if lines else 12
+        full = round(self.unit * self.height) + top + 4
+        dress(figure, height=full, title=title, alt=self.alt or self.title)
         return figure.update_layout(
             images=self._images,
             shapes=self._shapes,
             annotations=self._labels,
             xaxis={"range": [0, self.width], **hidden},
             yaxis={"range": [self.height, 0], "scaleanchor": "x", **hidden},
-            margin={"l": 4, "r": 4, "b": 4},
+            margin={"l": 4, "r": 4, "t": top, "b": 4},
             showlegend=False,
             # The page keeps these proportions when it is narrow.
             meta={**figure.layout.meta, "aspect": self.height / self.width, "height": full},
-        )
-
-    def svg(self) -> str:
-        """Everything collected, as HTML whose links are buttons with their name in `data-node`."""
-        u, w, h = self.unit, self.unit * self.width, self.unit * self.height
-        parts = [
-            f'<line x1="{u * t.x[0]:.1f}" y1="{u * t.y[0]:.1f}" x2="{u * t.x[1]:.1f}" '
-            f'y2="{u * t.y[1]:.1f}" stroke="{t.line.color}" stroke-width="{t.line.width:.1f}" '
-            'opacity=".75"/>'
-            for t in self._traces[1:]
-        ]
-        parts += [
-            f'<image href="{p["source"]}" x="{u * p["x"]:.1f}" y="{u * p["y"]:.1f}" '
-            f'width="{u * p["sizex"]:.1f}" height="{u * p["sizey"]:.1f}" '
-            'preserveAspectRatio="none"/>'
-            for p in self._images
-        ]
-        for label in self._labels:
-            font, text = label["font"], re.sub(r"</?b>", "", label["text"])
-            # SVG places text by its baseline, plotly by its top or middle.
-            on_line = label["yanchor"] == "middle"
-            y = u * label["y"] + (0.35 if on_line else 1) * font["size"]
-            color, kind = font["color"] or "currentColor", "ground" if on_line else ""
-            parts.append(
-                f'<text x="{u * label["x"]:.1f}" y="{y:.1f}" font-size="{font["size"]}" '
-                f'fill="{color}" class="{kind}">{text}</text>'
-            )
-        name = escape(self.alt or self.title)
-        return (
-            f'<svg viewBox="0 0 {w:.1f} {h:.1f}" width="{w:.0f}" role="group" aria-label="{name}">'
-            f"{''.join([*parts, *self._links])}</svg>"
         )
 
 

@@ -1,6 +1,6 @@
 """Plots of numbers: curves of accuracy, bars of logits, spectra and matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,7 +21,7 @@ def accuracy_curve(
     unit: str,
     kept_by: str,
     label: str = "the model",
-    beside: str = "bottom right",
+    beside: str = "top left",
 ) -> "go.Figure":
     """Draw accuracy against the number of units kept, and a dotted line for the full model's.
 
@@ -44,21 +44,12 @@ def accuracy_curve(
         annotation_position=beside,
     )
     # The first few units matter most, so the axis is logarithmic.
-    figure.update_xaxes(title=f"{unit} kept {kept_by}", type="log", dtick=1)
+    decades = [d * 10**power for power in range(6) for d in (1, 2, 5)]
+    ticks = [count for count in decades if count <= max(counts)]
+    figure.update_xaxes(title=f"{unit} kept {kept_by}", type="log", tickvals=ticks)
     figure.update_yaxes(title="test accuracy (%)")
     alt = f"Test accuracy against the {unit} kept {kept_by}"
     return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
-
-
-def mark_kept(figure: "go.Figure", k: int, lost: float, accuracy: float) -> "go.Figure":
-    """Put a mark on such a curve at k."""
-    return figure.add_scatter(
-        x=[k],
-        y=[100 * accuracy],
-        mode="markers",
-        marker={"size": 13, "color": RED, "symbol": "diamond"},
-        hovertemplate=f"{k} kept: {accuracy:.2%}, {100 * lost:z.2f} points lost<extra></extra>",
-    )
 
 
 @checked
@@ -67,33 +58,7 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
     counts, accuracies = zip(*by_paths, strict=True)
-    names = {"unit": "paths", "kept_by": "over all classes", "beside": "top left"}
-    return accuracy_curve(counts, accuracies, full, **names)
-
-
-def pair_figure(
-    bars: Mapping[str, tuple[str | list[str], Tensor]],
-    class_names: Sequence[str],
-    measure: str,
-    title: str,
-) -> "go.Figure":
-    """Draw a group of bars for each class: by label, colours and a value for each class."""
-    figure = go.Figure()
-    names = [plotly_text(name) for name in class_names]
-    for label, (color, values) in bars.items():
-        figure.add_bar(
-            x=names,
-            y=values.tolist(),
-            name=label,
-            marker={"color": color},
-            hovertemplate="%{x}: %{y:.3g}<extra>" + label + "</extra>",
-        )
-    # Names of classes may be numbers, which are not places on an axis.
-    figure.update_xaxes(type="category", title="class")
-    figure.update_yaxes(title=measure, zeroline=True)
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    dress(figure, height=260, title=plotly_text(title))
-    return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
+    return accuracy_curve(counts, accuracies, full, unit="paths", kept_by="over all classes")
 
 
 SHOWN = 20

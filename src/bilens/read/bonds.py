@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import log10
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -98,27 +99,21 @@ class BondReading(Reading):
     by_products: tuple[tuple[int, float], ...]
 
     axes: ClassVar[dict[str, str]] = Bonds.axes
-    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
+    title: ClassVar[str] = "How few directions does the model need?"
 
     def facts(self) -> list[Fact]:
-        """Return the data, and the accuracy with all directions and with few."""
-        bound = self.cut.certificate
-        vacuous = " (vacuous above 1)" if bound is not None and bound > 1 else ""
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            *((f"directions of the {kind}", _sum(ranks)) for kind, ranks in self.ranks.items()),
-            (f"test accuracy with {_sum(self.cut.ranks)} directions", Percent(self.cut_accuracy)),
+            ("directions", _sum(self.cut.ranks)),
+            ("test accuracy with these", Percent(self.held_out.accuracy)),
             ("95 % interval", "{:.2%} to {:.2%}".format(*self.held_out.interval)),
+            ("predictions changed", Percent(self.held_out.changed)),
             ("error of the logits", self.held_out.error),
-            ("upper bound on it", self.held_out.error_bound),
-            *([] if bound is None else [(f"tree certificate{vacuous}", bound)]),
+            ("bonds of the", self.kind),
+            ("metric", self.metric),
+            ("drop", self.drop),
         ]
-
-    @property
-    def cut_accuracy(self) -> float:
-        """Test accuracy of the cut."""
-        return self.held_out.accuracy
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each direction of each bond."""
@@ -137,79 +132,89 @@ class BondReading(Reading):
         config = ClassifierConfig(*sizes, image_shape=data.shape, class_names=names)
         return ImageClassifier.from_cut(self.cut, config)
 
-    def tables(self) -> "dict[str, pd.DataFrame]":
+    def accuracies(self) -> "pd.DataFrame":
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
         rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
-        rows.append((_sum(self.cut.ranks), self.cut_accuracy))
+        rows.append((_sum(self.cut.ranks), self.held_out.accuracy))
         frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
         # The last row is the smallest cut, measured on the same images.
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
-        return {"few directions": frame.assign(**{"error of the logits": errors})}
+        return frame.assign(**{"error of the logits": errors})
 
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of these sections, by the name of the file that it is saved as."""
-        shape = self.data.shape
-        figures = {
-            "bonds": bond_figure(self),
-            "kept-directions": kept_directions_figure(self.by_rank, self.accuracy),
-        }
-        for label in range(self.data.n_classes):
-            figures[f"network-{label}"] = network_figure(self.cut_reading, label, shape)
-        for number in range(len(self.cut.cores)):
-            figures[f"directions-{number}"] = directions_figure(self.cut_reading, number, shape)
-            figures[f"matrices-{number}"] = matrices_figure(self.cut_reading, number)
-        return figures
+    @property
+    def few(self) -> int:
+        """A fifth of all directions: a rule, and not a choice by the images that measure it."""
+        most = self.by_rank[-1][0]
+        return max(k for k, _, _ in self.by_rank if k == 1 or 5 * k <= most)
+
+    def answer(self) -> str:
+        """Return the accuracy with few directions, in one sentence."""
+        if self.data.is_chance(self.accuracy):
+            return chain.chance_sentence(self.accuracy, self.data)
+        accuracy = {k: share for k, share, _ in self.by_rank}[self.few]
+        return (
+            f"Of the {self.by_rank[-1][0]} directions between layers, {self.few} keep "
+            f"{accuracy:.1%} of test images right, and {_sum(self.cut.ranks)}, chosen on training "
+            f"images, {self.held_out.accuracy:.1%}; all of them {self.accuracy:.1%}."
+        )
 
     def sections(self) -> list[Section]:
-        """Return the sections on a model with few directions between its layers."""
-        figures = self.figures()
+        reading, shape, held = self.cut_reading, self.data.shape, self.held_out
+        low, high = held.interval
+        networks = [
+            [Picture(f"network-{label}", partial(network_figure, reading, label, shape))]
+            for label in range(self.data.n_classes)
+        ]
+        directions = [
+            [Picture(f"directions-{number}", partial(directions_figure, reading, number, shape))]
+            for number in range(len(self.cut.cores))
+        ]
+        matrices = [
+            [Picture(f"matrices-{number}", partial(matrices_figure, reading, number))]
+            for number in range(len(self.cut.cores))
+        ]
+        curve = partial(kept_directions_figure, self.by_rank, self.accuracy, mark=self.few)
+        accuracies = self.accuracies()
+        named = {str(self.few), _sum(self.cut.ranks), str(self.by_rank[-1][0])}
+        shown = accuracies[accuracies["directions at each bond"].isin(named)]
+        products = f"{len(reading.products):,} products of two coordinates"
         # The first number of products that is enough, if any is.
-        enough = (k for k, a in self.by_products if a >= self.accuracy - self.drop)
-        few = next(enough, None)
-        products = f"{len(self.cut_reading.products):,} products of two coordinates" + (
-            f"; the {few:,} of largest share keep the test accuracy within {self.drop:.1%}"
-            if few
-            else ""
-        )
-        over = INPUTS[self.metric]
-        low, high = self.held_out.interval
-        ranks_of = {kind: _sum(sizes) for kind, sizes in self.ranks.items()}
-        (frame,) = self.tables().values()
-        shown = [k % 4 == 0 for k, _, _ in self.by_rank[:-1]] + [True, True]
-        networks = chain.picture_rows(figures, "network")
+        for count, accuracy in self.by_products:
+            if accuracy >= self.accuracy - self.drop:
+                products += f"; the {count:,} largest keep the accuracy within {self.drop:.1%}"
+                break
         return [
+            Section(self.title, self.answer(), [[Picture("kept-directions", curve)]]),
             Section(
-                "How few directions are enough",
-                "Each layer's output reaches the next layer through a bond, and the model uses "
-                f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds "
-                f"were computed: the tree's need {ranks_of['tree']} directions, the function's "
-                f"{ranks_of['function']}; the page shows the {self.kind}'s. The cut to "
-                f"{_sum(self.cut.ranks)} (diamonds) was chosen on training images. Its test "
-                f"accuracy is {self.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On "
-                f"these images it changes the logits by {self.held_out.error:.2g} of their size "
-                "(RMS, each minus the mean over classes; upper bound "
-                f"{self.held_out.error_bound:.2g}).",
-                [
-                    [
-                        Picture(name, partial(figures.__getitem__, name))
-                        for name in ("bonds", "kept-directions")
-                    ],
-                    [Table(frame[shown], "", self.formats, 0)],
-                ],
+                "How well it holds",
+                f"On {held.n_images:,} test images the model on {_sum(self.cut.ranks)} directions "
+                f"is right for {held.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
+                f"changes {held.changed:.1%} of the predictions of the whole model.",
+                [[Table(shown, "", chain.ACCURACY_FORMATS, 0)]],
             ),
             Section(
-                "The network that is left",
+                "Accuracy by the number of directions",
+                "",
+                [[Table(accuracies, "", chain.ACCURACY_FORMATS, 0)]],
+            ),
+            Section(
+                "How fast the directions lose weight",
+                "Each layer's output reaches the next layer through a bond. The share of each of "
+                f"its directions is measured over {INPUTS[self.metric]}, the largest first. A "
+                "diamond is the last direction that is kept.",
+                [[Picture("bonds", partial(bond_figure, self))]],
+            ),
+            Section(
+                "The network of each class",
                 "For each class, from its logit on the right to the pixels: the products of two "
                 "coordinates that make up most of it, those that make up most of these, and so "
                 "on. A percentage belongs to a product, blue where it adds and red where it "
-                "subtracts: its share of the sum that it is part of. One line into it is a "
-                f"square. The same number is the same coordinate in every drawing; numbers go "
-                f"by share over {over}. "
+                "subtracts: its share of the squared norm of what it is part of. One line into "
+                "it is a square. The same number is the same coordinate in every drawing. "
                 "Coordinates after the first layer show the test images where they are largest "
                 "and smallest.",
-                networks[:1],
+                networks,
             ),
-            Section("The networks of the other classes", "", networks[1:], folded=True),
             Section(
                 "Every direction",
                 "The pixels of a coordinate of the input (blue where they go with it, red against "
@@ -217,35 +222,15 @@ class BondReading(Reading):
                 "interaction matrix, followed down to the pixels along the strongest ones below. "
                 "Then the test images at both ends of it and the logits that it raises and lowers "
                 "there: their change when the coordinate is set to zero.",
-                chain.picture_rows(figures, "directions"),
-                folded=True,
+                directions,
             ),
             Section(
                 "The layers, whole",
                 f"All {products}. One matrix for each coordinate that a layer makes, over the "
                 "coordinates that it reads; a colour goes by the square root of an entry.",
-                chain.picture_rows(figures, "matrices"),
-                folded=True,
+                matrices,
             ),
         ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {
-            "data": self.data.name,
-            "metric": self.metric,
-            "accuracy": self.accuracy,
-            "shares": [bond.shares.tolist() for bond in self.bonds.bonds],
-            "by_rank": [list(row) for row in self.by_rank],
-            "drop": self.drop,
-            "ranks_by_kind": {kind: list(ranks) for kind, ranks in self.ranks.items()},
-            "kind": self.kind,
-            "ranks": list(self.cut.ranks),
-            "tree_certificate": self.cut.certificate,
-            "cut_accuracy": self.cut_accuracy,
-            "held_out": self.held_out.record(),
-            "by_products": [list(row) for row in self.by_products],
-        }
 
 
 @detached
@@ -419,25 +404,34 @@ def bond_figure(reading: BondReading) -> "go.Figure":
     figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
     figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
     alt = "Share of each direction of each bond, the largest first"
-    return dress(figure, height=340, alt=alt).update_layout(
-        legend={"x": 0.02, "y": 0.02, "xanchor": "left", "yanchor": "bottom"}
-    )
+    # Below the plot, where it covers no line on a phone either.
+    legend = {"orientation": "h", "x": 0, "y": -0.25, "xanchor": "left", "yanchor": "top"}
+    return dress(figure, height=380, alt=alt).update_layout(legend=legend, margin={"b": 90})
 
 
 @checked
-def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: float) -> "go.Figure":
+def kept_directions_figure(
+    by_rank: Sequence[tuple[int, float, float]], full: float, mark: int | None = None
+) -> "go.Figure":
     """Plot the test accuracy of uniform cuts against the number of directions of each bond.
 
     Args:
         by_rank: result of `rank_accuracies`.
         full: accuracy of the model.
+        mark: number of directions that is marked.
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
     rank, accuracies, errors = zip(*by_rank, strict=True)
     figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
     hover = "%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>"
-    return figure.update_traces(customdata=errors, hovertemplate=hover)
+    figure.update_traces(customdata=errors, hovertemplate=hover)
+    if mark is not None:
+        kept = accuracies[rank.index(mark)]
+        figure.add_annotation(
+            x=log10(mark), y=100 * kept, text=f"{mark}: {kept:.1%}", ax=40, ay=28, arrowhead=0
+        )
+    return figure
 
 
 def bond_name(number: int) -> str:

@@ -1,18 +1,17 @@
 """Models of bilinear layers, opened for reading: their tensors, their embedding, their accuracy."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.analysis import Reading
 from bilens.checks import check_finite, check_labels, check_sum
+from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
-from bilens.lazy_imports import go, pd
-from bilens.sections import Fact, Picture, Table
+from bilens.lazy_imports import pd
+from bilens.sections import Fact
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import affine, fit_input
 
@@ -139,6 +138,16 @@ def check_reproduces(
         ) from None
 
 
+def chance_sentence(accuracy: float, data: ImageData) -> str:
+    """Return a sentence about a model that is no better than chance."""
+    counts = data.test_labels.bincount(minlength=data.n_classes)
+    chance = int(counts.max()) / len(data.test_labels)
+    return (
+        f"This model knows nothing that its parts could show: it has {accuracy:.1%} of test images "
+        f"right, and always naming {data.class_names[int(counts.argmax())]} has {chance:.1%}."
+    )
+
+
 def size_facts(model: TensorChain) -> list[Fact]:
     """Return the number of layers, their width and, of a module, the number of parameters."""
     tensors = model.layer_tensors()
@@ -160,17 +169,3 @@ def accuracy_frame(
     # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]
     return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
-
-
-def accuracy_tables(reading: Reading) -> list[Table]:
-    """Return the tables of a reading for a page."""
-    return [Table(frame, "", reading.formats, 0) for frame in reading.tables().values()]
-
-
-def picture_rows(figures: Mapping[str, "go.Figure"], start: str) -> list[list[Picture]]:
-    """Return the figures whose name has a given start, one in a row."""
-    return [
-        [Picture(name, partial(figures.__getitem__, name))]
-        for name in figures
-        if name.startswith(start)
-    ]

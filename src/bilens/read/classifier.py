@@ -1,6 +1,6 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -24,13 +24,19 @@ from bilens.read.explanation import (
     SharedFeatures,
     explain,
     explanation_figure,
-    explanation_figures,
+    explanation_pictures,
     shared_by_classes,
-    shared_figure,
     shared_section,
 )
-from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve, truncation_figure
-from bilens.sections import Fact, Percent, Picture, Section, signed
+from bilens.read.fidelity import (
+    BLOCK,
+    CONFIDENCE,
+    TruncationCurve,
+    clopper_pearson,
+    truncation_curve,
+    truncation_figure,
+)
+from bilens.sections import Fact, Percent, Picture, Section, Table, signed
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum, TensorChain
 
@@ -123,10 +129,9 @@ class ClassifierReading(Reading):
     order: Order = "eigenvalue"
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
-    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
+    title: ClassVar[str] = "How few eigenvectors does each class need?"
 
     def facts(self) -> list[Fact]:
-        """Return the data, the accuracy, sizes and the eigenvectors."""
         accuracies = self.curve.accuracy
         return [
             ("data", self.data.name),
@@ -141,43 +146,44 @@ class ClassifierReading(Reading):
         frame = self.spectrum.frame()
         return frame.assign(form=[self.data.class_names[i] for i in frame["form"]])
 
-    def tables(self) -> "dict[str, pd.DataFrame]":
-        """Return the accuracy with few eigenvectors."""
-        return {"few eigenvectors": self.curve.frame()}
-
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of the page, by the name of the file that it is saved as."""
-        shape = self.data.shape
-        names, x = self.data.class_names, self.data.test_images
-        figures = {"truncation": truncation_figure(self.curve)}
-        # A spectrum and its pictures for each class, on one row of the page.
-        for label, name in enumerate(names):
-            spectrum = _ordered(self, label)
-            figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
-            figures[f"eigenvectors-{label}"] = eigenvector_figure(
-                spectrum, x, shape, title=f"Eigenvectors of {name}"
-            )
-        if self.shared.features:
-            figures["shared"] = shared_figure(self.shared, shape, names)
-        return figures | explanation_figures(self.model, self.data, self.spectrum)
+    def answer(self) -> str:
+        """Return the accuracy with ten eigenvectors, in one sentence."""
+        if self.data.is_chance(self.accuracy):
+            return chain.chance_sentence(self.accuracy, self.data)
+        accuracies = self.curve.accuracy
+        few = min(10, len(accuracies))
+        return (
+            f"{few} of the {len(accuracies)} eigenvectors of each class keep "
+            f"{accuracies[few - 1]:.1%} of test images right; all of them {self.accuracy:.1%}."
+        )
 
     def sections(self) -> list[Section]:
-        """Return the sections on a classifier of one layer."""
-        figures = self.figures()
+        shape, names = self.data.shape, self.data.class_names
+        n_images, rank = len(self.data.test_labels), self.spectrum.effective_rank().mean()
+        low, high = clopper_pearson(round(self.accuracy * n_images), n_images, CONFIDENCE)
+        classes = []
+        for label, name in enumerate(names):
+            spectrum = partial(_ordered, self, label)
+            rows = [
+                Picture(f"spectrum-{label}", partial(_spectrum, spectrum, name)),
+                Picture(f"eigenvectors-{label}", partial(_eigenvectors, self, spectrum, name)),
+            ]
+            classes.append(rows)
+        examples = explanation_pictures(self.model, self.data, self.spectrum)
         return [
             Section(
-                "How few eigenvectors are enough",
-                "Each logit is a sum of activations λ (v·x)², one for each eigenvector v: λ is "
-                "its eigenvalue and v·x its overlap with the image x. Keeping only those of "
-                "largest |λ| shows how many of them do the work. The effective rank, (Σ|λ|)² / "
-                "Σλ², is the number of equally strong eigenvectors that would weigh as much as "
-                "all of a class's together.",
-                [
-                    [
-                        *chain.accuracy_tables(self),
-                        Picture("truncation", partial(figures.__getitem__, "truncation")),
-                    ]
-                ],
+                self.title,
+                self.answer(),
+                [[Picture("truncation", partial(truncation_figure, self.curve))]],
+            ),
+            Section(
+                "How well it holds",
+                f"On {n_images:,} test images the model is right for {self.accuracy:.2%} (95 % "
+                f"interval {low:.2%} to {high:.2%}). Each logit is a sum of activations λ (v·x)², "
+                "one for each eigenvector v, and the table keeps those of largest |λ|. "
+                f"{float(rank):.1f} equally strong eigenvectors would weigh as much as all of a "
+                "class's together (effective rank, mean over classes).",
+                [[Table(self.curve.frame(), "", chain.ACCURACY_FORMATS, 0)]],
             ),
             Section(
                 "Why these logits",
@@ -186,9 +192,9 @@ class ClassifierReading(Reading):
                 "they are positive and red ones where they are negative, each on its own scale. "
                 "The number below is the activation: blue raises the logit, red lowers it. Rest "
                 "is the sum over all other eigenvectors, so that a row adds up to its logit.",
-                chain.picture_rows(figures, "explanation"),
+                [[picture] for picture in examples],
             ),
-            shared_section(self.shared, figures.get("shared"), "eigenvectors"),
+            shared_section(self.shared, shape, names, "eigenvectors"),
             Section(
                 "The eigenvectors of each class",
                 "Read from the weights; no data chose them. P1, P2, ... are the eigenvectors of "
@@ -197,28 +203,9 @@ class ClassifierReading(Reading):
                 "to its red part, but not to both at once: overlaps cancel before they are "
                 "squared. Beside each are the three test images that it reacts to most. Ordered "
                 f"by {ORDER_TEXT[self.order]}.",
-                [
-                    [
-                        Picture(name, partial(figures.__getitem__, name))
-                        for name in (f"spectrum-{label}", f"eigenvectors-{label}")
-                    ]
-                    for label in range(self.data.n_classes)
-                ],
+                classes,
             ),
         ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        rank = self.spectrum.effective_rank()
-        return {
-            "data": self.data.name,
-            "accuracy": self.accuracy,
-            "accuracy_by_eigenvectors": list(self.curve.accuracy),
-            "effective_rank_by_class": dict(zip(self.data.class_names, rank.tolist(), strict=True)),
-            "effective_rank": float(rank.mean()),
-            "shared_features": len(self.shared.features),
-            "shared_weight": self.shared.weight,
-        }
 
 
 @analysis("eigenvectors")
@@ -288,6 +275,17 @@ def eigenvector_figure(
     return canvas.figure()
 
 
+def _spectrum(spectrum: Callable[[], Spectrum], name: str) -> "go.Figure":
+    return spectrum_figure(spectrum(), title=f"Spectrum of {name}")
+
+
+def _eigenvectors(
+    reading: ClassifierReading, spectrum: Callable[[], Spectrum], name: str
+) -> "go.Figure":
+    x, shape = reading.data.test_images, reading.data.shape
+    return eigenvector_figure(spectrum(), x, shape, title=f"Eigenvectors of {name}")
+
+
 def _ordered(reading: ClassifierReading, label: int) -> Spectrum:
     spectrum = reading.spectrum[label]
     scores = spectrum.values
@@ -310,7 +308,6 @@ class Attack(Reading):
     fooled: float
 
     def facts(self) -> list[Fact]:
-        """Return both shares."""
         return [
             ("taken for the class of the mask", Percent(self.targeted)),
             ("taken for another class than their own", Percent(self.fooled)),
@@ -417,7 +414,6 @@ class MaskReading(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the length of the masks and the mean shares."""
         means = self.frame().mean(numeric_only=True)
         return [("length", self.norm), *((name, Percent(share)) for name, share in means.items())]
 

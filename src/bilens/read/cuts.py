@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.checks import check_index, checked
 from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas, diverging
-from bilens.figures.plots import pair_figure
 from bilens.lazy_imports import go
 from bilens.sections import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
@@ -164,20 +163,15 @@ class Edge:
     part: float
 
 
-def chosen_edges(
-    products: Products, depth: int, output: int, selected: BondNode | None = None
-) -> list[Edge]:
+def chosen_edges(products: Products, depth: int, output: int) -> list[Edge]:
     """Return the products that make up most of an output, then most of their factors, and so on.
 
-    The products are those of a cut model of `depth` layers. A selected coordinate is explained too.
+    The products are those of a cut model of `depth` layers.
     """
     edges: list[Edge] = []
     # From the output down: sources of a layer are targets of the layer below.
     wanted = {output}
     for layer in reversed(range(depth)):
-        # The reader has chosen a coordinate that the output may not need.
-        if selected is not None and selected[0] == layer + 1:
-            wanted.add(selected[1])
         sources: set[int] = set()
         for target in sorted(wanted):
             into = edges_into(
@@ -194,31 +188,15 @@ def chosen_edges(
 
 def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
     """Return the k products of two coordinates that make up most of a third, or of an output."""
-    is_own = (products.layer == target[0] - 1) & (products.output == target[1])
-    return _edges(products, is_own, k)
-
-
-def edges_from(products: Products, source: BondNode, k: int) -> list[Edge]:
-    """Return the k products of largest share that a coordinate takes part in."""
-    is_own = (products.first == source[1]) | (products.second == source[1])
-    return _edges(products, (products.layer == source[0]) & is_own, k)
-
-
-def _edges(products: Products, selected: Bool[Tensor, " terms"], k: int) -> list[Edge]:
+    layer, output = target[0] - 1, target[1]
+    into = (products.layer == layer) & (products.output == output)
+    total = float(products.share[into].sum()) or 1.0
     edges = []
     # Products are sorted by share, so the first rows are the strongest.
-    for row in torch.nonzero(selected).flatten()[:k].tolist():
-        layer, output = int(products.layer[row]), int(products.output[row])
-        alike = (products.layer == layer) & (products.output == output)
-        total = float(products.share[alike].sum()) or 1.0
-        edges.append(
-            Edge(
-                (layer + 1, output),
-                ((layer, int(products.first[row])), (layer, int(products.second[row]))),
-                float(products.coefficient[row]),
-                float(products.share[row]) / total,
-            )
-        )
+    for row in torch.nonzero(into).flatten()[:k].tolist():
+        sources = ((layer, int(products.first[row])), (layer, int(products.second[row])))
+        part = float(products.share[row]) / total
+        edges.append(Edge(target, sources, float(products.coefficient[row]), part))
     return edges
 
 
@@ -232,16 +210,9 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
         shape: height and width of an input as an image.
     """
     check_index("output", output, reading.data.n_classes)
-    return draw_network(reading, output, shape).figure()
-
-
-def draw_network(
-    reading: CutReading, output: int, shape: tuple[int, int], selected: BondNode | None = None
-) -> Canvas:
-    """Draw `network_figure` with a link at each node; a selected node is always there."""
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
-    edges = chosen_edges(reading.products, depth, output, selected)
-    columns = _ordered(edges, (depth, output), selected)
+    edges = chosen_edges(reading.products, depth, output)
+    columns = _ordered(edges, (depth, output))
     rise = aspect + GAP
     height = rise * max(len(column) for column in columns)
     # Columns of fewer nodes are centred between the others.
@@ -252,9 +223,7 @@ def draw_network(
     }
     name = reading.data.class_names[output]
     into = sum(edge.part for edge in edges if edge.target == (depth, output))
-    title = (
-        f"What makes up the logit of {name}: products drawn into it, {into:.0%} of its squared norm"
-    )
+    title = f"The logit of {name}: products drawn into it, {into:.0%} of its squared norm"
     canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(LEGEND) + 0.15, unit=78, title=title)
     for line, text in enumerate(LEGEND):
         canvas.label(text, x=(STEP * depth + 1.6) / 2, y=height + 0.1 + 0.25 * line)
@@ -268,11 +237,7 @@ def draw_network(
             canvas.label(f"<b>{plotly_text(name)}</b>", x=x + 0.35, y=y, size=15, on_line=True)
         else:
             _draw_node(canvas, reading, node, (x, y - aspect / 2), shape)
-        side = 0.7 if node[0] == depth else 1
-        corner = (x, y - (0.25 if node[0] == depth else aspect / 2))
-        size = (side, 0.5 if node[0] == depth else rise - 0.05)
-        canvas.link(node_name(node), corner, size, is_chosen=node == (selected or (depth, output)))
-    return canvas
+    return canvas.figure()
 
 
 def node_name(node: BondNode) -> str:
@@ -280,22 +245,17 @@ def node_name(node: BondNode) -> str:
     return f"{node[0]}.{node[1] + 1}"
 
 
-def _ordered(
-    edges: Sequence[Edge], root: BondNode, selected: BondNode | None
-) -> list[list[BondNode]]:
+def _ordered(edges: Sequence[Edge], root: BondNode) -> list[list[BondNode]]:
     """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
         # Ordered by the mean place of the nodes above, which keeps most edges from crossing.
         above = {node: place for place, node in enumerate(columns[0])}
-        # The selected node may feed nothing that is drawn, and is at the end then.
         fed: dict[BondNode, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
                 for source in edge.sources:
                     fed.setdefault(source, []).append(above[edge.target])
-        if selected is not None and selected[0] == layer:
-            fed.setdefault(selected, [len(above)])
         columns.insert(0, sorted(fed, key=lambda node: (sum(fed[node]) / len(fed[node]), node)))
     return columns
 
@@ -419,10 +379,3 @@ def _moved(end: End, names: Sequence[str]) -> str:
             text = plotly_text(", ".join(names[i] for i in by_size[:NAMED]))
             lines.append(f'<span style="color:{color}">{mark} {text}</span>')
     return "<br>".join(lines)
-
-
-def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> "go.Figure":
-    """Draw a pair of bars for each class: the effect of a coordinate on its logit at either end."""
-    high, low = (torch.tensor(end.effects) for end in direction.ends)
-    bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}
-    return pair_figure(bars, class_names, "added to the logit", title)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -12,10 +13,10 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.figures.canvas import tree_figure
 from bilens.figures.plots import path_figure
-from bilens.lazy_imports import go, pd
+from bilens.lazy_imports import pd
 from bilens.read import chain
-from bilens.read.explanation import SharedFeatures, shared_by_paths, shared_figure, shared_section
-from bilens.sections import Fact, Percent, Picture, Section
+from bilens.read.explanation import SharedFeatures, shared_by_paths, shared_section
+from bilens.sections import Fact, Percent, Picture, Section, Table
 from bilens.tensor import Paths, TensorChain, decompile
 from bilens.tensor.chain import make_chain
 
@@ -41,10 +42,10 @@ class DeepReading(Reading):
     shared: SharedFeatures
 
     axes: ClassVar[dict[str, str]] = Paths.axes
-    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
+
+    title: ClassVar[str] = "How few paths does the model need?"
 
     def facts(self) -> list[Fact]:
-        """Return the data, the accuracy, sizes and the paths."""
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
@@ -56,34 +57,37 @@ class DeepReading(Reading):
         """Return a row for each path."""
         return self.paths.frame()
 
-    def tables(self) -> "dict[str, pd.DataFrame]":
-        """Return the accuracy with few paths."""
-        return {"few paths": chain.accuracy_frame("paths", self.by_paths, self.accuracy)}
+    def answer(self) -> str:
+        """Return the accuracy of the strongest paths, in one sentence."""
+        if self.data.is_chance(self.accuracy):
+            return chain.chance_sentence(self.accuracy, self.data)
+        k, accuracy = self.by_paths[-1]
+        return (
+            f"The {k:,} strongest paths from a logit to the pixels have {accuracy:.1%} of test "
+            f"images right; the model has {self.accuracy:.1%}."
+        )
 
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of paths, by the name of the file that it is saved as."""
+    def sections(self) -> list[Section]:
         shape, names = self.data.shape, self.data.class_names
-        figures = {"paths": path_figure(self.by_paths, self.accuracy)}
+        trees = []
         for label, name in enumerate(names):
             paths = self.paths.of(label)
             if len(paths):
                 few = paths.truncate(min(6, len(paths)))
-                title = f"Strongest paths of {name}"
-                figures[f"tree-{label}"] = tree_figure(few, shape, title=title, root=name)
-        if self.shared.features:
-            figures["shared"] = shared_figure(self.shared, shape, names)
-        return figures
-
-    def sections(self) -> list[Section]:
-        """Return the sections on the paths of a classifier of several layers."""
-        figures = self.figures()
+                draw = partial(
+                    tree_figure, few, shape, title=f"Strongest paths of {name}", root=name
+                )
+                trees.append([Picture(f"tree-{label}", draw)])
+        curve = Picture("paths", partial(path_figure, self.by_paths, self.accuracy))
+        table = chain.accuracy_frame("paths", self.by_paths, self.accuracy)
         return [
+            Section(self.title, self.answer(), [[curve]]),
             Section(
-                "How few paths are enough",
+                "How well it holds",
                 "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
                 "before, with eigenvectors of its own, down to the pixels. The paths are ranked "
                 "over all classes by effective eigenvalue, and the tree is cut to the best k.",
-                [[*chain.accuracy_tables(self), Picture("paths", lambda: figures["paths"])]],
+                [[Table(table, "", chain.ACCURACY_FORMATS, 0)]],
             ),
             Section(
                 "The strongest paths of each class",
@@ -91,25 +95,13 @@ class DeepReading(Reading):
                 "eigenvector, and carries its eigenvalue, blue where positive and red where "
                 "negative. A picture on the right is an eigenvector of the first layer, blue where "
                 "it is positive and red where it is negative; below it is the effective eigenvalue "
-                "of the whole path, which says how much it can weigh. A path through a red edge of "
-                "the last layer lowers the logit. Further down a sign says less: with the "
-                "eigenvector above turned around, all below it change theirs.",
-                chain.picture_rows(figures, "tree"),
-                folded=True,
+                "that ranks its path. A path through a red edge of the last layer lowers the "
+                "logit. Further down a sign says less: with the eigenvector above turned around, "
+                "all below it change theirs.",
+                trees,
             ),
-            shared_section(self.shared, figures.get("shared"), "ends of paths"),
+            shared_section(self.shared, shape, names, "ends of paths"),
         ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {
-            "data": self.data.name,
-            "accuracy": self.accuracy,
-            "accuracy_by_paths": [list(pair) for pair in self.by_paths],
-            "paths": len(self.paths),
-            "shared_features": len(self.shared.features),
-            "shared_weight": self.shared.weight,
-        }
 
 
 @detached

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -100,7 +101,6 @@ class SharedFeatures(Reading):
         return sum(feature.weight for feature in self.features)
 
     def facts(self) -> list[Fact]:
-        """Return the number of features, their weight, and the size of the comparison."""
         return [
             ("shared features", len(self.features)),
             ("share of all weight", Percent(self.weight)),
@@ -222,9 +222,11 @@ def shared_figure(
     return canvas.figure()
 
 
-def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str) -> Section:
-    """Return the section of `shared_figure`, which may be None; `what` names the vectors."""
-    if figure is None:
+def shared_section(
+    shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str], what: str
+) -> Section:
+    """Return the section of `shared_figure`; `what` names the vectors."""
+    if not shared.features:
         text = f"None: no two of the {shared.compared:,} {what} compared are alike."
         return Section("Features shared between classes", text)
     shown = min(SHOWN, len(shared.features))
@@ -235,7 +237,8 @@ def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str
         f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
         "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
     )
-    return Section("Features shared between classes", text, [[Picture("shared", lambda: figure)]])
+    picture = Picture("shared", partial(shared_figure, shared, shape, class_names))
+    return Section("Features shared between classes", text, [[picture]])
 
 
 def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -311,7 +314,6 @@ class Explanation(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the logits that are split."""
         return [(f"logit of class {part.label}", part.logit) for part in self.parts]
 
     def frame(self) -> "pd.DataFrame":
@@ -395,17 +397,19 @@ def explanation_figure(
     return canvas.figure()
 
 
-def explanation_figures(
-    model: TensorChain, data: ImageData, spectrum: Spectrum
-) -> "dict[str, go.Figure]":
-    """Draw the explanations of a clear case, a close call and a mistake, if the model makes any."""
-    figures, names, shape = {}, data.class_names, data.shape
+def explanation_pictures(model: TensorChain, data: ImageData, spectrum: Spectrum) -> list[Picture]:
+    """Return the explanations of a clear case, a close call and a mistake, if there are any."""
+    pictures = []
     for kind, number in _telling_examples(model, data).items():
-        label = names[int(data.test_labels[number])]
+        label = data.class_names[int(data.test_labels[number])]
         title = f"{kind.capitalize()}: test image {number}, labelled {label}"
-        explanation = explain(spectrum, data.test_images[number])
-        figures[f"explanation-{kind}"] = explanation_figure(explanation, shape, names, title=title)
-    return figures
+
+        def draw(number: int = number, title: str = title) -> "go.Figure":
+            explanation = explain(spectrum, data.test_images[number])
+            return explanation_figure(explanation, data.shape, data.class_names, title=title)
+
+        pictures.append(Picture(f"explanation-{kind}", draw))
+    return pictures
 
 
 @torch.no_grad()

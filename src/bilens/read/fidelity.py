@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -23,7 +22,6 @@ from bilens.tensor import Bonds, Cut, Spectrum
 
 STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
 """Numbers of eigenvectors in tables."""
-TICKS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 BLOCK = 512
 """Samples in memory together, each with a number for every class and rank."""
 
@@ -101,8 +99,6 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     counts = range(1, len(curve.accuracy) + 1)
     names = {"unit": "eigenvectors", "kept_by": "for each class", "label": "all of them"}
     figure = accuracy_curve(counts, curve.accuracy, curve.full, **names)
-    ticks = [k for k in TICKS if k <= len(curve.accuracy)]
-    figure.update_xaxes(dtick=None, tickvals=ticks, ticks="outside")
     return figure.update_traces(marker={"size": 4})
 
 
@@ -222,10 +218,6 @@ class HeldOut:
     changed: float
     error: float
     error_bound: float
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {**vars(self), "interval": list(self.interval)}
 
 
 def held_out(

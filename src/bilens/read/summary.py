@@ -1,7 +1,8 @@
-"""Summary of a language model: its size, its loss, and how it predicts one token of a prompt."""
+"""Summary of a language model: why it predicts one token of a held-out text, and its loss."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import log
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -12,82 +13,115 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
-from bilens.read.flow.reading import FlowReading, read_flow
+from bilens.read.flow.ablation import ablation_frame
+from bilens.read.flow.reading import FlowReading, flow_sections, read_flow
 from bilens.read.language.names import TokenDirection, in_words, token_names
 from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
+from bilens.residual.trace import require_tokenizer
 from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
 
 EXAMPLE = ("The keys to the cabinet", " are", " is")
 """A prompt and two next tokens, which models of English text tell apart by the number of a noun."""
-LIKELY, NODES, SHOWN = 6, 8, 80
 PROMPT_TOKENS, LARGE_VOCABULARY = 8, 5000
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """A place of a held-out text, where one token comes next.
+
+    Attributes:
+        ids: tokens up to the place.
+        right: number of the token that comes next.
+        other: number of the other token that is most likely there.
+        margin: logit of the right token minus that of the other.
+    """
+
+    ids: tuple[int, ...]
+    right: int
+    other: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """The loss of the beginnings of held-out texts.
+
+    Attributes:
+        loss: mean negative log-likelihood of a token, in nats.
+        error: its standard error over texts; 0 for a single text.
+        n_tokens: number of tokens.
+        n_texts: number of texts.
+        places: places among the first tokens of the texts, the largest margin first.
+    """
+
+    loss: float
+    error: float
+    n_tokens: int
+    n_texts: int
+    places: tuple[NextToken, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LanguageSummary(Reading):
-    """Summary of a language model, with the flow of one logit on a prompt.
+    """Summary of a language model, with the flow of one logit on a held-out text.
 
     Attributes:
         about: names and values of its sizes.
-        loss: mean negative log-likelihood of a token of the validation texts, in nats.
-        n_tokens: number of tokens that the loss is measured on.
+        vocab_size: number of tokens of its vocabulary.
+        text_loss: its loss.
         next_tokens: most likely next tokens of the prompt, with their probabilities.
-        flow: flow of the prompt's logit.
-        left_out: the parts that the page leaves out, in sentences.
+        flow: flow of the prompt's logit, with its strongest nodes removed.
     """
 
     about: tuple[tuple[str, str], ...]
-    loss: float
-    n_tokens: int
+    vocab_size: int
+    text_loss: TextLoss
     next_tokens: pd.DataFrame
     flow: FlowReading
-    left_out: str
 
-    title: ClassVar[str] = "Summary"
-    formats: ClassVar[dict[str, str]] = {"probability": ".1%", "flow": "+.3g"}
+    formats: ClassVar[dict[str, str]] = {"probability": ".1%"}
 
     @property
-    def is_example(self) -> bool:
-        """True if the prompt is the example of models of English text."""
-        return self.flow.prompt == EXAMPLE[0]
+    def title(self) -> str:
+        """The question that its flow answers."""
+        return self.flow.title
 
     def facts(self) -> list[Fact]:
-        """Return the model's sizes and its loss."""
+        loss = self.text_loss
         return [
             *self.about,
-            (f"loss on {self.n_tokens:,} tokens, nats", round(self.loss, 3)),
-            ("perplexity", round(float(torch.tensor(self.loss).exp()), 2)),
+            (f"loss on {loss.n_tokens:,} tokens, nats", round(loss.loss, 3)),
+            ("standard error", round(loss.error, 3)),
+            ("perplexity", round(float(torch.tensor(loss.loss).exp()), 2)),
         ]
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the next tokens, and the strongest heads and directions of the prompt's flow."""
-        return {
-            "next tokens": self.next_tokens,
-            "strongest heads": self._strongest("head"),
-            "strongest directions of MLPs": self._strongest("direction", "mlp"),
-        }
-
-    def _strongest(self, *kinds: str) -> pd.DataFrame:
-        """Return the nodes of these kinds with the largest absolute flow."""
-        nodes = [node for node in self.flow.flow.nodes if node.kind in kinds]
-        nodes = sorted(nodes, key=lambda node: -abs(node.flow))[:NODES]
-        tokens = self.flow.data["tokens"]
-        return pd.DataFrame(
-            {"node": [node.name(tokens) for node in nodes], "flow": [node.flow for node in nodes]}
-        )
-
     def sections(self) -> list[Section]:
-        """Return the summary and the flow of the prompt."""
-        tables = [Table(f, name, self.formats) for name, f in self.tables().items()]
-        prompt, value = self.flow.prompt, self.flow.data["value"]
+        loss, even = self.text_loss, log(self.vocab_size)
+        graph, holds, *others = flow_sections(self.flow.data, self.flow.ablated)
+        chance = ""
+        if loss.loss > even - 2 * loss.error:
+            chance = "The model is no better than guessing evenly among all tokens. "
         text = (
-            f"{self.left_out}After “{prompt}” the model predicts the tokens below. The flow splits "
-            f"the logit of {self.flow.direction.words}, {value:+.3g}, over all parts of the model. "
-            "Blue and plus raise it, red and minus lower it."
+            f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
+            f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
+            f"guessing evenly has {even:.2f}. The strongest nodes were removed from the running "
+            "model, one at a time: norms, patterns and gates then change, which the flow holds "
+            "fixed."
         )
-        return [Section(self.title, text, [tables[:1], tables[1:]]), *self.flow.sections()]
+        removed = ablation_frame(self.flow.ablated).rename(columns={"actual": "measured"})
+        tables = [
+            Table(removed, "", {"predicted": "+#.3g", "measured": "+#.3g"}),
+            Table(self.next_tokens, "", self.formats),
+        ]
+        return [
+            Section(self.title, chance + self.flow.answer(), [[self.flow.parts_picture()]]),
+            Section("How well it holds", text, [tables]),
+            replace(graph, title="The flow, node by node"),
+            Section("Predicted and measured changes", "", holds.rows[:1]),
+            *others,
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the graph of the flow."""
@@ -102,44 +136,111 @@ def read_summary(
     prompt: str = "",
     direction: TokenDirection | None = None,
     *,
-    n_tokens: Count = 2048,
+    n_tokens: Count = 512,
 ) -> LanguageSummary:
-    """Measure a language model's loss, and split a logit of a prompt over its parts.
+    """Split a logit of a held-out text over a language model's parts, and measure its loss.
+
+    The text is the one whose next token the model predicts with the largest margin.
 
     Args:
         model: the model.
         corpus: texts in the model's tokens.
-        prompt: a text; by default an example that suits the vocabulary.
-        direction: the token whose logit is split; by default the most likely next token, minus
-            the second.
+        prompt: a text; by default the beginning of a held-out one.
+        direction: the token whose logit is split; by default the next token, minus the most likely
+            other one.
         n_tokens: number of tokens of the validation texts that the loss is measured on.
 
     Raises:
         BilensError: a token is unknown.
     """
-    # Without a prompt the page shows an example, whose tokens belong to it.
-    likely_pair = direction
+    texts = (row["input_ids"] for row in corpus.validation)
+    loss = measure_loss(model, texts, n_tokens)
     if not prompt:
-        prompt, likely_pair = example_prompt(model, corpus)
+        wanted = None if direction is None else model.token(direction.token)
+        prompt, found = largest_margin(model, loss.places, wanted)
+        direction = direction or found
     logits = model.logits(model.ids(prompt)[None])[0, -1]
-    best = logits.topk(min(LIKELY, len(logits))).indices
+    best = logits.topk(min(6, len(logits))).indices
     names = token_names(model, best)
-    frame = pd.DataFrame(
-        {
-            "token": [in_words(name) for name in names],
-            "probability": logits.softmax(-1)[best].tolist(),
-        }
-    )
-    split = likely_pair or TokenDirection(names[0], tuple(names[1:2]))
-    loss, counted = text_loss(model, [row["input_ids"] for row in corpus.validation], n_tokens)
+    probabilities = logits.softmax(-1)[best].tolist()
     return LanguageSummary(
         about=model_facts(model, corpus),
-        loss=loss,
-        n_tokens=counted,
-        next_tokens=frame,
-        flow=read_flow(model, prompt, split, shown=SHOWN),
-        left_out=_left_out(model),
+        vocab_size=model.vocab_size,
+        text_loss=loss,
+        next_tokens=pd.DataFrame(
+            {"next token": [in_words(name) for name in names], "probability": probabilities}
+        ),
+        flow=read_flow(
+            model,
+            prompt,
+            direction or TokenDirection(names[0], tuple(names[1:2])),
+            shown=80,
+            ablate=8,
+        ),
     )
+
+
+def measure_loss(
+    model: ResidualModel, texts: Iterable[torch.Tensor], n_tokens: int, length: int = 64
+) -> TextLoss:
+    """Measure the loss of the first tokens of texts, and the margins of the right tokens there.
+
+    Args:
+        model: the model.
+        texts: token ids.
+        n_tokens: number of tokens to measure, at least.
+        length: tokens of a text that count, so that more texts do.
+    """
+    sums: list[float] = []
+    counts: list[int] = []
+    places: list[NextToken] = []
+    for text in texts:
+        if sum(counts) >= n_tokens:
+            break
+        ids = text[:length].to(model.device)
+        logits, right = model.logits(ids[None])[0, :-1].float(), ids[1:]
+        sums.append(float(functional.cross_entropy(logits, right, reduction="sum")))
+        counts.append(len(right))
+        # The first tokens only: their texts are short enough to be read.
+        first, right = logits[:PROMPT_TOKENS], right[:PROMPT_TOKENS, None]
+        others = first.scatter(1, right, -torch.inf).max(1)
+        margins = first.gather(1, right)[:, 0] - others.values
+        for at, (token, other, margin) in enumerate(
+            zip(right[:, 0].tolist(), others.indices.tolist(), margins.tolist(), strict=True)
+        ):
+            places.append(NextToken(tuple(ids[: at + 1].tolist()), token, other, margin))
+    loss, n_texts = sum(sums) / max(sum(counts), 1), len(sums)
+    # Tokens of a text are alike, so texts are what varies: the error of a ratio of two sums.
+    squares = sum((total - loss * n) ** 2 for total, n in zip(sums, counts, strict=True))
+    error = (squares * n_texts / max(n_texts - 1, 1)) ** 0.5 / max(sum(counts), 1)
+    places.sort(key=lambda place: -place.margin)
+    return TextLoss(loss, error, sum(counts), n_texts, tuple(places))
+
+
+def largest_margin(
+    model: ResidualModel, places: Sequence[NextToken], wanted: int | None = None
+) -> tuple[str, TokenDirection]:
+    """Return the text of the largest margin, and its next token minus the most likely other one.
+
+    Args:
+        model: the model, with its tokenizer.
+        places: the largest margin first.
+        wanted: number of a next token; if it is the next token somewhere, only those places count.
+
+    Raises:
+        BilensError: no text has the same tokens when it is written out and read again.
+    """
+    tokenizer = require_tokenizer(model.tokenizer)
+    for place in [p for p in places if p.right == wanted] or places:
+        text = str(tokenizer.decode(list(place.ids), skip_special_tokens=True)).strip()
+        try:
+            again = model.ids(text).tolist()
+        except BilensError:  # tokens that the text begins with, and no words
+            continue
+        if again == list(place.ids):
+            names = token_names(model, [place.right, place.other])
+            return text, TokenDirection(names[0], (names[1],))
+    raise BilensError("prompt='': no beginning of a held-out text can be written out; give one")
 
 
 def example_prompt(
@@ -161,23 +262,6 @@ def example_prompt(
     return str(corpus.tokenizer.decode(first, True)).strip(), None
 
 
-def text_loss(
-    model: ResidualModel, texts: Sequence[torch.Tensor], n_tokens: int
-) -> tuple[float, int]:
-    """Return the mean loss of the first tokens of texts, in nats, and their number."""
-    total, counted = 0.0, 0
-    for ids in texts:
-        if counted >= n_tokens:
-            break
-        logits = model.logits(ids[None].to(model.device))[0, :-1]
-        # Weighed by length: texts are of different numbers of tokens.
-        total += float(functional.cross_entropy(logits.float(), ids[1:].to(logits.device))) * (
-            len(ids) - 1
-        )
-        counted += len(ids) - 1
-    return total / max(counted, 1), counted
-
-
 def is_bilinear(model: ResidualModel) -> bool:
     """Return True if the first layer's MLP is a tensor, whose eigenvectors can be read."""
     try:
@@ -185,15 +269,3 @@ def is_bilinear(model: ResidualModel) -> bool:
     except NotBilinearError:
         return False
     return True
-
-
-def _left_out(model: ResidualModel) -> str:
-    """Return sentences on the parts of a page that are left out or approximate for this model."""
-    if model.n_layers == 1 and not model.parts.has_norms:
-        return ""
-    reasons = ["other layers"] * (model.n_layers > 1) + ["norms"] * model.parts.has_norms
-    return (
-        f"Left out: sections about the weights of a layer, such as those of --layer 0, ignore "
-        f"{' and '.join(reasons)}. They rank tokens, and their numbers are no logits. The flow is "
-        "exact, with norms, patterns and gates held at their values on its text. "
-    )

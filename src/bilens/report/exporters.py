@@ -313,10 +313,9 @@ def write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
         for name in ("shares", "read", "write")
     }
     write_safetensors(folder / "bonds.safetensors", tensors)
-    record = reading.record()
-    write_json(folder / BONDS_NAME, record)
+    write_json(folder / BONDS_NAME, reading.record())
     # The smallest cut that keeps the accuracy is a run like any other.
     reading.cut_model().save_files(folder / "cut")
-    names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
-    about = {"cut_of": model} | {name: record[name] for name in names}
+    about = {name: getattr(reading, name) for name in ("metric", "drop", "kind")}
+    about |= {"cut_of": model, "data": reading.data.name, "ranks": list(reading.cut.ranks)}
     write_json(folder / "cut" / TRAINING_NAME, about)

@@ -5,20 +5,21 @@ const bilensFigures = (colours, isDark) => {
     isDark() ? Object.entries(colours).reduce((t, [light, dark]) => t.replaceAll(light, dark), text) : text;
 
   // A figure of pictures keeps its proportions: on a narrow window it is lower, not emptier, and
-  // its labels are a little smaller.
+  // its labels are a little smaller, at least 10 pixels. Below 0.62 of its size it scrolls.
   const sizes = new WeakMap();
   const fit = (place) => {
     const layout = place.layout;
     const { aspect, height: full } = (layout && layout.meta) || {};
-    const width = place.clientWidth;
-    if (!aspect || !width) return;
+    if (!aspect || !place.clientWidth) return;
     if (!sizes.has(layout)) sizes.set(layout, (layout.annotations || []).map((a) => a.font.size));
     const margins = layout.margin.t + layout.margin.b;
+    const width = Math.max(place.clientWidth, Math.round((0.62 * (full - margins)) / aspect));
+    place.classList.toggle("wide", width > place.clientWidth);
     const height = Math.min(full, Math.ceil(aspect * width) + margins);
     // Plotly's own resizing gives way to the height that is set here, so the width is set as well.
     const drawn = place.querySelector(".main-svg").clientWidth;
     if (Math.abs(layout.height - height) <= 1 && Math.abs(drawn - width) <= 1) return;
-    const scale = Math.max(0.85, (height - margins) / (full - margins));
+    const scale = Math.max(0.92, (height - margins) / (full - margins));
     const change = { width, height };
     sizes.get(layout).forEach((size, i) => { change[`annotations[${i}].font.size`] = size * scale; });
     window.Plotly.relayout(place, change);

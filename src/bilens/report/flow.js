@@ -8,7 +8,7 @@ window.bilensFlow = (place, graph, remove) => {
   const LEFT = 34, BOTTOM = 26, LETTER = 6.1, LINE = 13, LEFTWARD = 0.36;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: direction of an MLP, or token",
-    "blue raises the logit, red lowers it; area: how much", "\"read\" → \"raised\" or ⊣ \"lowered\" tokens of a direction"];
+    "blue raises the logit, red lowers it; area: how much", "\"read\" → \"raised\" or lowers \"lowered\" tokens of a direction"];
   const LEAVES = ["token", "position", "bias"];
 
   const shape = (tag, attributes, parent, text = "") => {

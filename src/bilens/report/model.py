@@ -13,8 +13,8 @@ from bilens.read.bonds import recorded_settings
 from bilens.read.language import TokenDirection, corpus_for, read_language
 from bilens.read.summary import is_bilinear, read_summary
 
-PATHS, AMONG = 1000, 5000
-"""Paths of a deep classifier and tokens of a language model that a report reads by default."""
+AMONG = 5000
+"""Tokens of a language model that a report reads by default."""
 
 
 def report_readings(
@@ -42,15 +42,12 @@ def report_readings(
         _check_effects(given, names, added)
         first, entries = _language_readings(model, given, source), added
     elif len(model.layers) > 1:
-        # Bonds first: few of them explain a model whose paths are many.
-        _check_effects(given, {"paths", "drop", "metric"}, added)
-        first, entries = [], [find_analysis("bonds"), find_analysis("paths"), *added]
+        _check_effects(given, {"drop", "metric"}, added)
+        first, entries = [], [find_analysis("bonds"), *added]
     else:
         _check_effects(given, {"basis", "order"}, added)
         first, entries = [], [find_analysis("eigenvectors"), *added]
-    own: dict[str, dict[str, Any]] = {"paths": {"k": given.get("paths", PATHS)}, "bonds": {}}
-    if source:
-        own["bonds"] = recorded_settings(source)
+    own = {"bonds": recorded_settings(source)} if source else {}
     load = loader(model, source)
     return first + [
         entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
@@ -76,15 +73,13 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
     corpus = corpus_for(model, given.get("data") or data_of(source), given.get("data_dir"))
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
-    directions = []
+    direction = None
     if "token" in given:
-        directions = [TokenDirection(given["token"], token_list(given.get("minus", "")))]
-    direction = next(iter(directions), None)
+        direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
     overview = read_summary(model, corpus, given.get("prompt", ""), direction)
     if "layer" not in given and not is_bilinear(model):
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
-    if not directions and overview.is_example:
-        directions = [overview.flow.direction]
     among = given.get("among", AMONG)
+    directions = [overview.flow.direction]
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

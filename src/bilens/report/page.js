@@ -46,11 +46,12 @@ addEventListener("DOMContentLoaded", async () => {
     draw();
   });
 });
-// A link to a closed section opens it.
-const follow = () => {
-  const section = location.hash && document.getElementById(location.hash.slice(1));
-  const closed = section && section.querySelector(":scope > details");
-  if (closed) closed.open = true;
-};
-addEventListener("hashchange", follow);
-addEventListener("DOMContentLoaded", follow);
+// A graph of a closed section has no width either.
+addEventListener("DOMContentLoaded", () => {
+  for (const place of document.querySelectorAll(".flow")) {
+    const draw = () => bilensFlow(place, JSON.parse(place.querySelector("script").textContent));
+    const closed = place.closest("details:not([open])");
+    if (closed) closed.addEventListener("toggle", draw, { once: true });
+    else draw();
+  }
+});

@@ -21,7 +21,16 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import DARK, house_style
 from bilens.files import write_text
 from bilens.lazy_imports import lazy_import
-from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, shown, signed
+from bilens.sections import (
+    ContextList,
+    Fact,
+    FlowDrawing,
+    Picture,
+    Section,
+    Table,
+    fact_text,
+    signed,
+)
 
 if TYPE_CHECKING:
     from bilens import inputs, models
@@ -30,10 +39,7 @@ else:  # They import transformers, which takes seconds, and pages do without it.
     inputs, models = lazy_import("bilens.inputs"), lazy_import("bilens.models")
     contents = lazy_import("bilens.report.model")
 
-OPTIONS = (
-    *("basis", "paths", "drop", "metric", "order"),
-    *("token", "minus", "layer", "among", "prompt"),
-)
+OPTIONS = (*("basis", "drop", "metric", "order"), *("token", "minus", "layer", "among", "prompt"))
 """Settings of a model's report; `bilens report --help` has a line on each."""
 CONFIG = {
     "displaylogo": False,
@@ -50,7 +56,7 @@ def page_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"signed": signed, "shown": shown}
+    environment.filters |= {"signed": signed}
     environment.tests |= {
         "picture": lambda part: isinstance(part, Picture | go.Figure),
         "table": lambda part: isinstance(part, Table),
@@ -61,23 +67,37 @@ def page_templates() -> Environment:
 
 @checked
 def render_page(
-    title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section]
+    title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section], about: str = ""
 ) -> str:
-    """Return the page as text. Everything but the figures is escaped; figures escape their text."""
+    """Return the page as text. Everything but the figures is escaped; figures escape their text.
+
+    Args:
+        title: Heading, in a report the question.
+        summary: Paragraph below it, in a report the answer.
+        facts: Names and values for a line below the paragraph.
+        sections: Sections; those that are folded are closed until a reader opens them.
+        about: A line above the heading, such as the name of the model.
+    """
     return (
         page_templates()
         .get_template("page.html")
         .render(
             title=title,
             summary=summary,
-            facts=[(name, shown(value)) for name, value in facts],
+            about=about,
+            facts=facts,
             sections=sections,
+            line=_facts_line,
             draw=_figure_json,
             pack=_safe_json,
             config=_safe_json({"config": CONFIG, "colours": DARK}),
             plotly=_packed_plotly() if _has_figures(sections) else "",
         )
     )
+
+
+def _facts_line(facts: Sequence[Fact]) -> str:
+    return ", ".join(fact_text(*fact) for fact in facts)
 
 
 def _has_figures(sections: Sequence[Section]) -> bool:
@@ -94,28 +114,37 @@ def _packed_plotly() -> str:
 
 @checked
 def write_page(
-    path: Path, title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section]
+    path: Path,
+    title: str,
+    summary: str,
+    facts: Sequence[Fact],
+    sections: Sequence[Section],
+    about: str = "",
 ) -> None:
-    """Write the page, whole or not at all."""
-    write_text(path, render_page(title, summary, facts, sections))
+    """Write the page of `render_page`, whole or not at all."""
+    write_text(path, render_page(title, summary, facts, sections, about))
 
 
 @checked
 def write_report(
-    path: str | Path, readings: Sequence[Reading], *, title: str, summary: str = ""
+    path: str | Path, readings: Sequence[Reading], *, title: str
 ) -> dict[str, go.Figure]:
     """Write the sections of readings as one page, and return its figures by name.
 
+    The first section is the question of the page, its answer and a picture. The second is open too.
+    All others are closed until a reader opens them.
+
     Args:
         path: The page.
-        readings: Readings in the order of the page, whose head has the facts of the first.
-        title: Heading of the page.
-        summary: Paragraph below it; by default the explanation of the first reading.
+        readings: Readings in the order of the page.
+        title: A line above the question, such as the name of the model.
     """
-    sections = page_sections(readings)
-    facts = [fact for reading in readings[:1] for fact in reading.facts()]
-    summary = summary or " ".join(reading.explanation for reading in readings[:1])
-    write_page(Path(path), title, summary, facts, sections)
+    first, *others = [section for reading in readings for section in reading.sections()]
+    about = title if title != first.title else ""
+    sections = [replace(first, title="", text="", facts=())]
+    for number, section in enumerate(others):
+        sections.append(replace(section, folded=section.folded or number > 0))
+    write_page(Path(path), first.title, first.text, first.facts, sections, about)
     figures: dict[str, go.Figure] = {}
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Picture):
@@ -147,7 +176,7 @@ def report(
         data: Name of the data; by default that of the training. A loaded model needs it.
         data_dir: Folder of the data.
         add: Names of further readings, such as flow, and files with readings of your own.
-        settings: Options of `bilens report`: basis, paths, drop, metric, order, token, minus,
+        settings: Options of `bilens report`: basis, drop, metric, order, token, minus,
             layer, among, prompt.
 
     Raises:
@@ -168,20 +197,6 @@ def report(
         title = readings[0].title
     write_report(path, readings, title=title)
     return Path(path)
-
-
-def page_sections(readings: Sequence[Reading]) -> list[Section]:
-    """Return the sections of readings; the first section of each but the first has its facts."""
-    sections: list[Section] = []
-    for reading in readings:
-        first, *others = reading.sections()
-        if sections:
-            first = replace(first, facts=reading.facts())
-        elif first.text == reading.explanation:
-            # The head of the page says it already.
-            first = replace(first, text="")
-        sections += [first, *others]
-    return sections
 
 
 def _figure_json(part: "Picture | go.Figure", title: str = "") -> Markup:

@@ -44,7 +44,6 @@ class TensorSVD(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "component", "y": "value"}
 
     def facts(self) -> list[Fact]:
-        """Return sizes, the largest singular value and the effective rank."""
         shares = self.values**2 / self.norm**2
         return [
             ("components", len(self)),
@@ -126,7 +125,6 @@ class BilinearTensor(Reading):
     axes: ClassVar[dict[str, str]] = TensorSVD.axes
 
     def facts(self) -> list[Fact]:
-        """Return shape, dtype and device."""
         facts: list[Fact] = [
             ("outputs", self.n_out),
             ("inputs", self.n_in),

@@ -92,7 +92,6 @@ class Bonds(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "direction", "y": "share", "color": "bond"}
 
     def facts(self) -> list[Fact]:
-        """Return directions, norm and effective ranks."""
         return [
             ("directions", " + ".join(str(bond.k) for bond in self.bonds)),
             ("norm", float(self.norm)),

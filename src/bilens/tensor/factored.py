@@ -135,7 +135,6 @@ class FactoredMatrix(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "value", "color": "matrix"}
 
     def facts(self) -> list[Fact]:
-        """Return sizes, the largest possible rank and the dtype."""
         facts: list[Fact] = [
             ("rows", self.n_rows),
             ("columns", self.n_columns),

@@ -57,7 +57,6 @@ class Spectrum(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "eigenvalue", "color": "form"}
 
     def facts(self) -> list[Fact]:
-        """Return sizes, the largest |eigenvalue| and the effective rank, or their means."""
         facts: list[Fact] = [("eigenpairs", self.k), ("inputs", self.n_in)]
         if self.batch_shape:
             facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
@@ -324,7 +323,6 @@ class QuadraticForm(Reading):
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
     def facts(self) -> list[Fact]:
-        """Return sizes and dtype."""
         facts: list[Fact] = [
             ("inputs", self.n_in),
             ("hidden units", self.left.shape[0]),

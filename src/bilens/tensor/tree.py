@@ -65,7 +65,6 @@ class Paths(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "path", "y": "effective"}
 
     def facts(self) -> list[Fact]:
-        """Return number, depth and the largest effective eigenvalue."""
         facts: list[Fact] = [("paths", len(self)), ("layers", self.depth), ("inputs", self.n_in)]
         if len(self):
             facts.append(("top effective eigenvalue", self.effective[0].item()))

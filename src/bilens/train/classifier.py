@@ -253,11 +253,10 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
 
 def _report_chance(data: ImageData, training: ClassifierTraining, accuracy: float) -> None:
     """Say so if a model is not better than one that always names the most frequent class."""
-    counts = data.test_labels.bincount(minlength=data.n_classes)
-    images, name = len(data.test_labels), data.class_names[int(counts.argmax())]
-    chance = int(counts.max()) / images
-    # Two standard errors of the share that is right by chance.
-    if accuracy < chance + 2 * (chance * (1 - chance) / images) ** 0.5:
+    if data.is_chance(accuracy):
+        counts = data.test_labels.bincount(minlength=data.n_classes)
+        images, name = len(data.test_labels), data.class_names[int(counts.argmax())]
+        chance = int(counts.max()) / images
         steps = training.epochs * -(-len(data.train_labels) // training.batch_size)
         print_status(
             f"Test accuracy {accuracy:.2%} is no better than chance: always {name!r} has "

@@ -77,7 +77,6 @@ class Tensorised(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the loss above the original's on each text, at the end."""
         final = next(reversed(self.stages.values()))
         return [(f"rise on {name}", agreement.rise) for name, agreement in final.items()]
 

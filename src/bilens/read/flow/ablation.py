@@ -70,7 +70,6 @@ class Ablation(Reading):
     kind: str = ""
 
     def facts(self) -> list[Fact]:
-        """Return the predicted and the actual change."""
         part = [("without", self.part)] if self.part else []
         return [*part, ("predicted", signed(self.predicted)), ("actual", signed(self.actual))]
 

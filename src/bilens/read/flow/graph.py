@@ -75,7 +75,6 @@ class Flow(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
     def facts(self) -> list[Fact]:
-        """Return the value, sizes, the absolute flow and the condition."""
         return [
             ("value", self.value),
             ("tokens", len(self.ids)),
@@ -271,7 +270,6 @@ class FlowGraph(Reading):
     axes: ClassVar[dict[str, str]] = Flow.axes
 
     def facts(self) -> list[Fact]:
-        """Return the value, the number of nodes, and their shares."""
         return [
             ("value", self.flow.value),
             ("nodes", len(self.nodes) - 1),

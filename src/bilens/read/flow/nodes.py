@@ -112,7 +112,7 @@ def label(node: Node, tokens: Sequence[str]) -> str:
 
 def written(node: Node) -> str:
     """Return the tokens that a node raises, or lowers if it lowers the logit; empty if unknown."""
-    mark, tokens = ("→", node.writes) if node.flow > 0 else ("⊣", node.lowers)
+    mark, tokens = ("→", node.writes) if node.flow > 0 else ("lowers", node.lowers)
     return f"{mark} " + ", ".join(map('"{}"'.format, tokens[:2])) if tokens else ""
 
 

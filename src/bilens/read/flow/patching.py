@@ -67,7 +67,6 @@ class Effects(Reading):
         return (self.noising + self.denoising)[:, -1] / 2
 
     def facts(self) -> list[Fact]:
-        """Return the change of the number, and the strongest head and MLP."""
         layer, head = divmod(int(self.heads.abs().argmax()), self.heads.shape[1])
         mlp = int(self.mlps.abs().argmax())
         return [

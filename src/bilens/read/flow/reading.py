@@ -17,9 +17,10 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.read.flow.ablation import Ablation, ablation_frame, is_measurable, measure
+from bilens.read.flow.answer import answer, flow_by_part, parts_figure, question
 from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
-from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
+from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
@@ -30,15 +31,8 @@ SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
 AT_FIRST, FEWEST = 0.5, 12
 """Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
-PATHS, ROWS, LABELLED = 12, 20, 10
-"""Paths and nodes in tables, and labels in figures."""
-METRICS = {
-    True: "Directions of an MLP at a position are orthogonal in the stream to which they write, so "
-    "that no node holds a part of another's output.",
-    False: "Directions of a gated MLP at a position are orthonormal in its normalised input before "
-    "the norm's gain: this metric does not depend on how a checkpoint divides a map.",
-}
-"""The metric of directions, between two texts and on one."""
+ROWS, LABELLED = 20, 10
+"""Nodes in tables, and labels in figures."""
 
 
 def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
@@ -47,7 +41,7 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
     strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
     the logit on paths among them. `rest` has the flow that each node gets from remainders and sends
-    to them. Weights of `paths` are those of `FlowGraph.paths`.
+    to them.
 
     Args:
         flow: the flow.
@@ -75,16 +69,12 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
             "index": graph.numbers[i],
             "name": node.name(flow.tokens),
             "label": label(node, flow.tokens),
-            "short": f"MLP {node.layer} {written(node)}"
-            if node.kind == "direction"
-            else label(node, flow.tokens),
             "removable": node.is_part and (flow.before is not None or node.is_removable),
             "sink": node.kind != "output" and not sinks.isdisjoint({node.position, node.source}),
         }
         for i, node in ((i, graph.nodes[i]) for i in [0, *order])
     ]
     shares = [(n, *_shares(graph, order[:n])) for n in _counts(len(order))]
-    paths = [(weight, [place[i] for i in path]) for weight, path in graph.paths(PATHS)]
     remainder_flows = [flow.nodes[i].flow for i in remainders]
     return {
         "direction": direction,
@@ -103,7 +93,6 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
         "edges": sorted(listed, key=lambda edge: -abs(edge[2])),
         "rest": [(float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]],
         "shares": shares,
-        "paths": paths,
         "leaves": _leaves(flow),
         "start": next(
             (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),
@@ -149,7 +138,7 @@ def node_table(data: dict[str, Any]) -> pd.DataFrame:
     frame = pd.DataFrame({name: [node[key] for node in nodes] for name, key in columns.items()})
     effects = [name for name in frame.columns[2:] if frame[name].isna().all()]
     frame = frame.drop(columns=effects)
-    frame.insert(1, "reads → raises, ⊣ lowers", [_words(node) for node in nodes])
+    frame.insert(1, "tokens it reads, raises or lowers", [_words(node) for node in nodes])
     n = data["n_nodes"] - data["n_rest"] - len(frame)
     sums = [(f"{n:,} other nodes", "", data["sum"] - frame["flow"].sum())] if n else []
     if data["n_rest"]:
@@ -160,26 +149,8 @@ def node_table(data: dict[str, Any]) -> pd.DataFrame:
 
 def _words(node: dict[str, Any]) -> str:
     changed = node["writes"] if node["flow"] > 0 else node["lowers"]
-    mark = ("→" if node["flow"] > 0 else "⊣") if changed else ""
+    mark = ("raises" if node["flow"] > 0 else "lowers") if changed else ""
     return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
-
-
-def path_table(data: dict[str, Any]) -> pd.DataFrame:
-    """Return the strongest paths, and the sums of all others; the weights add up to the logit.
-
-    Args:
-        data: see `flow_data`.
-    """
-    nodes = data["nodes"]
-    rows = [
-        (" > ".join(nodes[i]["short"] for i in reversed(path[1:])), weight)
-        for weight, path in data["paths"]
-    ]
-    inside = data["shares"][-1][2] * data["value"]
-    listed = sum(weight for _, weight in rows)
-    rows.append((f"other paths among the {len(nodes) - 1} shown nodes", inside - listed))
-    rows.append(("paths through nodes that are not shown", data["value"] - inside))
-    return pd.DataFrame(rows, columns=["path", "weight"])
 
 
 def start_table(data: dict[str, Any]) -> pd.DataFrame:
@@ -188,7 +159,9 @@ def start_table(data: dict[str, Any]) -> pd.DataFrame:
     Args:
         data: see `flow_data`.
     """
-    rows = [*data["leaves"], ("sum: the logit", sum(value for _, value in data["leaves"]))]
+    # Between two texts most tokens are the same, and nothing starts there.
+    rows = [(name, value) for name, value in data["leaves"] if value]
+    rows.append(("sum: the logit", sum(value for _, value in data["leaves"])))
     return pd.DataFrame(rows, columns=["starts at", "flow"])
 
 
@@ -201,13 +174,14 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     changes = torch.tensor(
         [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
     )
-    title = f"{len(ablations)} parts removed, one at a time"
+    title = f"{len(ablations)} parts removed"
     if len(ablations) > 2:
         title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
     largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
-    # Labels are on the side away from the diagonal, where they overlap least.
-    above = [result.actual > result.predicted for result in ablations]
+    # Labels are on the side where the plot has more room.
+    middle = float(changes[:, 0].min() + changes[:, 0].max()) / 2
+    right = [result.predicted > middle for result in ablations]
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
@@ -216,7 +190,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
             text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
-            textposition=["middle left" if above[i] else "middle right" for i in members],
+            textposition=["middle left" if right[i] else "middle right" for i in members],
             textfont={"size": 9},
             name=kind,
             hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
@@ -233,13 +207,13 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
 
 
 def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Section]:
-    """Return the sections on a flow: its graph, its account, and nodes removed.
+    """Return the sections on a flow: its graph, nodes removed, where it starts, its nodes.
 
     Args:
         data: See `flow_data`.
         ablated: See `ablation_figure`.
     """
-    signs = {"flow": "+#.3g", "weight": "+#.3g", "predicted": "+#.3g", "actual": "+#.3g"}
+    signs = {"flow": "+#.3g", "predicted": "+#.3g", "actual": "+#.3g"}
     sinks = ""
     if any(node["sink"] for node in data["nodes"]):
         names = " and ".join(f'"{data["tokens"][p]}" ({p})' for p in data["sinks"])
@@ -253,19 +227,18 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
             "Positions are across, layers upwards. A square is a head: its line comes from the "
             "token that it attends to. A circle is a direction of an MLP or a token. Area is "
             "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-            f"weight on paths to the logit. {METRICS[len(data['values']) > 1]} "
+            "weight on paths to the logit. "
             "A direction reads the tokens that are nearest to it, and raises or lowers likely next "
             "tokens. "
             f"Select a node to see its own edges.{sinks}",
             [[FlowDrawing(data)]],
         ),
         Section(
-            "The account",
-            "Every path starts at a token, a position or a bias, and ends in the logit. Both lists "
-            "add up to the logit. The weight of a path is its edge into the logit, times, at each "
-            "node on the way, the share of the node's inflow that comes from the next result.",
-            [[Table(start_table(data), "Starts", signs), Table(path_table(data), "Paths", signs)]],
+            "Where it starts",
+            "Every path starts at a token, a position or a bias, and ends in the logit.",
+            [[Table(start_table(data), "", signs)]],
         ),
+        Section("The strongest nodes", "", [[Table(node_table(data), "", FlowReading.formats)]]),
     ]
     if ablated:
         text = (
@@ -275,7 +248,7 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
         )
         picture = Picture("interventions", lambda: ablation_figure(ablated))
         table = Table(ablation_frame(ablated), "", signs)
-        sections.append(Section("Interventions", text, [[picture, table]]))
+        sections.insert(1, Section("How well it holds", text, [[picture, table]]))
     return sections
 
 
@@ -307,31 +280,20 @@ class FlowReading(Reading):
     formats: ClassVar[dict[str, str]] = dict.fromkeys(
         ("flow", "measured effect", "weight", "predicted", "actual"), "+#.3g"
     )
-    explanation: ClassVar[str] = (
-        "Where this logit, or difference of logits, comes from: a graph of parts of the model. "
-        "At every node as much flows in as flows out, and nothing is left over."
-    )
 
     @property
     def title(self) -> str:
-        """The text, and the token that follows it."""
-        against = f" against “{self.other}”" if self.other else ""
-        return f"{self.data['direction']} after “{self.prompt}”{against}"
+        """The question that the flow answers."""
+        return question(self.prompt, self.direction, self.other)
 
     def facts(self) -> list[Fact]:
-        """Return the value, the number of nodes, and the share that is shown."""
-        data = self.data
-        held, of_logit = data["shares"][-1][1:]
-        values = ", ".join(f"{value:+.4g}" for value in data["values"])
+        values = self.data["values"]
         return [
-            (data["direction"], data["value"]),
+            (self.data["direction"], self.data["value"]),
             ("probability of the token", Percent(self.probability)),
-            ("nodes", data["n_nodes"]),
-            ("shown", len(data["nodes"]) - 1),
-            ("absolute flow through these", Percent(held)),
-            ("logit on paths among these", Percent(of_logit)),
-            *([("in the text, and in the second", values)] if len(data["values"]) > 1 else []),
-            ("held fixed", ", ".join(data["frozen"]) or "nothing"),
+            ("nodes", self.data["n_nodes"]),
+            *([("in this text", values[0]), ("in the other", values[1])] if self.other else []),
+            *([("held fixed", ", ".join(self.data["frozen"]))] if self.data["frozen"] else []),
             *(("note", note) for note in self.notes),
         ]
 
@@ -340,30 +302,24 @@ class FlowReading(Reading):
         nodes = [self.flow.nodes[node["index"]] for node in self.data["nodes"][1:]]
         return node_frame(nodes, self.flow.tokens)
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the strongest nodes and paths with the sums of all others, and removed nodes."""
-        tables = {
-            "nodes, by |flow|": node_table(self.data),
-            "paths, by |weight|": path_table(self.data),
-        }
-        if self.ablated:
-            tables["one node removed"] = ablation_frame(self.ablated)
-        return tables
-
     def plot(self) -> "go.Figure":
         """Draw the graph of the strongest nodes over the tokens of the text."""
         return self.flow.plot()
 
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw the graph, and predicted against actual effects, if nodes were removed."""
-        drawn = {"graph": self.plot()}
-        if self.ablated:
-            drawn["interventions"] = ablation_figure(self.ablated)
-        return drawn
-
     def sections(self) -> list[Section]:
-        """Return the graph, the strongest nodes, and the nodes that were removed."""
-        return flow_sections(self.data, self.ablated)
+        graph, *others = flow_sections(self.data, self.ablated)
+        first = dataclasses.replace(graph, title=self.title, text=self.answer(), facts=self.facts())
+        guide = Section("How to read the graph", graph.text)
+        return [first, *others[: len(self.ablated) > 0], guide, *others[len(self.ablated) > 0 :]]
+
+    def answer(self) -> str:
+        """Return the answer in a sentence: the parts that most of the value passes through."""
+        return answer(self.flow, self.direction)
+
+    def parts_picture(self) -> Picture:
+        """Return a picture of the strongest parts."""
+        parts = flow_by_part(self.flow)
+        return Picture("strongest-parts", lambda: parts_figure(parts, self.flow.value))
 
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the nodes that were removed."""

@@ -374,7 +374,6 @@ class Continuation(Reading):
     title: ClassVar[str] = "Continuation"
 
     def facts(self) -> list[Fact]:
-        """Return the text."""
         return [("", self.text)]
 
     def record(self) -> dict[str, Any]:
@@ -382,7 +381,6 @@ class Continuation(Reading):
         return {"text": self.text}
 
     def sections(self) -> list[Section]:
-        """Return the text as a section."""
         return [Section(self.title, self.text)]
 
 

@@ -13,19 +13,14 @@ from torch import Tensor
 from bilens.analysis import Reading, analysis
 from bilens.checks import check_count, check_index, checked, detached
 from bilens.errors import BilensError
-from bilens.figures.plots import heat_figure
-from bilens.lazy_imports import go
 from bilens.nn import ATTENTIONS
 from bilens.options import Among, Layer
 from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.ngrams import attention_scores, head_outputs, ngram_table
 from bilens.residual import Moment, ResidualModel
-from bilens.sections import Fact, Picture, Section
+from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
-
-DRAWN = 24
-"""Writers and readers that a figure has, so that their names can be read."""
 
 
 class Group(NamedTuple):
@@ -68,7 +63,6 @@ class Composition(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        """Return the numbers of writers and readers, and the baseline."""
         return [
             ("writers", len(self.writers)),
             ("readers", len(self.readers)),
@@ -179,31 +173,6 @@ def _scores(writer: Group, reader: Group) -> Float64[Tensor, "writers readers"]:
     return torch.where(size > 0, norms / size, 0.0)
 
 
-def composition_figure(composition: Composition) -> "go.Figure":
-    """Draw the share of each head's and MLP's output that each later one reads, beyond chance.
-
-    Of a deep model the strongest writers and readers are drawn.
-    """
-    excess = composition.scores - composition.baseline
-    known = excess.nan_to_num(-1)
-    rows, columns = (
-        known.amax(axis).topk(min(DRAWN, known.shape[1 - axis])).indices.sort().values
-        for axis in (1, 0)
-    )
-    return heat_figure(
-        excess[rows][:, columns],
-        [composition.writers[i] for i in rows.tolist()],
-        [composition.readers[i] for i in columns.tolist()],
-        title="Composition beyond chance",
-        across="reads",
-        down="writes",
-    )
-
-
-OPEN = 4
-"""Heads of a layer whose section is open at first."""
-
-
 @dataclass(frozen=True, eq=False)
 class HeadPairs:
     """Pairs of tokens with the largest and with the smallest values, the extremes first.
@@ -239,8 +208,7 @@ class HeadReading:
         tables = {}
         if self.attends is not None:
             tables = {"attends most": self.attends.highest, "attends least": self.attends.lowest}
-        tables |= {"raises": self.outputs.highest, "lowers": self.outputs.lowest}
-        return {**tables, "components": self.components}
+        return tables | {"raises": self.outputs.highest, "lowers": self.outputs.lowest}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,7 +230,6 @@ class AttentionReading(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "key", "y": "value", "color": "head"}
 
     def facts(self) -> list[Fact]:
-        """Return the layer and the number of heads."""
         return [("layer", self.layer), ("heads", len(self.heads))]
 
     def frame(self) -> pd.DataFrame:
@@ -270,21 +237,7 @@ class AttentionReading(Reading):
         frames = [reading.outputs.highest.assign(head=reading.head) for reading in self.heads]
         return pd.concat(frames, ignore_index=True)
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the tables of each head, and the strongest composition."""
-        tables = {
-            f"head {self.layer}.{reading.head} {caption}": frame
-            for reading in self.heads
-            for caption, frame in reading.tables().items()
-        }
-        return {**tables, "composition": self.composition.frame()}
-
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw the composition of all heads and MLPs."""
-        return {"composition": composition_figure(self.composition)}
-
     def sections(self) -> list[Section]:
-        """Return the sections on the heads of a layer, and on their composition."""
         text = (
             "Most and least: pairs of a token (query) and one that it attends to (key), "
             f"{self.distance} earlier, by the head's pattern before any normalisation; under a "
@@ -293,27 +246,30 @@ class AttentionReading(Reading):
         )
         rows = [
             [
-                ngram_table(frame, f"head {self.layer}.{head.head}: {caption}")
+                ngram_table(frame, f"head {self.layer}.{head.head} {caption}")
                 for caption, frame in head.tables().items()
-                if caption != "components"
             ]
             for head in self.heads
         ]
-        heads = Section(f"Heads of layer {self.layer}", text, rows, folded=len(rows) > OPEN)
-        composition = Section(
-            "Which components read the output of heads",
-            "The norm of the product of a writer's and a reader's matrix, over the product of "
-            "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
-            "keys and values; L and R are the two sides of a bilinear layer.",
-            [
-                [
-                    Picture(name, partial(lambda x: x, figure))
-                    for name, figure in self.figures().items()
-                ]
-            ],
-            folded=len(rows) > OPEN,
-        )
-        return [heads, composition]
+        components = [
+            [Table(head.components, f"head {self.layer}.{head.head} components")]
+            for head in self.heads
+        ]
+        return [
+            Section(f"Heads of layer {self.layer}", text, rows),
+            Section(
+                "Singular components of the heads",
+                "Two tokens of equal sign raise the output, two of opposite sign lower it.",
+                components,
+            ),
+            Section(
+                "Which components read the output of heads",
+                "The norm of the product of a writer's and a reader's matrix, over the product of "
+                "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
+                "keys and values; L and R are the two sides of a bilinear layer.",
+                [[Table(self.composition.frame())]],
+            ),
+        ]
 
 
 @analysis("heads")

@@ -21,7 +21,7 @@ columns, all by default. Values outside the model raise BilensError.
 Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for heads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -48,7 +48,7 @@ from bilens.read.language.names import (
 from bilens.residual import Moment, ResidualModel, queries_keys
 from bilens.residual.layers import Parts
 from bilens.residual.sums import check_alone, check_heads, check_mlp
-from bilens.sections import Fact, Section, Table, plain
+from bilens.sections import Fact, Section, Table
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.factors import with_constant
@@ -262,7 +262,8 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
 
 
 PARTS: tuple[BigramPart, ...] = ("direct", "mlp")
-CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
+WORDS = {"virtual": "earlier token", "direct": "present token"}
+"""Names of columns in tables that are shown."""
 PAIRS_AT_ONCE = 1024
 """Texts of two tokens that run at once; each has the probability of every token."""
 
@@ -290,7 +291,6 @@ class NGramReading(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "table"}
 
     def facts(self) -> list[Fact]:
-        """Return the direction, the layer and the number of skip-trigram tables."""
         return [
             ("token", str(self.direction)),
             ("layer", self.layer),
@@ -306,40 +306,24 @@ class NGramReading(Reading):
         ]
         return pd.DataFrame(rows, columns=["table", "tokens", "value"])
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the tokens before and after it, and the skip-trigrams of each head."""
-        token = self.direction.token
-        return {
-            f"before {token}": self.preceding,
-            f"after {token}": self.following,
-            **{f"head {number}": frame for number, frame in enumerate(self.heads)},
-        }
-
     def sections(self) -> list[Section]:
-        """Return the section on the n-grams of a token."""
-        before, after, *heads = (
-            ngram_table(f, " ".join(map(in_words, name.split(" ", 1))))
-            for name, f in self.tables().items()
+        token = in_words(self.direction.token)
+        text = (
+            "The tokens that it follows and those that follow it, through the stream and the MLP, "
+            "in logits"
         )
-        text = "The tokens that it follows and those that follow it, through the stream and the MLP"
-        if heads:
+        if self.heads:
             text += (
-                "; and for each head the pairs of an earlier token (virtual) and the present one "
-                "(direct) that raise it most in the MLP"
+                "; and for each head the pairs of an earlier token and the present one that raise "
+                "it most in the MLP"
             )
         text += f". {self.left_out}" if self.left_out else "."
-        return [Section(f"N-grams of {self.direction.words}", text, [[before, after], heads])]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {
-            "token": str(self.direction),
-            "layer": self.layer,
-            "left_out": self.left_out,
-            "preceding": plain(self.preceding),
-            "following": plain(self.following),
-            "heads": plain(self.heads),
-        }
+        pairs = [
+            ngram_table(self.preceding, f"before {token}"),
+            ngram_table(self.following, f"after {token}"),
+        ]
+        heads = [ngram_table(f, f"head {number}") for number, f in enumerate(self.heads)]
+        return [Section(f"N-grams of {self.direction.words}", text, [pairs, heads])]
 
 
 @analysis("ngrams")
@@ -546,25 +530,10 @@ def _neighbours(
 
 
 def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
-    """Return a table of tokens and their value, without the parts of the value."""
+    """Return a table of tokens in words and their value, without the parts of the value."""
     words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    shown = frame.assign(**{name: frame[name].map(in_words) for name in words})
-    return Table(shown, caption, {"value": "z.2f"}, columns=(*words, "value"))
-
-
-def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:
-    """Return the section on the most salient bigrams of the whole vocabulary."""
-    later = model.n_layers > 1
-    parts = ["norms see only the token and its MLP"] if model.parts.has_norms else []
-    parts += ["the effect of other layers is left out"] if later else []
-    note = f" In this model {' and '.join(parts)}." if parts else ""
-    return Section(
-        "The most salient bigrams",
-        "Pairs of tokens of the whole vocabulary, by the contribution of the first to the logit of "
-        "the second: through the residual stream, and through the MLP at the same token." + note,
-        # One below the other: the two have scales of their own.
-        [[ngram_table(frame, CAPTIONS[part])] for part, frame in salient.items()],
-    )
+    shown = pd.DataFrame({WORDS.get(name, name): frame[name].map(in_words) for name in words})
+    return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
 
 
 def _carried(

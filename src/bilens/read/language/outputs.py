@@ -1,9 +1,9 @@
 """Reading of a language model for its report, and of one output with its contexts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -12,7 +12,6 @@ from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.figures.plots import spectrum_figure
-from bilens.lazy_imports import go
 from bilens.options import Layer, Minus
 from bilens.read.language.contexts import (
     Context,
@@ -23,17 +22,10 @@ from bilens.read.language.contexts import (
 )
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
-from bilens.read.language.ngrams import (
-    PARTS,
-    BigramPart,
-    NGramReading,
-    bigrams,
-    read_ngrams,
-    salient_section,
-)
+from bilens.read.language.ngrams import NGramReading, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
-from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, plain, signed
+from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, signed
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -74,7 +66,6 @@ class DirectionReading(Reading):
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
     def facts(self) -> list[Fact]:
-        """Return the direction, the layer and the eigenvectors."""
         return [
             ("token", str(self.direction)),
             ("layer", self.layer),
@@ -85,15 +76,6 @@ class DirectionReading(Reading):
         """Return a row for each eigenvector."""
         return self.all_eigenvectors.frame()
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return all eigenvalues."""
-        return {"eigenvalues": self.frame()}
-
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw the eigenvalues."""
-        title = f"Eigenvalues of {self.direction.words}"
-        return {"spectrum": spectrum_figure(self.all_eigenvectors, title=title)}
-
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector, below its name and eigenvalue."""
         names = eigenvector_names(self.spectrum.values.tolist())
@@ -103,7 +85,8 @@ class DirectionReading(Reading):
         ]
 
     def sections(self) -> list[Section]:
-        """Return the section on the eigenvectors of an output, with the texts of each."""
+        title = f"Eigenvalues of {self.direction.words}"
+        draw = partial(spectrum_figure, self.all_eigenvectors, title=title)
         return [
             Section(
                 f"Eigenvectors of {self.direction.words}",
@@ -115,27 +98,9 @@ class DirectionReading(Reading):
                 "through the residual stream or through attention: blue where positive, red where "
                 "negative; a line that is opened lists them, the largest first. They add up to "
                 "the activation.",
-                [
-                    [
-                        Picture(name, partial(lambda x: x, figure))
-                        for name, figure in self.figures().items()
-                    ],
-                    *([part] for part in self.texts()),
-                ],
+                [[Picture("spectrum", draw)], *([part] for part in self.texts())],
             )
         ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        values = self.spectrum.values.tolist()
-        return {
-            "direction": str(self.direction),
-            "layer": self.layer,
-            "eigenvectors": [
-                {"eigenvalue": value, "contexts": [asdict(line) for line in texts.lines]}
-                for value, texts in zip(values, self.texts(), strict=True)
-            ],
-        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,7 +110,6 @@ class LanguageReading(Reading):
     Attributes:
         model: the model.
         about: names and values of its sizes.
-        salient: the most salient bigrams, by part.
         ngrams: n-grams of the outputs that are explained.
         directions: eigenvectors of these outputs; empty if the MLP is not a tensor.
         attention: heads of the layer.
@@ -154,7 +118,6 @@ class LanguageReading(Reading):
 
     model: ResidualModel
     about: tuple[tuple[str, str], ...]
-    salient: dict[BigramPart, pd.DataFrame]
     ngrams: list[NGramReading]
     directions: list[DirectionReading]
     attention: AttentionReading
@@ -163,7 +126,6 @@ class LanguageReading(Reading):
     axes: ClassVar[dict[str, str]] = NGramReading.axes
 
     def facts(self) -> list[Fact]:
-        """Return the layer and the outputs that are explained."""
         outputs = ", ".join(reading.direction.words for reading in self.ngrams)
         return [("layer", self.attention.layer), ("outputs", outputs)]
 
@@ -172,41 +134,21 @@ class LanguageReading(Reading):
         frames = [reading.frame().assign(output=str(reading.direction)) for reading in self.ngrams]
         return pd.concat(frames, ignore_index=True)
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the n-grams of each output."""
-        return {f"n-grams of {reading.direction}": reading.frame() for reading in self.ngrams}
-
-    def figures(self) -> "dict[str, go.Figure]":
-        """Draw the composition of heads, and the spectrum of each output."""
-        spectra = {
-            f"spectrum-{number}": figure
-            for number, reading in enumerate(self.directions)
-            for figure in reading.figures().values()
-        }
-        return {**self.attention.figures(), **spectra}
-
     def sections(self) -> list[Section]:
-        """Return the sections on a whole language model."""
         sections = []
-        if self.left_out:
-            sections.append(Section("Parts that could not be read", " ".join(self.left_out)))
         for part in (*self.directions, *self.ngrams, self.attention):
             sections += part.sections()
-        # Single parts of a deep model say little about its outputs, and are folded.
-        is_partial = self.model.n_layers > 1
-        sections.append(salient_section(self.salient, self.model))
-        return [replace(s, folded=s.folded or (is_partial and bool(s.rows))) for s in sections]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {
-            **dict(self.about),
-            "salient_bigrams": plain(self.salient),
-            "ngrams": [reading.record() for reading in self.ngrams],
-            "directions": [reading.record() for reading in self.directions],
-            "heads": self.attention.record(),
-            "left_out": list(self.left_out),
-        }
+        reasons = ["other layers"] * (self.model.n_layers > 1)
+        reasons += ["norms"] * self.model.parts.has_norms
+        if reasons:
+            text = (
+                f"They are about the weights of layer {self.attention.layer}, and ignore "
+                f"{' and '.join(reasons)}. They rank tokens, and their numbers are no logits."
+            )
+            sections.append(Section("What the sections about weights leave out", text))
+        if self.left_out:
+            sections.append(Section("Parts that could not be read", " ".join(self.left_out)))
+        return sections
 
 
 @checked
@@ -225,8 +167,8 @@ def read_language(
         corpus: texts in the model's tokens.
         directions: outputs to explain; by default frequent words of the corpus.
         layer: number of the layer whose heads and MLP are read.
-        among: number of tokens, the first of the vocabulary, for heads and salient bigrams. All by
-            default, which takes minutes for a large vocabulary.
+        among: number of tokens, the first of the vocabulary, for heads. All by default, which takes
+            minutes for a large vocabulary.
     """
     outputs = list(directions) or example_directions(model, corpus)
     # Learned positions differ, and tokens are read at one where both sides of a pair exist.
@@ -247,10 +189,6 @@ def read_language(
     return LanguageReading(
         model=model,
         about=model_facts(model, corpus),
-        salient={
-            part: bigrams(model, layer=layer, part=part, position=position, among=tokens)
-            for part in PARTS
-        },
         ngrams=ngrams,
         directions=readings,
         attention=read_attention(model, layer=layer, position=position, among=tokens),
@@ -311,12 +249,9 @@ def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], 
     """Return names and values of a model's sizes."""
     return (
         ("data", corpus.name),
-        ("parameters", f"{sum(p.numel() for p in model.model.parameters()):,}"),
         ("layers", str(model.n_layers)),
         ("width", str(model.d_model)),
         ("heads", str(model.n_heads)),
-        ("hidden units", f"{model.layer(0).mlp.up.n_out:,}"),
-        ("vocabulary", f"{model.vocab_size:,}"),
     )
 
 

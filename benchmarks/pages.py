@@ -1,0 +1,118 @@
+"""Words until the answer of reports, their heights on a desktop and a phone, and their time.
+
+`python -m benchmarks.pages PAGE.html ...` measures pages, with Chrome or Chromium also heights.
+`--write` makes `results/pages.json` of them. `--report MODEL --data NAME` times a report in
+seconds of the processor, after the import and the loading of the model.
+"""
+
+import argparse
+import platform
+import re
+import shutil
+import subprocess
+import time
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import bilens
+from bilens.files import write_json
+from bilens.report.page import report
+
+SIZES = {"desktop": 1280, "phone": 390}
+"""Widths of windows in pixels."""
+ENDS = """() => document.documentElement.scrollHeight"""
+SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
+    .filter((e) => e.textContent.trim() && e.checkVisibility())
+    .map((e) => parseFloat(getComputedStyle(e).fontSize))"""
+"""Script: sizes of all labels in pixels."""
+
+
+def words_until_answered(page: str) -> int:
+    """Return the number of words from the top of a report to the end of its answer."""
+    body = page[page.index("<body>") :]
+    answer = re.search(r'<p class="answer">.*?</p>', body, re.DOTALL)
+    assert answer is not None
+    return len(unescape(re.sub(r"<[^>]*>", " ", body[: answer.end()])).split())
+
+
+def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
+    """Return the height of each page in both windows, its smallest label, and what sticks out."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    sizes: dict[Path, dict[str, Any]] = {page: {} for page in pages}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        for window, width in SIZES.items():
+            tab = browser.new_context(viewport={"width": width, "height": 900}).new_page()
+            for page in pages:
+                tab.goto(page.resolve().as_uri())
+                tab.wait_for_selector(".js-plotly-plot .main-svg")
+                tab.wait_for_timeout(1000)
+                sizes[page][window] = tab.evaluate(ENDS)
+                sizes[page][f"{window}, smallest label"] = min(tab.evaluate(SMALL))
+                wide = tab.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+                sizes[page][f"{window}, too wide"] = max(0, wide)
+        browser.close()
+    return sizes
+
+
+def report_seconds(model: str, data: str, folder: Path) -> float:
+    """Return seconds of the processor that the report of a model takes."""
+    opened = bilens.load(model)
+    start = time.process_time()
+    report(opened, folder / "report.html", data=data)
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Measure, print, and write the file of results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--report")
+    parser.add_argument("--data", default="tinystories")
+    options = parser.parse_args()
+    rows = []
+    chrome = shutil.which("chromium") or shutil.which("google-chrome")
+    sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
+    for page in options.pages:
+        name, of = page.parent.name, sizes.get(page, {})
+        words = words_until_answered(page.read_text(encoding="utf-8"))
+        rows.append((f"{name}: words until the end of the answer", str(words), "nine cards first"))
+        if of:
+            before = "10,180; 16,463" if name == "grammar" else ""
+            heights = f"{of['desktop']:,}; {of['phone']:,}"
+            rows.append((f"{name}: height in pixels, desktop; phone", heights, before))
+            labels = f"{of['desktop, smallest label']:g}; {of['phone, smallest label']:g}"
+            rows.append((f"{name}: smallest label in pixels, desktop; phone", labels, ""))
+            wide = f"{of['desktop, too wide']}; {of['phone, too wide']}"
+            rows.append((f"{name}: pixels beyond the window, desktop; phone", wide, ""))
+    if options.report:
+        taken = report_seconds(options.report, options.data, Path("runs"))
+        name = Path(options.report).stem
+        rows.append((f"report of {name}, seconds of the processor", f"{taken:.1f}", "14.5"))
+    for row in rows:
+        print(*row, sep=" | ")
+    if options.write:
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
+        write_json(
+            Path("results/pages.json"),
+            {
+                "title": "Pages of the demo's two models",
+                "command": "bilens demo; python -m benchmarks.pages runs/demo/*/report.html",
+                "commit": commit.strip(),
+                "date": time.strftime("%Y-%m-%d"),
+                "hardware": f"2 cores, {platform.machine()}, no GPU",
+                "seeds": "",
+                "note": "Everything folded that is folded when a page opens. Baselines are 0.3.0.",
+                "rows": [
+                    {"claim": claim, "number": number, "spread": "", "baseline": baseline}
+                    for claim, number, baseline in rows
+                ],
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()
