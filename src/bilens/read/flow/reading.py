@@ -18,8 +18,8 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.read.flow.ablation import Ablation, ablation_frame, is_measurable, measure
 from bilens.read.flow.contrast import Target, second_run
-from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
-from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
+from bilens.read.flow.graph import Flow, FlowGraph, first_texts
+from bilens.read.flow.nodes import LEAVES, node_frame
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel

@@ -1,16 +1,17 @@
 """Heads and directions of MLPs that carry the flows of many prompts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
@@ -20,25 +21,23 @@ from bilens.lazy_imports import accelerate
 from bilens.processes import this_process
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.contrast import Against, other_of
-from bilens.read.flow.graph import (
-    Flow,
-    first_texts,
-    lens,
-    nearest_tokens,
-    node_outputs,
-    shown_rows,
-    strongest_ends,
-)
-from bilens.read.flow.nodes import WORDS, quoted
+from bilens.read.flow.graph import Flow, first_texts
 from bilens.read.flow.patching import runs_of
 from bilens.read.flow.split import flow
-from bilens.read.language.names import TokenDirection
+from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Change, adding, logit_of, written_site
+from bilens.residual.trace import mlp_inputs
 from bilens.sections import Fact
 from bilens.settings import Between
 from bilens.tensor.similarity import cluster
 
+WORDS = ("after", "reads", "writes", "lowers")
+TOP, ENDS, ENDING = 4, 3, 4
+"""Tokens of a label; texts of a label, and tokens that each of them shows."""
+LIKELY, BLOCK = 100, 2**11
+"""Most probable next tokens, from which the tokens that a node raises or lowers are taken; columns
+of W_U that are compared at a time."""
 COLUMNS = [*("prompt", "kind", "layer", "number", "flow", "position"), *("vector", "output")]
 NAMED = 20
 """Directions with words."""
@@ -167,8 +166,8 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     directions: TokenDirection | Sequence[TokenDirection],
     *,
     against: Sequence[Against] | None = None,
-    m: int | None = 4,
-    threshold: float = 1e-3,
+    m: Annotated[int, Between(2)] | Literal["all"] = 2,
+    threshold: float = 1e-4,
     similarity: float = 0.9,
     texts: Sequence[str | Int[Tensor, " time"]] = (),
     ablate: int = 0,
@@ -190,7 +189,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         directions: tokens whose logits are split at the last position, one for all prompts or one
             for each.
         against: a second run for each prompt; None for flows on one text.
-        m: as for `flow`.
+        m: directions of each MLP, as for `flow`.
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
         texts: texts, or their token ids, in which the strongest directions are looked up.
@@ -219,7 +218,12 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     of_process = []
     for i in range(count)[state.process_index :: state.num_processes]:
         # Directions that are orthogonal in their inputs recur, those of outputs hardly do.
-        options: dict[str, Any] = {"m": m, "threshold": threshold, "orthogonal": "inputs"}
+        options: dict[str, Any] = {
+            "directions": m,
+            "threshold": threshold,
+            "orthogonal": "inputs",
+            "ablate": 0,
+        }
         split = flow(model, prompts[i], tokens[i], against=seconds[i], **options)
         of_process.append((i, split.value, _rows(i, split)))
         if progress is not None:
@@ -354,8 +358,8 @@ def read_recurring(
     pairs: str,
     corpus: Corpus | None = None,
     *,
-    m: Annotated[int, Between(2)] = 4,
-    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
+    m: Annotated[int, Between(2)] = 2,
+    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     ablate: Annotated[int, Between(0)] = 0,
 ) -> RecurringFlows:
     """Find the heads and directions that recur in the flows of many texts, or pairs of texts.
@@ -399,3 +403,94 @@ def read_recurring(
         texts=[] if corpus is None else list(first_texts(corpus)),
         ablate=ablate,
     )
+
+
+def strongest_ends(
+    model: ResidualModel,
+    layers: Sequence[int],
+    vectors: Float[Tensor, "n d_model"],
+    texts: Iterable[str | Int[Tensor, " time"]],
+) -> list[tuple[str, ...]]:
+    """Return the ends of the texts after which directions of MLPs' inputs are most active.
+
+    Args:
+        model: the model.
+        layers: the layer of each direction.
+        vectors: the directions, in the normalised stream.
+        texts: texts, or their token ids. A text counts once for each direction, at its strongest
+            position.
+    """
+    best: list[list[tuple[float, str]]] = [[] for _ in layers]
+    for ids in map(model.ids, texts) if layers else ():
+        batch = ids[None]
+        inputs = [n[0] for n in mlp_inputs(model.model, [x.mlp for x in model.parts.layers], batch)]
+        for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):
+            active, position = (inputs[layer] @ vector).max(0)
+            first = max(0, int(position) + 1 - ENDING)
+            end = "".join(shown_tokens(model, ids[first : int(position) + 1]))
+            best[number].append((float(active), end))
+    ranked = [dict.fromkeys(end for _, end in sorted(ends, reverse=True)) for ends in best]
+    return [tuple(islice(ends, ENDS)) for ends in ranked]
+
+
+def node_outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
+    """Return the outputs of some nodes, added up over positions."""
+    place = torch.full((len(flow.nodes),), -1, device=flow.constants.device)
+    place[numbers] = torch.arange(len(numbers), device=place.device)
+    row = place[flow.writes.node]
+    outputs = flow.writes.vector.new_zeros(len(numbers), len(flow.direction))
+    return outputs.index_add(0, row[row >= 0], flow.writes.vector[row >= 0])
+
+
+def lens(
+    model: ResidualModel, rows: Float[Tensor, "n d_model"], logits: Float[Tensor, "n vocab"]
+) -> tuple[Int[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return the likely next tokens whose logits each row raises most, and lowers most.
+
+    Args:
+        model: the model.
+        rows: changes of the stream.
+        logits: of the model, at the position of each row.
+    """
+    likely = logits.topk(min(LIKELY, model.vocab_size)).indices
+    columns = _logit_vectors(model, model.parts.unembed.weight()[likely])
+    changes = torch.einsum("ntd,nd->nt", columns, rows)
+    return likely.gather(1, _top(changes)), likely.gather(1, _top(-changes))
+
+
+def nearest_tokens(model: ResidualModel, rows: Float[Tensor, "n d_model"]) -> Int[Tensor, "n k"]:
+    """Return the tokens whose columns of W_U have the largest cosine with each row.
+
+    The mean of all columns, on which no probability depends, is subtracted first.
+    """
+    weight = model.parts.unembed.weight()
+    if not len(rows):
+        return _top(rows @ weight.T)
+    mean, cosines = weight.mean(0), []
+    # The differences from the mean of all columns at once would be a copy of W_U.
+    for block in weight.split(BLOCK):
+        columns = functional.normalize(_logit_vectors(model, block - mean), dim=1)
+        cosines.append(rows @ columns.T)
+    return _top(torch.cat(cosines, 1))
+
+
+def shown_rows(model: ResidualModel, ids: Int[Tensor, "n k"]) -> list[tuple[str, ...]]:
+    """Return rows of tokens as text."""
+    return [tuple(shown_tokens(model, row)) for row in ids]
+
+
+def _logit_vectors(
+    model: ResidualModel, columns: Float[Tensor, "*batch d_model"]
+) -> Float[Tensor, "*batch d_model"]:
+    """Return columns of W_U as vectors of the stream before the final norm's gain."""
+    norm = model.parts.norm
+    return columns if norm is None else norm.centred(columns * norm.gain())
+
+
+def _top(scores: Float[Tensor, "n tokens"]) -> Int[Tensor, "n k"]:
+    return scores.topk(min(TOP, scores.shape[1])).indices
+
+
+def quoted(tokens: Iterable[str]) -> str:
+    """Return tokens in quotes."""
+    return " ".join(f'"{token}"' for token in tokens)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
+from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.contrast import Against, Measured, Other, Target, other_of, recorded_trace
-from bilens.read.flow.graph import Flow, FlowBuilder, described
+from bilens.read.flow.graph import DRAWN, Flow, FlowBuilder
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.language.names import TokenDirection
 from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
@@ -26,8 +27,8 @@ KEPT_BYTES = 512 * 1024**2
 """Linear maps of all layers are kept between their two uses if they take no more than this."""
 MISSED = 0.01
 """Largest error of a sum of flows, relative to the number that is split."""
-LABELLED = 10
-"""Nodes whose tokens are looked up at once; `described` does so for more."""
+Directions = Literal[0] | Annotated[int, Between(2)] | Literal["all"]
+"""Directions of each MLP at each position: 0 for whole MLPs, or at least 2, or all eigenvectors."""
 
 
 @checked
@@ -42,10 +43,11 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
-    m: Annotated[int, Between(2)] | None = 2,
+    directions: Directions = 0,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     orthogonal: Orthogonal = "outputs",
+    ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> Flow:
     """Split the change of a logit between two texts, or a logit on one, over a model's parts.
 
@@ -68,8 +70,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
 
     An MLP is a linear map J at each position, of the change of its normalised input z or, on one
     text, of z itself. The flow through it is w . J z, with w the direction that later components
-    read. Its nodes are m Ritz vectors in a Krylov space. Their flows, reads and writes add up
-    exactly.
+    read. It is one node there, which reads J'w and writes J z. With m `directions` its nodes are m
+    Ritz vectors in a Krylov space. Their flows, reads and writes add up exactly.
 
     - Between two texts they are those of JJ', in a space that holds J z and w, orthonormal in the
       stream. Node u writes (u . J z) u and reads (u . w) J'u. Outputs of nodes are orthogonal, so
@@ -90,8 +92,9 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
-        m: nodes of an MLP at each position, at least 2, the number that predicted effects best.
-            With None they are all eigenvectors: left singular vectors of J, or eigenvectors of Q.
+        directions: nodes of an MLP at each position: 0 for the whole MLP, or at least 2 directions,
+            the number that predicted effects best. With "all" they are all eigenvectors: left
+            singular vectors of J, or eigenvectors of Q.
         threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
@@ -99,6 +102,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         orthogonal: between two texts, directions of a gated MLP by the form JJ' (outputs), or by Q
             as on one text (inputs). The first predict effects better, the second recur more often
             in other texts.
+        ablate: number of the strongest nodes whose effect is measured in the running model, and
+            which are named by the tokens that it changes.
 
     Raises:
         BilensError: the texts, the token or the position do not fit the model or each other, or an
@@ -120,7 +125,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         target=target,
         through_patterns=through_patterns,
     )
-    return described(model, adjoints.run(m, threshold, orthogonal), LABELLED)
+    return named_by_measurement(model, adjoints.run(directions, threshold, orthogonal), ablate)
 
 
 def split(  # noqa: PLR0913
@@ -221,7 +226,9 @@ class Split:
         values = self.measured.values
         return values[0] - values[1] if len(values) == 2 else values[0]
 
-    def run(self, m: int | None, threshold: float, orthogonal: Orthogonal = "outputs") -> Flow:
+    def run(
+        self, directions: Directions, threshold: float, orthogonal: Orthogonal = "outputs"
+    ) -> Flow:
         """Return everything with at least a share `threshold` of the absolute flow as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
         number = self.graph.add(
@@ -231,7 +238,7 @@ class Split:
         # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
-            self._split_mlp(layer, m, least, orthogonal)
+            self._split_mlp(layer, directions, least, orthogonal)
             self._split_heads(layer, least)
         self._add_leaves()
         split_flow = self.graph.flow(
@@ -406,10 +413,21 @@ class Split:
             self._heads_maps[layer] = heads
         return heads
 
-    def _split_mlp(self, layer: int, m: int | None, least: float, orthogonal: Orthogonal) -> None:
+    def _split_mlp(
+        self, layer: int, directions: Directions, least: float, orthogonal: Orthogonal
+    ) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
         p, output = self.pulled[layer], mlp.write(mlp.z)
+        if directions == 0:
+            at = ((w != 0).any(-1) & (mlp.z != 0).any(-1)).nonzero()[:, 0]
+            flows = (p * mlp.z).sum(-1)[at].tolist()
+            nodes = [
+                Node("mlp", f, layer, "mlp", t, t) for f, t in zip(flows, at.tolist(), strict=True)
+            ]
+            self._add_mlp(layer, mlp, nodes, at, p[at], output[at])
+            return
+        m = None if directions == "all" else directions
         parts = mlp.directions(w, p, output, m, least, orthogonal)
         at = parts.position
         columns = (parts.flow, at, parts.rank, parts.value)
