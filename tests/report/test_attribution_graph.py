@@ -72,7 +72,7 @@ KINDS = {
 def data(request):
     model, options = KINDS[request.param]
     view = ResidualModel(random_model(**model))
-    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
+    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0, **options)
     return flow_data(flows, direction='a "b"', k=60)
 
 

@@ -31,7 +31,7 @@ OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 @pytest.fixture(scope="module")
 def split_flow():
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
-    return replace(flow(view, random_text(), "t3", minus="t4", m=3, threshold=1e-3), tokens=TOKENS)
+    return replace(flow(view, random_text(), "t3", minus="t4", directions=3, threshold=1e-3), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
 
 def two_texts():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    return flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+    return flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
 
 
 def test_the_figure_is_a_file(split_flow, tmp_path):
@@ -164,7 +164,7 @@ CELLS = ".list tbody tr:not(.sum) td"
 @pytest.fixture(scope="module")
 def page_of_two_texts(tmp_path_factory):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
     data = flow_data(split, direction="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"
     write_page(path, "a", "", [], flow_sections(data, []))

@@ -51,7 +51,7 @@ class LanguageSummary(Reading):
     @property
     def is_example(self) -> bool:
         """True if the prompt is the example of models of English text."""
-        return self.flow.prompt == EXAMPLE[0]
+        return str(self.flow.question.text) == EXAMPLE[0]
 
     def facts(self) -> list[Fact]:
         """Return the model's sizes and its loss."""
@@ -62,18 +62,18 @@ class LanguageSummary(Reading):
         ]
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the next tokens, and the strongest heads and directions of the prompt's flow."""
+        """Return the next tokens, and the strongest heads and MLPs of the prompt's flow."""
         return {
             "next tokens": self.next_tokens,
             "strongest heads": self._strongest("head"),
-            "strongest directions of MLPs": self._strongest("direction", "mlp"),
+            "strongest MLPs": self._strongest("mlp"),
         }
 
     def _strongest(self, *kinds: str) -> pd.DataFrame:
         """Return the nodes of these kinds with the largest absolute flow."""
         nodes = [node for node in self.flow.flow.nodes if node.kind in kinds]
         nodes = sorted(nodes, key=lambda node: -abs(node.flow))[:NODES]
-        tokens = self.flow.data["tokens"]
+        tokens = self.flow.page.tokens
         return pd.DataFrame(
             {"node": [node.name(tokens) for node in nodes], "flow": [node.flow for node in nodes]}
         )
@@ -81,11 +81,11 @@ class LanguageSummary(Reading):
     def sections(self) -> list[Section]:
         """Return the summary and the flow of the prompt."""
         tables = [Table(f, name, self.formats) for name, f in self.tables().items()]
-        prompt, value = self.flow.prompt, self.flow.data["value"]
+        prompt, value = str(self.flow.question.text), self.flow.page.value
         text = (
             f"{self.left_out}After “{prompt}” the model predicts the tokens below. The flow splits "
-            f"the logit of {self.flow.direction.words}, {value:+.3g}, over all parts of the model. "
-            "Blue and plus raise it, red and minus lower it."
+            f"the logit of {self.flow.question.direction.words}, {value:+.3g}, over all parts of "
+            "the model. Blue and plus raise it, red and minus lower it."
         )
         return [Section(self.title, text, [tables[:1], tables[1:]]), *self.flow.sections()]
 

@@ -85,6 +85,6 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
     if not directions and overview.is_example:
-        directions = [overview.flow.direction]
+        directions = [overview.flow.question.direction]
     among = given.get("among", AMONG)
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

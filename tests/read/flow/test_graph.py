@@ -41,7 +41,7 @@ def view():
 
 @pytest.fixture(scope="module")
 def split_flow(view):
-    return flow(view, random_text(), DIRECTION, m=None, threshold=0)
+    return flow(view, random_text(), DIRECTION, directions="all", threshold=0)
 
 
 def test_everything_holds_everything(split_flow):
@@ -79,7 +79,7 @@ def test_a_path_is_counted_only_where_it_is_whole(split_flow):
 
 def test_weights_of_all_paths_add_up_to_the_logit(view):
     """Also those of a graph with remainders, and of its strongest paths one by one."""
-    small = flow(view, random_text(4), DIRECTION, m=2, threshold=0.05)
+    small = flow(view, random_text(4), DIRECTION, directions=2, threshold=0.05)
     full = small.graph(range(len(small.nodes)))
     paths = full.paths(10**6)
     assert sum(weight for weight, _ in paths) == pytest.approx(small.value)
@@ -199,14 +199,14 @@ def test_what_is_not_there_is_said(split_flow, call, message):
 
 
 def test_remainders_cannot_be_covered(view):
-    coarse = flow(view, random_text(), DIRECTION, m=3, threshold=0.5)
+    coarse = flow(view, random_text(), DIRECTION, directions=3, threshold=0.5)
     with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
         coarse.covering(0.99)
 
 
 def test_the_same_prompt_twice_has_the_same_parts(view):
     ids = random_text()
-    once = flow(view, ids, DIRECTION, m=3, threshold=0)
+    once = flow(view, ids, DIRECTION, directions=3, threshold=0)
     twice = flows(view, [ids, ids], DIRECTION, m=3, threshold=0, similarity=1 - 1e-9)
     assert twice.values == (once.value, once.value)
     for head in twice.heads:
@@ -258,7 +258,7 @@ def test_recurring_flows_of_a_file_of_pairs(view, tmp_path):
 
 def test_recurring_flows_between_texts_are_means(view):
     first, second = random_text(seed=1), random_text(seed=2)
-    between = flow(view, first, DIRECTION, against=second, m=3, threshold=0)
+    between = flow(view, first, DIRECTION, against=second, directions=3, threshold=0)
     both = flows(view, [first, second], DIRECTION, against=[second, first], m=3, threshold=0)
     # Exchanging the texts turns every sign, and so all means cancel.
     assert both.values == pytest.approx((between.value, -between.value))
@@ -334,12 +334,12 @@ def test_an_edit_removes_what_an_ablation_removes(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
     with exact_norms():
-        outcome = flow(view, ids, DIRECTION, m=3, threshold=0.1)
+        outcome = flow(view, ids, DIRECTION, directions=3, threshold=0.1)
         bias = view.layer(1).mlp.up.module.bias is not None
         z = view.mlp_inputs(1, ids[None])[0, -1]
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
-        changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - outcome.value
+        changed = flow(edited, ids, DIRECTION, directions=3, threshold=0.1).value - outcome.value
         [result] = measure(view, outcome, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4

@@ -75,7 +75,7 @@ def test_the_logit_cannot_be_measured():
 @pytest.mark.parametrize("against", [None, TWO[1]])
 def test_one_node_is_removed_as_it_is_measured(against):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    flows = flow(view, TWO[0], DIRECTION, against=against, m=2, threshold=1e-3)
+    flows = flow(view, TWO[0], DIRECTION, against=against, directions=2, threshold=1e-3)
     kinds = {"token", "head", "direction"}
     first = {n.kind: i for i, n in reversed([*enumerate(flows.nodes)]) if n.kind in kinds}
     assert len(first) == 3

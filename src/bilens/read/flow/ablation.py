@@ -134,16 +134,22 @@ def measure(
     return results
 
 
-def named_by_measurement(model: ResidualModel, flow: Flow, k: int) -> Flow:
-    """Return a flow whose k strongest nodes have measured effects, the tokens that they change and
-    those at which they start.
+def named_by_measurement(model: ResidualModel, flow: Flow, strongest: int | list[int]) -> Flow:
+    """Return a flow whose nodes have measured effects and names.
+
+    Names are the tokens whose probability a node changes, and those at which its flow starts.
 
     Args:
         model: the model of the flow.
         flow: the flow.
-        k: number of nodes.
+        strongest: the number of nodes, the strongest, or the numbers of some nodes.
     """
-    numbers = [i for i in flow.strongest() if is_measurable(flow, flow.nodes[i])][:k]
+    numbers = strongest
+    if isinstance(numbers, int):
+        parts = [i for i in flow.strongest() if is_measurable(flow, flow.nodes[i])]
+        numbers = parts[:numbers]
+    if not numbers:
+        return flow
     nodes = list(flow.nodes)
     effects = measure(model, flow, numbers)
     for number, effect, starts in zip(numbers, effects, sources(flow, numbers), strict=True):

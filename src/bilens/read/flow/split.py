@@ -11,9 +11,10 @@ from torch import Tensor
 from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.read.flow.ablation import named_by_measurement
-from bilens.read.flow.contrast import Against, Measured, Other, Target, other_of, recorded_trace
+from bilens.read.flow.contrast import Against, Measured, Other, Target, recorded_trace, replaced
 from bilens.read.flow.graph import DRAWN, Flow, FlowBuilder
 from bilens.read.flow.nodes import Node, NodeKind
+from bilens.read.flow.question import Question
 from bilens.read.language.names import TokenDirection
 from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
 from bilens.read.linear.mlp import LinearMLP, Orthogonal
@@ -114,40 +115,23 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         text Achtibat et al. 2024 (arXiv 2402.05602) and Rezaei Jafari et al. 2025
         (arXiv 2508.21258).
     """
-    adjoints = split(
-        model,
-        text,
-        token,
-        position,
-        minus=minus,
-        against=against,
-        replace=replace,
-        target=target,
-        through_patterns=through_patterns,
-    )
+    if replace is not None:
+        if against is not None:
+            raise BilensError("against and replace name the second run, expected one of them")
+        against = replaced(text, replace)
+    question = Question.of(text, token, minus, against, target=target, position=position)
+    adjoints = split(model, question, through_patterns=through_patterns)
     return named_by_measurement(model, adjoints.run(directions, threshold, orthogonal), ablate)
 
 
-def split(  # noqa: PLR0913
-    model: ResidualModel,
-    text: str | Tensor,
-    token: str | TokenDirection | Tensor,
-    position: int = -1,
-    *,
-    minus: str | Sequence[str] = (),
-    against: Against | None = None,
-    replace: Mapping[str, str] | None = None,
-    target: Target = "logit",
-    through_patterns: bool = False,
-) -> "Split":
-    """Return the pass of adjoints; arguments are those of `flow`.
+def split(model: ResidualModel, question: Question, *, through_patterns: bool = False) -> "Split":
+    """Return the pass of adjoints of a question.
 
     Raises:
         BilensError: as for `flow`.
     """
-    ids = model.ids(text, position)
-    one_text = against is None and replace is None
-    if through_patterns and not one_text:
+    ids = model.ids(question.text, question.position)
+    if through_patterns and question.has_two_texts:
         raise BilensError(
             "through_patterns=True with a second text, whose flow goes through patterns of every "
             "kind; leave it out"
@@ -157,15 +141,13 @@ def split(  # noqa: PLR0913
             f"through_patterns=True, but patterns of {model.parts.attention} attention are not "
             "polynomials of the stream; leave it out to hold them fixed"
         )
-    if isinstance(token, str):
-        token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
-    elif minus:
-        raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
     with wide_passes(model.model):
-        other = None if one_text else other_of(model, text, against, replace).cut(len(ids))
+        other = None
+        if question.has_two_texts:
+            other = Other(model, model.ids(question.text), question.against).cut(len(ids))
         # Later tokens are not read.
         trace, recorder = recorded_trace(model, ids)
-        return Split(model, trace, recorder, other, token, target, through_patterns)
+        return Split(model, trace, recorder, other, question, through_patterns)
 
 
 class Split:
@@ -187,8 +169,7 @@ class Split:
         trace: Trace,
         recorder: CallRecorder,
         other: Other | None,
-        direction: TokenDirection | Tensor,
-        target: Target,
+        question: Question,
         through_patterns: bool,
     ) -> None:
         self.model, self.trace, self.recorder, self.other = model, trace, recorder, other
@@ -197,7 +178,8 @@ class Split:
         self.time, norm = len(trace.ids), model.parts.norm
         self.places = torch.arange(self.time, device=model.device)
         runs = [trace] if self.before is None else [trace, self.before]
-        self.measured = Measured(model, runs, direction, target)
+        direction = question.direction if question.vector is None else question.vector
+        self.measured = Measured(model, runs, direction, question.target)
         if self.before is None:
             last, self.change = frozen_norm(norm, trace.scale), trace.stream
         else:
@@ -218,7 +200,6 @@ class Split:
         # J'w of each MLP.
         self.pulled: list[Tensor] = []
         self.above = self._down()
-        self.graph = FlowBuilder(model, trace)
 
     @property
     def value(self) -> float:
@@ -231,6 +212,7 @@ class Split:
     ) -> Flow:
         """Return everything with at least a share `threshold` of the absolute flow as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
+        self.graph = FlowBuilder(self.model, self.trace)
         number = self.graph.add(
             [Node("output", self.value, position=last)], self.root.new_tensor([self.bias])
         )
@@ -421,10 +403,10 @@ class Split:
         p, output = self.pulled[layer], mlp.write(mlp.z)
         if directions == 0:
             at = ((w != 0).any(-1) & (mlp.z != 0).any(-1)).nonzero()[:, 0]
-            flows = (p * mlp.z).sum(-1)[at].tolist()
-            nodes = [
-                Node("mlp", f, layer, "mlp", t, t) for f, t in zip(flows, at.tolist(), strict=True)
-            ]
+            nodes = []
+            for t in at.tolist():
+                through = float(self.mlps[layer][t])
+                nodes.append(Node("mlp", through, layer, "mlp", t, t))
             self._add_mlp(layer, mlp, nodes, at, p[at], output[at])
             return
         m = None if directions == "all" else directions
