@@ -42,15 +42,13 @@ def test_the_strongest_heads_are_those_of_the_flow(summary):
     logits = summary.flow.flow.trace.logits[-1]
     best = summary.tables()["next tokens"]
     assert best.probability[0] == pytest.approx(float(logits.softmax(-1).max()), rel=1e-5)
-    assert in_words(summary.flow.direction.token) == best.token[0]
+    assert in_words(summary.flow.question.token) == best.token[0]
 
 
 def test_the_page_says_first_what_it_leaves_out(summary, tmp_path):
     write_report(tmp_path / "page.html", [summary], title="toy")
     page = (tmp_path / "page.html").read_text()
     assert page.index("ignore other layers and norms") < page.index("next tokens")
-    # A flow is drawn by the page itself, so Plotly is not embedded.
-    assert 'id="plotly"' not in page
     assert dict(summary.facts())["perplexity"] == pytest.approx(
         float(torch.tensor(summary.loss).exp()), abs=0.01
     )

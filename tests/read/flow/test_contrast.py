@@ -44,7 +44,9 @@ def logit(view, ids):
 def test_every_family_adds_up_and_conserves(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     with exact_norms():
-        result = flow(view, first, DIRECTION, position=7, against=second, directions=3, threshold=1e-3)
+        result = flow(
+            view, first, DIRECTION, position=7, against=second, directions=3, threshold=1e-3
+        )
         change = logit(view, first[:8]) - logit(view, second[:8])
     # Cohere's rotary positions round to float32.
     check(result, change, tolerance=1e-7 if name == "cohere2" else 1e-12)
@@ -116,7 +118,10 @@ def test_nothing_of_a_flow_waits_for_the_collector():
     gc.collect()
     gc.disable()
     try:
-        made = [ref(split(view, Question.of(TWO[0], DIRECTION, against=second))) for second in (None, TWO[1])]
+        made = [
+            ref(split(view, Question.of(TWO[0], DIRECTION, against=second)))
+            for second in (None, TWO[1])
+        ]
         assert [one() for one in made] == [None, None]
         before = sum(isinstance(kept, torch.Tensor) for kept in gc.get_objects())
         flow(view, TWO[0], DIRECTION, against=TWO[1])

@@ -150,7 +150,9 @@ def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
     """They are orthonormal in what they read."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
     ids = random_text(seed=1)
-    result = flow(view, ids, DIRECTION, against=against, directions=m, threshold=0, orthogonal="inputs")
+    result = flow(
+        view, ids, DIRECTION, against=against, directions=m, threshold=0, orthogonal="inputs"
+    )
     check(result, result.value, tolerance=1e-11)
     assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
     at = [
@@ -158,6 +160,6 @@ def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
         for i, n in enumerate(result.nodes)
         if (n.kind, n.layer, n.position) == ("direction", 0, 4)
     ]
-    assert len(at) == (m or 16 + (against is None))
+    assert len(at) == (16 + (against is None) if m == "all" else m)
     vectors = torch.stack([result.vector(i) for i in at])
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)

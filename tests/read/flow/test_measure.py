@@ -22,7 +22,7 @@ def between(view, **options):
 def test_nodes_that_only_the_unembedding_reads_have_their_flow():
     view = ResidualModel(random_model(n_layers=2, norm="none"), toy_tokenizer())
     outcome = between(view)
-    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "direction" and n.layer == 1]
+    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "mlp" and n.layer == 1]
     last = [i for i in last if outcome.nodes[i].position == len(TWO[0]) - 1]
     results = measure(view, outcome, last)
     assert results
@@ -95,7 +95,7 @@ def test_all_tokens_removed_together_leave_no_change(name):
         tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
         result = remove(view, flows, tokens)
         # A direction of the last layer beside the tokens adds what does not come from them.
-        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "direction")
+        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "mlp")
         group = remove(view, flows, [above, *tokens])
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)

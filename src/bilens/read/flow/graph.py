@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partialmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -89,6 +89,10 @@ class Flow(Reading):
     def plot(self) -> "go.Figure":
         """Draw the graph of the strongest nodes over the tokens of the text."""
         return self.top(DRAWN).plot()
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """Return its picture, for the last line of a notebook cell."""
+        return notebook_picture(self)
 
     @cached_property
     def sinks(self) -> tuple[int, ...]:
@@ -283,9 +287,18 @@ class FlowGraph(Reading):
 
     def plot(self) -> "go.Figure":
         """Draw the graph over the tokens of the text."""
-        return graph_figure(
-            self.nodes, self.flow.tokens, self.path_weights, len(self.flow.trace.layers)
+        flow = self.flow
+        of = "change" if flow.before is not None else "logit"
+        caption = (
+            f"{len(self.nodes) - 1} of {len(flow.nodes) - 1:,} nodes: {self.share_of_logit:.0%} of "
+            f"the {of} passes through them alone"
         )
+        layers = len(flow.trace.layers)
+        return graph_figure(self.nodes, flow.tokens, self.path_weights, layers, caption)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """Return its picture, for the last line of a notebook cell."""
+        return notebook_picture(self)
 
     @cached_property
     def path_weights(self) -> Float[Tensor, "n n"]:
@@ -316,6 +329,12 @@ class FlowGraph(Reading):
         leaves = [i for i, node in enumerate(self.nodes) if node.kind in LEAVES]
         total = float(self.path_weights[:, leaves].sum())
         return total / self.flow.value if self.flow.value else 0.0
+
+
+def notebook_picture(reading: Reading) -> dict[str, Any]:
+    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
+    bundle = reading.plot()._repr_mimebundle_()
+    return {"text/plain": repr(reading), **bundle}
 
 
 class FlowBuilder:

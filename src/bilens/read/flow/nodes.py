@@ -173,14 +173,18 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
     return frame.drop(columns=empty)
 
 
-LABELLED, EDGES = 10, 40
+LABELLED, EDGES = 20, 40
 """Nodes with labels, and edges that are drawn."""
 GAP, LETTER = 0.75, 0.0066
 """Rows between two labels, and the share of a figure's width that a letter takes."""
 
 
 def graph_figure(
-    nodes: Sequence[Node], tokens: Sequence[str], weights: Float[Tensor, "n n"], n_layers: int
+    nodes: Sequence[Node],
+    tokens: Sequence[str],
+    weights: Float[Tensor, "n n"],
+    n_layers: int,
+    caption: str,
 ) -> "go.Figure":
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 
@@ -193,12 +197,13 @@ def graph_figure(
         tokens: of the text.
         weights: of the edges; see `FlowGraph.path_weights`.
         n_layers: of the model.
+        caption: its title.
     """
     xs, ys, ticks = _arranged(nodes, n_layers)
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
     shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
     colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(go.Figure(), height=110 + 20 * len(ticks["rows"]), alt="graph of a flow")
+    figure = dress(go.Figure(), height=140 + 20 * len(ticks["rows"]), title=caption)
     starts = [
         ticks["columns"][node.source] if node.source not in (None, node.position) else x
         for node, x in zip(nodes, xs, strict=True)
@@ -269,7 +274,7 @@ def graph_figure(
         gridcolor=LINE,
         zeroline=False,
     )
-    return figure.update_layout(margin={"l": 70, "r": 12, "t": 12, "b": 40})
+    return figure.update_layout(margin={"l": 70, "r": 12, "t": 44, "b": 40})
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
