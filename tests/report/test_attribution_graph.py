@@ -130,14 +130,14 @@ def test_a_folder_lists_each_graph_once(content, tmp_path):
     for slug in ("one", "two", "one"):
         graph = graph_of(content, slug)
         write_viewer_files(tmp_path, graph)
-    listed = json.loads((tmp_path / "graph-metacontent.json").read_text())["graphs"]
+    listed = json.loads((tmp_path / "graph-metadata.json").read_text())["graphs"]
     assert [entry["slug"] for entry in listed] == ["two", "one"]
     assert json.loads((tmp_path / "one.json").read_text()) == graph
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"graphs": [1]}'])
 def test_a_damaged_list_is_kept(content, tmp_path, text):
-    (tmp_path / "graph-metacontent.json").write_text(text)
+    (tmp_path / "graph-metadata.json").write_text(text)
     with pytest.raises(BilensError, match="is not a list of graphs as circuit-tracer writes it"):
         write_viewer_files(tmp_path, graph_of(content))
-    assert (tmp_path / "graph-metacontent.json").read_text() == text
+    assert (tmp_path / "graph-metadata.json").read_text() == text

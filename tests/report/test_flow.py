@@ -188,6 +188,7 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
     split, _, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
         page = visit.open(address, ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         values = page.locator(".panel table").first.locator("td:first-child").all()
         *parts, total = [float(cell.text_content()) for cell in values]
         # Numbers have three digits.
@@ -208,6 +209,7 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
 def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, browser):
     with visiting(browser, width=1400) as visit:
         page = visit.open(page_of_two_texts[2], ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         graph, panel = (
             page.locator(f".flow .{part}").bounding_box() for part in ("graph", "panel")
         )
@@ -216,7 +218,7 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
         assert gaps
         assert all(gaps)
         assert page.locator(".ways path").count() > 5
-        assert page.locator(".graph .label").count() == 11
+        assert page.locator(".graph .label").count() == 21
         # Also where labels of nodes at one position are many.
         page.locator("input[type=range]").press("End")
         for number in range(30):
@@ -238,6 +240,7 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
     split, content, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
         page = visit.open(address, ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         page.on("dialog", lambda dialog: dialog.accept("both of them"))
         page.locator("input[type=range]").press("End")
         for _ in range(2):

@@ -239,7 +239,7 @@ def test_recurring_directions_are_exchanged_between_the_texts(view):
     """Their effects are means over prompts of those of their nodes, all of a prompt at once."""
     texts, others = ([random_text(seed=seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
     both = flows(view, texts, DIRECTION, against=others, m=3, threshold=0, ablate=5)
-    options = {"m": 3, "threshold": 0, "orthogonal": "inputs"}
+    options = {"directions": 3, "threshold": 0, "orthogonal": "inputs"}
     single = [
         flow(view, text, DIRECTION, against=other, **options)
         for text, other in zip(texts, others, strict=True)
