@@ -19,7 +19,7 @@ from bilens.read.flow.reading import (
     start_table,
 )
 from bilens.read.language.names import TokenDirection, token_text
-from bilens.report import save_figure
+from bilens.report import save_figure, write_report
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
 from tests.language import random_model, random_text, toy_tokenizer
