@@ -101,10 +101,10 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     message_part = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
     assert message_part in text
     assert "other nodes" in text
-    assert "one node removed" in text
+    assert "The strongest nodes" in text
     assert len(result["nodes"]) == 9
-    assert len(result["ablated"]) == 5
-    assert "Interventions" in page.read_text()
+    assert sum(node["measured"] is not None for node in result["nodes"]) == 5
+    assert "How well it holds" in page.read_text()
     assert result["tokens"][-3:] == ["once", "upon", "a"]
 
 
@@ -136,7 +136,7 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of girl" in page
     assert "N-grams of &#34;" in page
     assert "<h2>Heads of layer 0</h2>" in page
-    assert page.index("<h2>Summary</h2>") < page.index("<h2>The account</h2>")
+    assert page.index("<h2>Summary</h2>") < page.index("<h2>How well it holds</h2>")
     assert "loss on" in page
     assert "swim" not in page[page.index("<body>") :]
     result = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
@@ -144,7 +144,7 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
-FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
+FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--directions", "2"]
 
 
 @pytest.mark.parametrize(
