@@ -60,7 +60,7 @@ class Question:
             )
         names = (minus,) if isinstance(minus, str) else tuple(minus)
         if isinstance(token, TokenDirection):
-            token, names = token.token, tuple(token.minus)
+            names, token = tuple(token.minus), token.token
         second = "" if against is None else against
         if isinstance(token, Tensor):
             return cls(text, "", (), second, vector=token, **others)
