@@ -185,7 +185,7 @@ def _speed(model: ResidualModel) -> dict[str, float]:
         seconds = []
         for _ in range(tries):
             start = time.perf_counter()
-            flow(model, text[:length], TokenDirection(" are", (" is",)))
+            flow(model, text[:length], TokenDirection(" are", (" is",)), directions=2, ablate=0)
             seconds.append(time.perf_counter() - start)
         best[f"{length} tokens"] = round(min(seconds), 2)
     return best
@@ -233,7 +233,7 @@ def nodes_that_hold(
         name: {"50 %": [], "80 %": []} for name in ("eigenvectors", "neurons")
     }
     for ids, direction in zip(prompts, directions, strict=True):
-        graph = flow(model, ids, direction, m=None, threshold=FINE)
+        graph = flow(model, ids, direction, directions="all", ablate=0, threshold=FINE)
         others = [n.flow for n in graph.nodes[1:] if n.part != "mlp" or n.kind == "bias"]
         units = [_units(model, graph, layer) for layer in range(model.n_layers)]
         eigenvectors = [n.flow for n in graph.nodes[1:] if n.part == "mlp" and n.kind != "bias"]

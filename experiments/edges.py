@@ -21,6 +21,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import first_change, runs_of
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.read.linear.projections import Reads
@@ -303,8 +304,8 @@ def attributed_edges(
         runs = runs_of(model, ids, Other(model, ids, against))
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         flows = {
-            "contrastive flow": split(model, text, direction, against=against),
-            "frozen flow (LRP)": split(model, text, direction),
+            "contrastive flow": split(model, Question.of(text, direction, against=against)),
+            "frozen flow (LRP)": split(model, Question.of(text, direction)),
         }
         reads = {name: graph.flow_reads(through) for name, through in flows.items()}
         direct = torch.zeros_like(reads["frozen flow (LRP)"])

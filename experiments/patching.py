@@ -48,6 +48,7 @@ from torch import Tensor
 
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import gradient_effects, patched_effects, runs_of
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
@@ -132,7 +133,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     timed("patching", patched)
     timed("contrastive flow", lambda: _contrastive(model, pair, direction))
     start = time.process_time()
-    through = split(model, pair.text, direction)
+    through = split(model, Question.of(pair.text, direction))
     splitting = time.process_time() - start
     timed("frozen flow (LRP)", lambda: _frozen(through, runs))
     for name, points in GRADIENTS.items():
@@ -151,7 +152,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 def _contrastive(
     model: ResidualModel, pair: Pair, direction: TokenDirection
 ) -> tuple[Tensor, Tensor]:
-    through = split(model, pair.text, direction, against=pair.against)
+    through = split(model, Question.of(pair.text, direction, against=pair.against))
     heads = [torch.stack(list(roles.values())).sum((0, 2)) for roles in through.heads]
     return torch.stack(heads), torch.stack([flows.sum() for flows in through.mlps])
 

@@ -171,7 +171,7 @@ class ContextList:
 
 @dataclass(frozen=True)
 class FlowDrawing:
-    """The graph of a flow, of `bilens.report.flow_data`, that a reader explores on the page."""
+    """The graph of a flow that a reader explores on the page: a `FlowPage` as a dictionary."""
 
     graph: dict[str, Any]
 

@@ -188,9 +188,9 @@ def check_directions(case: FamilyCase) -> None:
 def check_flow(case: FamilyCase) -> None:
     """Split a difference of logits, and its change between two texts; both check their sums."""
     direction = case.view.direction(1, [2])
-    flow(case.view, case.ids, direction, m=2, threshold=0.1)
+    flow(case.view, case.ids, direction, directions=2, threshold=0.1)
     if case.view.parts.queries_keys is None:
-        flow(case.view, case.ids, direction, against=case.ids.flip(0), m=2, threshold=0.1)
+        flow(case.view, case.ids, direction, against=case.ids.flip(0), directions=2, threshold=0.1)
 
 
 def check_processing(case: FamilyCase) -> None:

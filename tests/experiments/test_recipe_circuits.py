@@ -7,6 +7,7 @@ from experiments.edges import EdgeGraph, PartialRuns
 
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import patched_effects, runs_of
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
@@ -65,7 +66,7 @@ def test_a_part_without_its_edges_is_a_patched_part(case):
 def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
     view, (ids, other), runs = case
     graph = EdgeGraph(view)
-    through = split(view, ids, DIRECTION, against=other)
+    through = split(view, Question.of(ids, DIRECTION, against=other))
     change = graph.outputs(runs[0]) - graph.outputs(runs[1])
     flows = graph.scores(change, graph.flow_reads(through)).sum(1)
     per_layer = graph.first_reader(1)

@@ -74,7 +74,7 @@ def removable(graph: str) -> list[str]:
 
 
 def expected_removal(view: LanguagePage, of: FlowOf, name: str) -> str:
-    split, _ = view.flows.split(of)
+    split = view.flows.split(of).flow
     (number,) = (i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
     result = remove(view.model, split, [number])
     return f"without {escape(result.part)}: a change of {result.actual:+#.3g}."
@@ -84,8 +84,8 @@ def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     visitor = Visitor(screen)
     visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
     graph = visitor.page("flow")
-    assert json.loads(graph)["direction"] == '"lily"'
-    name = next(name for name in removable(graph) if name.endswith(' at "once"'))
+    assert json.loads(graph)["number"] == '"lily"'
+    name = next(name for name in removable(graph) if name.endswith(' "once"'))
     updated = visitor.sets(removed=json.dumps([name]))
     assert expected_removal(screen.view, FlowOf(TEXTS[0], "lily"), name) in visitor.page(
         "flow-removed"

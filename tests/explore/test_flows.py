@@ -9,8 +9,7 @@ import torch
 
 from bilens.explore.flows import LARGEST, FlowOf, FlowView
 from bilens.explore.screen import StateError
-from bilens.read.flow import described, flow, measure, remove
-from bilens.read.flow.nodes import quoted
+from bilens.read.flow import flow, measure, remove
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
@@ -32,15 +31,16 @@ def test_the_graph_is_that_of_the_flow(view):
     expected = flow(view.model, TEXT, direction)
     data = json.loads(graph)
     assert data["value"] == pytest.approx(expected.value)
-    message_part = f'"lily" minus "tom", "ben": {expected.value:+#.3g}. Held fixed: patterns'
+    message_part = f'"lily" minus "tom", "ben": {expected.value:+#.3g}. The value of '
     assert escape(message_part) in text
+    assert "Held fixed: patterns" in text
 
 
 def test_a_second_text_is_followed(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom",), "once tom ate"))
     expected = flow(view.model, TEXT, "lily", minus="tom", against="once tom ate")
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert "Held fixed: nothing. In both runs:" in text
+    assert "In both runs:" in text
     head = next(node for node in json.loads(graph)["nodes"] if node["kind"] == "head")
     assert head["role"] in ("values", "queries", "keys")
     assert head["removable"]
@@ -65,8 +65,8 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, again
     expected = flow(view.model, TEXT, "lily", minus="tom", against=against, target=target)
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
     assert json.loads(graph)["values"] == pytest.approx(expected.values)
-    assert json.loads(graph)["direction"].startswith(target) == (target != "logit")
-    assert "Held fixed: nothing. In both runs:" in text
+    assert json.loads(graph)["number"].startswith(target) == (target != "logit")
+    assert "In both runs:" in text
 
 
 def test_the_mean_is_that_of_the_texts():
@@ -85,58 +85,41 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
     logits = view.model.logits(view.model.ids(TEXT)[None])[0, -1]
     best = logits.topk(2)
     names = view.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
-    assert json.loads(graph)["direction"] == f'"{names[0]}" minus "{names[1]}"'
+    assert json.loads(graph)["number"] == f'"{names[0]}" minus "{names[1]}"'
     assert json.loads(graph)["value"] == pytest.approx(
         float(best.values @ torch.tensor([1.0, -1.0]).double())
     )
 
 
 def test_a_node_is_removed_from_the_running_model(view):
-    split, data = view.split(FlowOf(TEXT, "lily"))
-    name = next(node["name"] for node in data["nodes"] if node["removable"])
+    reading = view.split(FlowOf(TEXT, "lily"))
+    split, nodes = reading.flow, reading.page.nodes
+    name = next(node.name for node in nodes if node.removable)
     number = next(i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
     (result,) = measure(view.model, split, [number])
     message_part = view.removed(FlowOf(TEXT, "lily"), (name,))
     assert f"a change of {result.actual:+#.3g}. The flow" in message_part
     assert f"predicts {result.predicted:+#.3g}" in message_part
     assert view.removed(FlowOf(TEXT, "lily"), ("no such node",)) == ""
-    assert view.removed(FlowOf(TEXT, "lily"), (data["nodes"][0]["name"],)) == ""
+    assert view.removed(FlowOf(TEXT, "lily"), (nodes[0].name,)) == ""
     assert view.removed(FlowOf("", "lily"), (name,)) == ""
 
 
-def test_contexts_of_removed_directions_are_looked_up_if_asked_for():
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
-    texts = [row["input_ids"] for row in corpus.validation][:5]
-    view, of = FlowView(ResidualModel(model, corpus.tokenizer), TEXT, texts), FlowOf(TEXT, "lily")
-    split, data = view.split(of)
-    expected = described(view.model, split, 150, texts)
-    nodes = [node for node in data["nodes"] if node["kind"] in ("direction", "head")][:6]
-    assert {node["kind"] for node in nodes} == {"direction", "head"}
-    page = view.removed(of, tuple(node["name"] for node in nodes), lookup=True)
-    for node in nodes:
-        after = quoted(expected.nodes[node["index"]].after)
-        sentence = escape(f"{node['name']} is most active after {after}.")
-        assert (sentence in page) == (node["kind"] == "direction")
-    assert "most active" not in view.removed(of, tuple(node["name"] for node in nodes))
-
-
 def test_nodes_are_removed_together(view):
-    split, data = view.split(FlowOf(TEXT, "lily", against="once tom ate"))
-    nodes = [node for node in data["nodes"] if node["removable"]][:3]
-    result = remove(view.model, split, [node["index"] for node in nodes])
+    reading = view.split(FlowOf(TEXT, "lily", against="once tom ate"))
+    split, nodes = reading.flow, [node for node in reading.page.nodes if node.removable][:3]
+    result = remove(view.model, split, [node.index for node in nodes])
     of = FlowOf(TEXT, "lily", against="once tom ate")
-    message_part = view.removed(of, tuple(node["name"] for node in nodes))
+    message_part = view.removed(of, tuple(node.name for node in nodes))
     assert f"and {split.value + result.actual:+#.3g} without" in message_part
     assert f"a change of {result.actual:+#.3g}. The flow" in message_part
 
 
 def test_tokens_that_come_twice_are_told_apart(view):
-    _, data = view.split(FlowOf("lily ate lily ate", "kite"))
-    names = [node["name"] for node in data["nodes"]]
+    names = [node.name for node in view.split(FlowOf("lily ate lily ate", "kite")).page.nodes]
     assert len({*names}) == len(names)
-    assert {name for name in names if name.startswith("token ")} == {
-        f'token "{name}" ({number})' for number, name in enumerate(["lily", "ate"] * 2)
+    assert {name for name in names if name.startswith("token@")} == {
+        f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)
     }
 
 
@@ -189,6 +172,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         prompt.press("Enter")
         last = "[...document.querySelectorAll('#flow text.token')].at(-1).firstChild.textContent"
         visit.wait(f"{last} === '\"ate\"'")
+        page.locator("#flow details").evaluate("(e) => { e.open = true; }")
         visit.wait("document.querySelector('#flow .list').innerText.includes('kite')")
         # Screen readers find the nodes by what they are called.
         page.locator("#flow svg").get_by_role("button").nth(1).focus()
@@ -199,7 +183,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
             page.locator("#flow .list tr[data-node]").nth(row).click()
             page.locator("#flow [data-do=pin]").click()
         page.get_by_role("button", name="remove pinned and run the model").click()
-        visit.wait("document.querySelector('#flow-removed').innerText.includes(' and token ')")
+        visit.wait("document.querySelector('#flow-removed').innerText.includes(' and ')")
         # The second run has words replaced, or is a mean, and its probability is split.
         page.locator("#flow-replace textarea").fill("kite=ball")
         page.locator("#flow-replace textarea").press("Enter")
@@ -282,6 +266,7 @@ def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_s
 def test_pinned_nodes_are_pinned_after_a_reload(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#flow svg .node")
+        page.locator("#flow details").evaluate("(e) => { e.open = true; }")
         page.locator("#flow .list tr[data-node]").nth(1).click()
         page.locator("#flow [data-do=pin]").click()
         (name,) = page.locator("#flow .pinned title").all_text_contents()

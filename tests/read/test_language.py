@@ -79,7 +79,9 @@ def test_logits_of_every_family_are_split(name):
 def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
     view, ids = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None}), random_text()
     terms = split_logits(view, ids)
-    full = flow(view, ids, TokenDirection(shown_tokens(view, [3])[0]), m=None, threshold=0.0)
+    full = flow(
+        view, ids, TokenDirection(shown_tokens(view, [3])[0]), directions="all", threshold=0.0
+    )
     edges, layer = full.edges([0, *range(1, len(full.nodes))])[0], view.n_layers - 1
     from_heads = torch.zeros(view.n_heads, dtype=edges.dtype)
     for node, through in zip(full.nodes, edges, strict=True):

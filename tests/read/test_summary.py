@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from bilens.data import Corpus
-from bilens.read.flow.answer import flow_by_part
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.read.summary import example_prompt, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
@@ -64,23 +63,13 @@ def test_the_example_is_where_the_right_token_leads_by_most():
     assert model.token(largest_margin(model, places, wanted)[1].token) == wanted
 
 
-def test_directions_of_an_mlp_at_a_position_are_one_part(summary):
-    flow = summary.flow.flow
-    parts = flow_by_part(flow)
-    name = next(name for name in parts if name.startswith("MLP 0 at"))
-    nodes = [n for n in flow.nodes if n.layer == 0 and n.part == "mlp" and n.kind != "bias"]
-    at = {n.position for n in nodes if f"“{flow.tokens[n.position]}”" in name}
-    assert parts[name] == pytest.approx(sum(n.flow for n in nodes if n.position in at))
-    assert sorted(map(abs, parts.values()), reverse=True) == [abs(x) for x in parts.values()]
-
-
 def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     write_report(tmp_path / "page.html", [summary], title="toy")
     page = (tmp_path / "page.html").read_text()
     best = summary.next_tokens["next token"]
-    assert in_words(summary.flow.direction.token) == best[0]
-    question = page.index("<h1>Why does the model predict")
-    answer = page.index("passes mostly through", question)
+    assert in_words(summary.flow.question.token) == best[0]
+    question = page.index("<h1>Why ")
+    answer = page.index("starts mostly at", question)
     loss = page.index(f"{summary.text_loss.loss:.2f} ± {summary.text_loss.error:.2f}")
     assert question < answer < page.index('class="figure"') < loss < page.index("<details>")
     assert "<dl>" not in page

@@ -8,6 +8,7 @@ import torch
 import bilens
 from bilens.convert import process, save_model
 from bilens.read.flow import flow
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
@@ -54,7 +55,7 @@ def test_leaves_add_up_to_the_logits(package, number):
     ids, direction, (token, minus) = prompt(model, number)
     logits = model.logits(ids[None])[0, -1].double()
     expected = float(logits[token] - logits[minus])
-    flows = flow(model, ids, direction, m=2, threshold=0.05)
+    flows = flow(model, ids, direction, directions=2, threshold=0.05)
     leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
     assert flows.value == pytest.approx(expected, rel=1e-5)
@@ -67,7 +68,7 @@ def test_a_flow_between_two_texts_adds_up(package):
     before, _, _ = prompt(model, 1)
     logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
-    flows = flow(model, ids, direction, against=before, m=2, threshold=0.05)
+    flows = flow(model, ids, direction, against=before, directions=2, threshold=0.05)
     leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
 
@@ -77,7 +78,7 @@ def test_a_flow_is_one_backward_pass_of_lrp(package):
     model = opened(package)
     ids, direction, (token, minus) = prompt(model, 0)
     relevance, heads = lrp(model.model, ids, token, minus)
-    parts = split(model, ids, direction)
+    parts = split(model, Question.of(ids, direction))
     tokens = torch.tensor(
         [n.flow for n in parts.run(2, 0.05).nodes if n.kind == "token"], dtype=torch.float32
     )

@@ -8,7 +8,7 @@ import pytest
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.read.flow.reading import flow_data
+from bilens.read.flow.reading import flow_page
 from bilens.report.exporters import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text
@@ -69,22 +69,22 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def data(request):
+def content(request):
     model, options = KINDS[request.param]
     view = ResidualModel(random_model(**model))
-    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
-    return flow_data(flows, direction='a "b"', k=60)
+    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0, **options)
+    return flow_page(flows, number='a "b"', k=60)
 
 
-def graph_of(data, slug="one"):
-    return attribution_graph(data, slug=slug, prompt="w", probability=0.25, scan="a/b c.gguf")
+def graph_of(content, slug="one"):
+    return attribution_graph(content, slug=slug, prompt="w", probability=0.25, scan="a/b c.gguf")
 
 
-def test_a_graph_is_valid_and_opens(data):
-    graph = graph_of(data)
+def test_a_graph_is_valid_and_opens(content):
+    graph = graph_of(content)
     jsonschema.validate(json.loads(json.dumps(graph)), SCHEMA)
     nodes = {node["node_id"]: node for node in graph["nodes"]}
-    assert len(nodes) == len(data["nodes"])
+    assert len(nodes) == len(content.nodes)
     assert all(set(node) >= TRACER for node in nodes.values())
     assert graph["metadata"]["scan"] == "a-b-c.gguf"
     # A viewer splits the logit's label, and refuses graphs whose highest layer is 0.
@@ -92,30 +92,32 @@ def test_a_graph_is_valid_and_opens(data):
     assert float(logit["clerp"].split("(p=")[1].split(")")[0]) == 0.25
     layers = {int(n["layer"]) for n in nodes.values() if n["layer"] != "E" and n is not logit}
     assert min(layers) == 1
-    assert max(layers) < int(logit["layer"]) == data["layers"] + 1
+    assert max(layers) < int(logit["layer"]) == content.layers + 1
     assert all(
         re.fullmatch(f"{node['layer']}_{node['feature']}_{node['ctx_idx']}", name)
         for name, node in nodes.items()
     )
     influences = [node["influence"] for node in graph["nodes"]]
     assert influences == sorted(influences)
-    assert influences[-1] == pytest.approx(data["shares"][-1][1])
+    assert influences[-1] == pytest.approx(
+        sum(abs(n.flow) for n in content.nodes[1:]) / content.absolute
+    )
 
 
-def test_links_are_the_edges(data):
-    graph = graph_of(data)
+def test_links_are_the_edges(content):
+    graph = graph_of(content)
     nodes = graph["nodes"]
     into = {(link["target"], link["source"]): link["weight"] for link in graph["links"]}
     assert into == {
-        (nodes[a]["node_id"], nodes[b]["node_id"]): flow_ for a, b, flow_ in data["edges"]
+        (nodes[a]["node_id"], nodes[b]["node_id"]): flow_ for a, b, flow_ in content.edges
     }
 
 
-def test_queries_and_keys_name_the_nodes_that_they_read(data):
-    graph = graph_of(data)
+def test_queries_and_keys_name_the_nodes_that_they_read(content):
+    graph = graph_of(content)
     names = {node["node_id"] for node in graph["nodes"]}
     traced = [node for node in graph["nodes"] if "qk_tracing_results" in node]
-    assert bool(traced) == (data["frozen"] == [])
+    assert bool(traced) == (content.frozen == ())
     for node in traced:
         assert node["feature_type"] == "lorsa"
         results = node["qk_tracing_results"]
@@ -124,9 +126,9 @@ def test_queries_and_keys_name_the_nodes_that_they_read(data):
         assert {name for name, _ in read} <= names
 
 
-def test_a_folder_lists_each_graph_once(data, tmp_path):
+def test_a_folder_lists_each_graph_once(content, tmp_path):
     for slug in ("one", "two", "one"):
-        graph = graph_of(data, slug)
+        graph = graph_of(content, slug)
         write_viewer_files(tmp_path, graph)
     listed = json.loads((tmp_path / "graph-metadata.json").read_text())["graphs"]
     assert [entry["slug"] for entry in listed] == ["two", "one"]
@@ -134,8 +136,8 @@ def test_a_folder_lists_each_graph_once(data, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"graphs": [1]}'])
-def test_a_damaged_list_is_kept(data, tmp_path, text):
+def test_a_damaged_list_is_kept(content, tmp_path, text):
     (tmp_path / "graph-metadata.json").write_text(text)
     with pytest.raises(BilensError, match="is not a list of graphs as circuit-tracer writes it"):
-        write_viewer_files(tmp_path, graph_of(data))
+        write_viewer_files(tmp_path, graph_of(content))
     assert (tmp_path / "graph-metadata.json").read_text() == text

@@ -2,23 +2,24 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from bilens.errors import BilensError
 from bilens.read.flow import Ablation, flow
+from bilens.read.flow.question import Question
 from bilens.read.flow.reading import (
+    FlowReading,
     ablation_figure,
-    flow_data,
-    flow_sections,
+    flow_page,
     missing_spaces,
     node_table,
     start_table,
 )
 from bilens.read.language.names import TokenDirection, token_text
-from bilens.report import save_figure, write_page
+from bilens.report import save_figure, write_report
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
 from tests.language import random_model, random_text, toy_tokenizer
@@ -30,75 +31,89 @@ OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 @pytest.fixture(scope="module")
 def split_flow():
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
-    return replace(flow(view, random_text(), "t3", minus="t4", m=3, threshold=1e-3), tokens=TOKENS)
+    return replace(
+        flow(view, random_text(), "t3", minus="t4", directions=3, threshold=1e-3), tokens=TOKENS
+    )
 
 
 @pytest.fixture(scope="module")
-def data(split_flow):
-    return flow_data(split_flow, direction="t3 minus t4", k=25)
+def content(split_flow):
+    return flow_page(split_flow, number="t3 minus t4", k=25)
 
 
-def test_nodes_stand_by_strength_with_what_they_hold(split_flow, data):
-    flows = [abs(node["flow"]) for node in data["nodes"]]
-    assert data["nodes"][0]["kind"] == "output"
+def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
+    flows = [abs(node.flow) for node in content.nodes]
+    assert content.nodes[0].kind == "output"
     assert len(flows) == 26
     assert flows[1:] == sorted(flows[1:], reverse=True)
-    for count, of_flow, of_logit in data["shares"]:
-        graph = split_flow.top(count)
-        assert of_flow == pytest.approx(graph.share_of_flow)
-        assert of_logit == pytest.approx(graph.share_of_logit)
-    assert data["shares"][-1][0] == 25
-    assert data["n_nodes"] == len(split_flow.nodes) - 1
-    assert [split_flow.nodes[node["index"]].flow for node in data["nodes"]] == [
-        node["flow"] for node in data["nodes"]
-    ]
+    for count, share in content.shares:
+        assert share == pytest.approx(split_flow.top(count).share_of_logit)
+    assert content.shares[-1][0] == 25
+    assert content.n_nodes == len(split_flow.nodes) - 1
+    through = [split_flow.nodes[node.index].flow for node in content.nodes]
+    assert through == [node.flow for node in content.nodes]
 
 
-def test_a_page_opens_with_a_graph_rather_than_its_strongest_node(data):
-    counts = [count for count, _, _ in data["shares"]]
-    assert 12 <= counts[data["start"]] <= 25
+def test_a_page_opens_with_the_nodes_of_a_picture(content):
+    assert content.shares[content.start][0] == 20
 
 
-def test_edges_are_those_of_the_graph(split_flow, data):
+def test_edges_are_those_of_the_graph(split_flow, content):
     graph = split_flow.top(25)
     order = sorted(range(26), key=lambda i: (i > 0, -abs(graph.nodes[i].flow)))
     dense = torch.zeros(26, 26, dtype=torch.float64)
-    for a, b, value in data["edges"]:
+    for a, b, value in content.edges:
         dense[a, b] = value
     largest = float(graph.edges.abs().max())
     torch.testing.assert_close(dense, graph.edges[order][:, order], rtol=0, atol=1e-3 * largest)
-    assert json.loads(json.dumps(data))["edges"]
+    assert json.loads(json.dumps(asdict(content)))["edges"]
 
 
-def test_edges_of_remainders_are_sums_over_all_of_them(split_flow, data):
+def test_edges_of_remainders_are_sums_over_all_of_them(split_flow, content):
     rests = [i for i, node in enumerate(split_flow.nodes) if node.kind == "rest"]
-    assert data["n_rest"] == len(rests) > 0
+    assert content.n_rest == len(rests) > 0
     edges = split_flow.edges()
-    for node, (into, out) in zip(data["nodes"], data["rest"], strict=True):
-        assert into == pytest.approx(float(edges[node["index"], rests].sum()), abs=1e-9)
-        assert out == pytest.approx(float(edges[rests, node["index"]].sum()), abs=1e-9)
+    for node, (into, out) in zip(content.nodes, content.rest, strict=True):
+        assert into == pytest.approx(float(edges[node.index, rests].sum()), abs=1e-9)
+        assert out == pytest.approx(float(edges[rests, node.index].sum()), abs=1e-9)
 
 
-def test_every_table_adds_up(split_flow, data):
+def test_every_table_adds_up(split_flow, content):
     flows = [node.flow for node in split_flow.nodes[1:]]
-    assert node_table(data)["flow"].sum() == pytest.approx(sum(flows))
-    starts = start_table(data)["flow"].tolist()
+    assert node_table(split_flow, content)["flow"].sum() == pytest.approx(sum(flows))
+    starts = start_table(content)["flow"].tolist()
     assert sum(starts[:-1]) == pytest.approx(starts[-1]) == pytest.approx(split_flow.value)
 
 
-def test_names_are_quoted(data):
-    names = [node["name"] for node in data["nodes"]]
-    heads = [name for name in names if name.startswith("head ")]
-    assert all(re.fullmatch(r'head \d\.\d: "[^"]+" -> "[^"]+"', name) for name in heads)
+def test_names_are_addresses_with_tokens_in_quotes(content):
+    names = [node.name for node in content.nodes]
+    heads = [name for name in names if name.startswith("head.")]
+    assert all(re.fullmatch(r'head\.\d\.\d@\d "[^"]+" → "[^"]+"', name) for name in heads)
     assert heads
 
 
-def test_the_page_holds_everything_and_escapes_it(data, tmp_path):
-    ablated = [Ablation(0.5, 0.4, "head <0>", "head"), Ablation(-1.0, -0.9, "t", "token")]
-    write_page(tmp_path / "flow.html", "<i>a</i>", "", [], flow_sections(data, ablated))
+def reading_of(split, content):
+    question, together = Question("<i>a</i>", "t3", ("t4",)), Ablation(-1.0, -0.9, "a and b")
+    return FlowReading(split, question, content, 0.1, together)
+
+
+def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
+    first, holds, *others = reading_of(split_flow, content).sections()
+    assert first.title == "Why t3 rather than t4 after “<i>a</i>”?"
+    assert len(first.text.split()) <= 40
+    assert first.text.startswith(f"The value of {split_flow.value:+.3g} starts mostly at “")
+    share = f"takes {0.9 / split_flow.value:.0%} of it away, measured."
+    assert first.text.endswith(f"Removing the 2 strongest heads and MLPs at once {share}")
+    assert "predicted -1, measured -0.9" in holds.text
+    assert all(section.folded for section in others)
+
+
+def test_the_page_holds_everything_and_escapes_it(split_flow, content, tmp_path):
+    reading = reading_of(split_flow, content)
+    write_report(tmp_path / "flow.html", [reading], title=reading.title)
     page = (tmp_path / "flow.html").read_text()
     [packed] = re.findall(r'<div class="flow"><script type="application/json">(.*?)</script>', page)
-    assert json.loads(packed)["nodes"] == json.loads(json.dumps(data))["nodes"]
+    assert json.loads(packed)["nodes"] == json.loads(json.dumps(asdict(content)))["nodes"]
     assert "</script><b>" not in page
     assert "<i>a</i>" not in page
     assert "How well it holds" in page
@@ -124,13 +139,13 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
     lines = [shape for shape in figure.layout.shapes if shape.type == "line"]
     assert len(lines) == len(moving) > 0
     assert len(figure.data[0].x) == 26
-    assert len(figure.layout.annotations) == 11
+    assert len(figure.layout.annotations) == 21
     assert not any("<b>" in text for text in figure.data[0].text)
 
 
 def two_texts():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    return flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+    return flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
 
 
 def test_the_figure_is_a_file(split_flow, tmp_path):
@@ -162,17 +177,18 @@ CELLS = ".list tbody tr:not(.sum) td"
 @pytest.fixture(scope="module")
 def page_of_two_texts(tmp_path_factory):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
-    data = flow_data(split, direction="t3 minus t4", k=40)
+    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
+    content = flow_page(split, number="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"
-    write_page(path, "a", "", [], flow_sections(data, []))
-    return split, data, path.as_uri()
+    write_report(path, [reading_of(split, content)], title="a")
+    return split, content, path.as_uri()
 
 
 def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
     split, _, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
         page = visit.open(address, ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         values = page.locator(".panel table").first.locator("td:first-child").all()
         *parts, total = [float(cell.text_content()) for cell in values]
         # Numbers have three digits.
@@ -193,6 +209,7 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
 def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, browser):
     with visiting(browser, width=1400) as visit:
         page = visit.open(page_of_two_texts[2], ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         graph, panel = (
             page.locator(f".flow .{part}").bounding_box() for part in ("graph", "panel")
         )
@@ -201,7 +218,7 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
         assert gaps
         assert all(gaps)
         assert page.locator(".ways path").count() > 5
-        assert page.locator(".graph .label").count() == 11
+        assert page.locator(".graph .label").count() == 21
         # Also where labels of nodes at one position are many.
         page.locator("input[type=range]").press("End")
         for number in range(30):
@@ -220,9 +237,10 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
 
 
 def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
-    split, data, address = page_of_two_texts
+    split, content, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
         page = visit.open(address, ".flow svg .node")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
         page.on("dialog", lambda dialog: dialog.accept("both of them"))
         page.locator("input[type=range]").press("End")
         for _ in range(2):
@@ -235,7 +253,7 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         message = page.locator(".panel h3").text_content()
         assert "both of them" in message
         names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
-        pair = [node["index"] for node in data["nodes"] if node["name"] in names]
+        pair = [node.index for node in content.nodes if node.name in names]
         assert len(pair) == 2
         # A group's flow is that which leaves it.
         inside = float(split.edges_between([pair])[0, 0])
@@ -244,7 +262,7 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         page.locator("[data-do=only]").click()
         assert page.locator(".graph .node").count() == 2  # the group and the logit
         page.locator("[data-do=clear]").click()
-        page.locator("input[type=search]").fill("head ")
+        page.locator("input[type=search]").fill("head.")
         missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
         assert heads
         assert missed + heads == page.locator(".graph .node").count()

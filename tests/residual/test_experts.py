@@ -83,9 +83,9 @@ def test_experts_add_up_to_the_mlp(name):
 
 def test_flows_add_up_and_the_change_of_routing_is_a_bias():
     view = ResidualModel(mixture("mixtral"))
-    on_text = flow(view, TEXT, view.direction(3, 4), m=2)
+    on_text = flow(view, TEXT, view.direction(3, 4), directions=2)
     other = TEXT.flip(0)
-    between = flow(view, TEXT, view.direction(3, 4), against=other, m=2)
+    between = flow(view, TEXT, view.direction(3, 4), against=other, directions=2)
     assert not any(node.kind == "bias" and node.part == "mlp" for node in on_text.nodes)
     changes = [node for node in between.nodes if node.kind == "bias" and node.part == "mlp"]
     assert {node.layer for node in changes} == {0, 1, 2}

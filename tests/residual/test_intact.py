@@ -228,7 +228,7 @@ def test_mixtures_of_experts_in_float64_are_read(name):
     view = ResidualModel(mixture(name).double())
     trace = view.trace(some_text()[0])
     torch.testing.assert_close(sum_of_parts(view, trace), trace.logits, rtol=1e-5, atol=1e-5)
-    flow(view, some_text()[0], view.direction(5), m=2, threshold=0.1)
+    flow(view, some_text()[0], view.direction(5), directions=2, threshold=0.1)
     # Products of groups, the default of transformers, do not run in float64.
     view.model.set_experts_implementation("grouped_mm")
     with pytest.raises(BilensError, match=r"cannot run in torch.float64: .*mplementation\("):
@@ -238,8 +238,8 @@ def test_mixtures_of_experts_in_float64_are_read(name):
 def test_without_a_tokenizer_the_message_names_a_way_that_works():
     view = ResidualModel(random_model())
     with pytest.raises(BilensError, match="pass model.direction with the number of the token"):
-        flow(view, some_text()[0], "t5", m=2, threshold=0.1)
-    flow(view, some_text()[0], view.direction(5), m=2, threshold=0.1)
+        flow(view, some_text()[0], "t5", directions=2, threshold=0.1)
+    flow(view, some_text()[0], view.direction(5), directions=2, threshold=0.1)
 
 
 def test_other_threads_run_the_model_as_it_is_while_one_reads():

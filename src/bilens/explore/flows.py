@@ -3,12 +3,11 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -22,12 +21,11 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import Flow, described, flow, remove
-from bilens.read.flow.contrast import Against, Target, other_of, second_run
+from bilens.read.flow import FlowReading, remove
+from bilens.read.flow.contrast import Against, Other, Target, second_run
 from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.graph import strongest_ends
-from bilens.read.flow.nodes import quoted
-from bilens.read.flow.reading import direction_in_words, flow_data
+from bilens.read.flow.question import Question
+from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection, token_names
 from bilens.residual import ResidualModel
 from bilens.sections import signed
@@ -95,8 +93,7 @@ class FlowView:
     Args:
         model: any, with its tokenizer.
         start: a text to begin with, if it is quick.
-        texts: token ids of texts: their mean embedding is that of `FlowOf.mean`, and they are
-            searched for contexts of directions.
+        texts: token ids of texts, whose mean embedding is that of `FlowOf.mean`.
     """
 
     def __init__(
@@ -123,8 +120,9 @@ class FlowView:
         with said_of("flow_prompt", "prompt="):
             n = len(self.model.ids(of.prompt))
         with said_of("flow_replace" if of.replace else "flow_against", "against "):
-            if (second := self.second_run(of)) is not None:
-                other_of(self.model, of.prompt, second, None)
+            second, _ = self.second_run(of)
+            if second is not None:
+                Other(self.model, self.model.ids(of.prompt), second)
         if of.target != "logit" and not of.has_two_runs:
             raise StateError("flow_target", "expected a second run, or the logit")
         most = int(LARGEST / self.cost)
@@ -147,8 +145,8 @@ class FlowView:
         return TokenDirection(token, of.minus or (second,))
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def second_run(self, of: FlowOf) -> Against | None:
-        """Return the second run; None if a logit on one text is split."""
+    def second_run(self, of: FlowOf) -> tuple[Against | None, str]:
+        """Return the second run and its name; None if a logit on one text is split."""
         return second_run(
             self.model,
             of.prompt,
@@ -156,69 +154,46 @@ class FlowView:
             mean=of.mean,
             replace=of.replace,
             texts=self.texts,
-        )[0]
+        )
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
-        """Return the flow, and the data of its drawing."""
-        direction = self.direction(of)
+    def split(self, of: FlowOf) -> FlowReading:
+        """Return the flow with its answer, and the data of its drawing."""
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
-        second = self.second_run(of)
-        split = flow(self.model, of.prompt, direction, against=second, target=of.target)
-        split = described(self.model, split, SHOWN)
-        return split, flow_data(split, direction=direction_in_words(direction, of.target), k=SHOWN)
+        second, other = self.second_run(of)
+        question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
+        return answer_question(self.model, question, other, shown=SHOWN)
 
     def page(self, of: FlowOf) -> tuple[str, str]:
-        """Return a sentence on the flow, as HTML, and its graph, as JSON."""
+        """Return the answer of the flow, as HTML, and its graph, as JSON."""
         if not of.prompt:
             return note_html("Write a text, and press Enter."), ""
-        _, data = self.split(of)
-        frozen = ", ".join(data["frozen"]) or "nothing"
-        values = " and ".join(signed(value, "#.3g") for value in data["values"])
-        text = f"{data['direction']}: {signed(data['value'], '#.3g')}. Held fixed: {frozen}."
+        reading = self.split(of)
+        page = reading.page
+        text = f"{page.number}: {signed(page.value, '#.3g')}. {reading.answer}"
         if of.has_two_runs:
-            text = f"{text} In both runs: {values}."
-        return note_html(text), json.dumps(data)
+            text += f" In both runs: {' and '.join(signed(x, '#.3g') for x in page.values)}."
+        else:
+            text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
+        return note_html(text), json.dumps(asdict(page))
 
-    def removed(self, of: FlowOf, names: tuple[str, ...], lookup: bool = False) -> str:
-        """Return a sentence on the logit after nodes were removed from the running model.
-
-        With `lookup` the contexts of those that are directions follow.
-        """
+    def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
+        """Return a sentence on the logit after nodes were removed from the running model."""
         if not (of.prompt and names):
             return ""
-        split, data = self.split(of)
-        numbers = [
-            node["index"] for node in data["nodes"] if node["name"] in names and node["removable"]
-        ]
+        reading = self.split(of)
+        numbers = [x.index for x in reading.page.nodes if x.name in names and x.removable]
         if not numbers:
             return ""
-        result = remove(self.model, split, numbers)
+        value, result = reading.flow.value, remove(self.model, reading.flow, numbers)
         before, after, change, predicted = (
             signed(x, "#.3g")
-            for x in (split.value, split.value + result.actual, result.actual, result.predicted)
+            for x in (value, value + result.actual, result.actual, result.predicted)
         )
         how = "The change between the runs" if of.has_two_runs else "The logit"
-        text = (
+        return note_html(
             f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
             f"through them predicts {predicted}."
-        )
-        return note_html(" ".join([text, *(self.contexts(of, tuple(numbers)) if lookup else ())]))
-
-    @lru_cache(maxsize=8)  # noqa: B019
-    def contexts(self, of: FlowOf, numbers: tuple[int, ...]) -> tuple[str, ...]:
-        """Return a sentence on each direction: ends of texts after which it is most active."""
-        split, _ = self.split(of)
-        directions = [i for i in numbers if split.nodes[i].kind == "direction"]
-        layers = [split.nodes[i].layer or 0 for i in directions]
-        vectors = [split.vector(i)[:-1] for i in directions]
-        # A pass over all texts, and so only for the directions that are asked for.
-        ends = (
-            strongest_ends(self.model, layers, torch.stack(vectors), self.texts) if vectors else ()
-        )
-        return tuple(
-            f"{split.nodes[i].name(split.tokens)} is most active after {quoted(texts)}."
-            for i, texts in zip(directions, ends, strict=True)
         )
 
 
@@ -238,12 +213,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
     heading(
         "The flow of a logit",
-        "A logit, or the difference of two, followed down through every layer. At every node as "
-        "much flows in as flows out. With a second run of as many tokens, the change between both "
-        "is split, also that of a probability, and nothing is held fixed. A square is a head: its "
-        "line comes from the token that it attends to. A circle is a direction of an MLP or a "
-        "token. Area is |flow|, blue raises the logit and red lowers it. Pin nodes to remove them "
-        "from the running model. "
+        "Which parts of the model predict a token after one text, and not after the other? Pin "
+        "nodes to remove them from the running model. "
         "Press Enter when a box is filled. Tokens may be written as text, with the space before "
         "them, and several with commas between them.",
     )
@@ -289,14 +260,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         js_on_load=_shared("flow.js") + DRAW,
         graph="",
     )
-    if view.texts:
-        lookup = gr.Checkbox(label="look up contexts of pinned directions", elem_id="flow-lookup")
-        screen.control("lookup", lookup)
-    screen.content(
-        "flow-removed",
-        f"{FIELDS} removed lookup",
-        lambda s: view.removed(s.flow, s.removed, s.lookup),
-    )
+    screen.content("flow-removed", f"{FIELDS} removed", lambda s: view.removed(s.flow, s.removed))
 
     def drawn(state: Any) -> list[Any]:
         summary, graph = view.page(state.flow)

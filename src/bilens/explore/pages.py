@@ -106,7 +106,6 @@ class LanguageState:
         flow_mean: take the mean embedding as the second run.
         flow_target: the number whose change is split.
         removed: names of the nodes of the flow that are removed from the running model.
-        lookup: whether texts are searched for contexts of these nodes.
     """
 
     token: str
@@ -120,7 +119,6 @@ class LanguageState:
     flow_mean: bool = False
     flow_target: Target = "logit"
     removed: tuple[str, ...] = ()
-    lookup: bool = False
 
     @property
     def flow(self) -> FlowOf:

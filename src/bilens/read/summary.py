@@ -1,7 +1,7 @@
 """Summary of a language model: why it predicts one token of a held-out text, and its loss."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar
 
@@ -13,8 +13,7 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
-from bilens.read.flow.ablation import ablation_frame
-from bilens.read.flow.reading import FlowReading, flow_sections, read_flow
+from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, in_words, token_names
 from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
@@ -99,28 +98,24 @@ class LanguageSummary(Reading):
 
     def sections(self) -> list[Section]:
         loss, even = self.text_loss, log(self.vocab_size)
-        graph, holds, *others = flow_sections(self.flow.data, self.flow.ablated)
+        graph, *others = self.flow.sections()
+        measured = [section for section in others if not section.folded]
+        folded = [section for section in others if section.folded]
         chance = ""
         if loss.loss > even - 2 * loss.error:
             chance = "The model is no better than guessing evenly among all tokens. "
         text = (
             f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
             f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
-            f"guessing evenly has {even:.2f}. The strongest nodes were removed from the running "
-            "model, one at a time: norms, patterns and gates then change, which the flow holds "
-            "fixed."
+            f"guessing evenly has {even:.2f}."
         )
-        removed = ablation_frame(self.flow.ablated).rename(columns={"actual": "measured"})
-        tables = [
-            Table(removed, "", {"predicted": "+#.3g", "measured": "+#.3g"}),
-            Table(self.next_tokens, "", self.formats),
-        ]
+        pictures = [part for section in measured for part in section.parts]
+        text = " ".join([text, *(section.text for section in measured)])
+        table = Table(self.next_tokens, "", self.formats)
         return [
-            Section(self.title, chance + self.flow.answer(), [[self.flow.parts_picture()]]),
-            Section("How well it holds", text, [tables]),
-            replace(graph, title="The flow, node by node"),
-            Section("Predicted and measured changes", "", holds.rows[:1]),
-            *others,
+            Section(self.title, chance + self.flow.answer, graph.rows),
+            Section("How well it holds", text, [[*pictures, table]]),
+            *folded,
         ]
 
     def record(self) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
-from bilens.read.flow.reading import FlowReading
+from bilens.read.flow.reading import FlowPage, FlowReading, PageNode
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.residual import ResidualModel
-from bilens.sections import signed
 from bilens.train import TRAINING_NAME
 
 METADATA = "graph-metadata.json"
 KINDS = {
     "head": "lorsa",
+    "mlp": "cross layer transcoder",
     "direction": "cross layer transcoder",
     "token": "embedding",
     "position": "embedding",
@@ -31,13 +31,13 @@ KINDS = {
 }
 DESCRIPTION = (
     "An exact flow: nothing is replaced by transcoders, so that there are no error nodes. Heads "
-    "are drawn as lorsa nodes and directions of MLPs as transcoder features. Nodes with little "
-    "flow are left out."
+    "are drawn as lorsa nodes, MLPs at a position and their directions as transcoder features. "
+    "Nodes with little flow are left out."
 )
 
 
 def attribution_graph(
-    data: dict[str, Any], *, slug: str, prompt: str, probability: float, scan: str = "bilens"
+    page: FlowPage, *, slug: str, prompt: str, probability: float, scan: str = "bilens"
 ) -> dict[str, Any]:
     """Return a flow as an attribution graph: its nodes and links, for JSON.
 
@@ -46,7 +46,7 @@ def attribution_graph(
     and keys of heads between two texts have the nodes that they read as `qk_tracing_results`.
 
     Args:
-        data: see `bilens.read.flow.reading.flow_data`.
+        page: the strongest nodes of the flow.
         slug: name of the graph and of its file.
         prompt: the text.
         probability: of the token that the flow is about.
@@ -57,16 +57,16 @@ def attribution_graph(
         safety-research/circuit-tracer, `circuit_tracer/frontend/graph_models.py`.
     """
     nodes, held = [], 0.0
-    for number, node in enumerate(data["nodes"]):
-        held += abs(node["flow"]) if number else 0.0
-        nodes.append(_node(data, number, node, held / (data["absolute"] or 1.0), probability))
-    _trace_queries_and_keys(data, nodes)
+    for number, node in enumerate(page.nodes):
+        held += abs(node.flow) if number else 0.0
+        nodes.append(_node(page, number, held / (page.absolute or 1.0), probability))
+    _trace_queries_and_keys(page, nodes)
     return {
         "metadata": {
             "slug": _plain(slug),
             "scan": _plain(scan),
             "transcoder_list": [],
-            "prompt_tokens": data["tokens"],
+            "prompt_tokens": list(page.tokens),
             "prompt": prompt,
             "node_threshold": 1.0,
             "info": {
@@ -75,10 +75,10 @@ def attribution_graph(
             },
             "generation_settings": {
                 "max_feature_nodes": len(nodes) - 1,
-                "value": data["value"],
-                "values": data["values"],
-                "absolute_flow": data["absolute"],
-                "held_fixed": data["frozen"],
+                "value": page.value,
+                "values": list(page.values),
+                "absolute_flow": page.absolute,
+                "held_fixed": list(page.frozen),
             },
         },
         "qParams": {
@@ -91,7 +91,7 @@ def attribution_graph(
         "nodes": nodes,
         "links": [
             {"source": nodes[b]["node_id"], "target": nodes[a]["node_id"], "weight": flow}
-            for a, b, flow in data["edges"]
+            for a, b, flow in page.edges
         ],
     }
 
@@ -101,19 +101,19 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]+", "-", name).strip("-") or "bilens"
 
 
-def _node(
-    data: dict[str, Any], number: int, node: dict[str, Any], held: float, probability: float
-) -> dict[str, Any]:
-    kind = KINDS[node["kind"]]
+def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[str, Any]:
+    node = page.nodes[number]
+    kind = KINDS[node.kind]
     # Neuronpedia refuses graphs whose highest layer is 0, so that layers count from 1.
-    layer = "E" if node["layer"] is None else str(node["layer"] + 1)
-    name = f"{node['name']} ({signed(node['flow'])})"
+    layer = "E" if node.layer is None else str(node.layer + 1)
+    starts = f"from {', '.join(node.sources)}" if node.sources else ""
+    name = ", ".join(filter(None, [node.name, node.effect, starts]))
     if kind == "logit":
         # Viewers take the token from between quotes and the probability from after "(p=".
-        token = data["direction"].replace('"', "'")
-        layer = str(data["layers"] + 1)
+        token = page.number.replace('"', "'")
+        layer = str(page.layers + 1)
         name = f'Output "{token}" (p={probability:.3f})'
-    position = 0 if node["position"] is None else node["position"]
+    position = node.position or 0
     return {
         "node_id": f"{layer}_{number}_{position}",
         "feature": number,
@@ -127,21 +127,21 @@ def _node(
         "jsNodeId": f"{layer}_{number}-0",
         "clerp": name,
         "influence": held,
-        "activation": node["flow"],
+        "activation": node.flow,
     }
 
 
-def _trace_queries_and_keys(data: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
+def _trace_queries_and_keys(page: FlowPage, nodes: list[dict[str, Any]]) -> None:
     """Give each head that reads by queries or keys the nodes that they read, strongest first."""
     reads: dict[tuple[Any, ...], dict[str, list[list[Any]]]] = defaultdict(
         lambda: {"queries": [], "keys": []}
     )
-    for above, below, flow in data["edges"]:
-        node = data["nodes"][above]
-        if node.get("role") in ("queries", "keys"):
-            reads[_pair(node)][node["role"]].append([nodes[below]["node_id"], flow])
-    for node, drawn in zip(data["nodes"], nodes, strict=True):
-        if node["kind"] == "head" and _pair(node) in reads:
+    for above, below, flow in page.edges:
+        node = page.nodes[above]
+        if node.role in ("queries", "keys"):
+            reads[_pair(node)][node.role].append([nodes[below]["node_id"], flow])
+    for node, drawn in zip(page.nodes, nodes, strict=True):
+        if node.kind == "head" and _pair(node) in reads:
             of_pair = reads[_pair(node)]
             drawn["qk_tracing_results"] = {
                 "pair_wise_contributors": [],
@@ -150,8 +150,8 @@ def _trace_queries_and_keys(data: dict[str, Any], nodes: list[dict[str, Any]]) -
             }
 
 
-def _pair(node: dict[str, Any]) -> tuple[Any, ...]:
-    return node["layer"], node["number"], node["position"], node["source"]
+def _pair(node: PageNode) -> tuple[Any, ...]:
+    return node.layer, node.number, node.position, node.source
 
 
 def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
@@ -271,7 +271,11 @@ def write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str
 
 def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
     return attribution_graph(
-        reading.data, slug=slug, prompt=reading.prompt, probability=reading.probability, scan=model
+        reading.page,
+        slug=slug,
+        prompt=str(reading.question.text),
+        probability=reading.probability,
+        scan=model,
     )
 
 

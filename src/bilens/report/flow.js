@@ -1,14 +1,14 @@
 "use strict";
 // The graph of a flow: positions across, layers up. A head is a line from the position that it
-// attends to, with a square where it writes. `graph` is that of bilens.read.flow.figures.flow_data.
+// attends to, with a square where it writes. `graph` is a bilens.read.flow.reading.FlowPage.
 // With `remove`, a button calls it with the names of the pinned nodes, or of the selected one.
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
-  const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 10, DRAWN = 40, LONGEST = 44;
-  const LEFT = 34, BOTTOM = 26, LETTER = 6.1, LINE = 13, LEFTWARD = 0.36;
+  const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 20, DRAWN = 40, LONGEST = 44;
+  const LEFT = 34, BOTTOM = 26, LETTER = 6.7, LINE = 14, LEFTWARD = 0.36;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
-  const KEY = ["square: head, with a line from the token it attends to", "circle: direction of an MLP, or token",
-    "blue raises the logit, red lowers it; area: how much", "\"read\" → \"raised\" or lowers \"lowered\" tokens of a direction"];
+  const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
+    "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that are more or less likely with the part, measured"];
   const LEAVES = ["token", "position", "bias"];
 
   const shape = (tag, attributes, parent, text = "") => {
@@ -28,7 +28,6 @@ window.bilensFlow = (place, graph, remove) => {
   const signed = (value) => (value > 0 ? "+" : "") + value.toPrecision(3);
   const percent = (share) => `${Math.round(100 * share)} %`;
   const sign = (value) => (value < 0 ? "negative" : "positive");
-  const quoted = (tokens) => tokens.map((token) => `"${token}"`).join(" ");
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
   const $ = (selector) => place.querySelector(selector);
@@ -38,11 +37,12 @@ window.bilensFlow = (place, graph, remove) => {
   const radius = (u) =>
     u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
-  let count = 1, chosen = 0, only = false, order = "flow", held = false;
+  let count = 1, chosen = 0, only = false, held = false;
+  let order = graph.nodes.some((n) => n.measured !== null) ? "measured" : "flow";
   let view = null, zoom = null;
 
   // Pins outlast a reload: the session keeps them for each graph, where the browser has storage.
-  const key = ["bilens", graph.direction, graph.nodes.length, ...graph.tokens].join(" ");
+  const key = ["bilens", graph.number, graph.nodes.length, ...graph.tokens].join(" ");
   const recalled = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } };
   const remember = () => {
     try { sessionStorage.setItem(key, JSON.stringify({ pins: [...pinned], groups, shown: slider.value })); } catch { /* none */ }
@@ -177,8 +177,8 @@ window.bilensFlow = (place, graph, remove) => {
 
   const draw = () => {
     const { units, columns, rows, named, width, height } = view;
-    const high = Math.min(height + BOTTOM + 16, innerWidth < 700 ? 480 : Math.max(420, innerHeight - 330));
-    const svg = shape("svg", { width: box.clientWidth, height: high, role: "group", "aria-label": "graph of the flow" });
+    const high = height + BOTTOM + 12;
+    const svg = shape("svg", { role: "group", "aria-label": "graph of the flow" });
     const main = shape("g", {}, svg), back = shape("g", { class: "back" }, main);
     view.ways = shape("g", { class: "edges ways" }, main);
     view.lines = shape("g", { class: "edges" }, main);
@@ -206,8 +206,8 @@ window.bilensFlow = (place, graph, remove) => {
       mark.setAttribute("role", "button");
       mark.setAttribute("aria-label", name);
       mark.dataset.node = u.number;
-      const notes = [name, u.after.length && `after ${quoted(u.after)}`, u.reads.length && `reads ${quoted(u.reads)}`, u.writes.length && `raises ${quoted(u.writes)}`,
-        u.lowers.length && `lowers ${quoted(u.lowers)}`, u.sink && "at an attention sink"];
+      const notes = [name, u.measured !== null && `measured ${signed(u.measured)}`, u.effect,
+        u.sources.length && `from ${u.sources.join(", ")}`, u.sink && "at an attention sink"];
       shape("title", {}, mark, notes.filter(Boolean).join("\n"));
       mark.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse" && !held) show(u.number); });
       mark.addEventListener("focus", () => { held = u.kind !== "output"; show(u.number); });
@@ -217,77 +217,69 @@ window.bilensFlow = (place, graph, remove) => {
         if (event.shiftKey) pin(u);
       });
       if (!named.has(u)) continue;
-      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, words, u.kind === "output" ? `${graph.direction} ${signed(graph.value)}` : short(u.label));
+      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, words, u.kind === "output" ? `logit ${signed(graph.value)}` : short(u.label));
     }
-    // Layers and tokens stay in sight, however the graph is moved.
-    const axes = shape("g", { class: "axes" }, svg);
-    shape("rect", { x: 0, y: 0, width: LEFT, height: high }, axes);
-    shape("rect", { x: 0, y: high - BOTTOM, width: box.clientWidth, height: BOTTOM }, axes);
-    // A saved picture has no paragraph beside it.
-    KEY.forEach((line, i) => shape("text", { x: LEFT + 6, y: 14 + 13 * i, class: "key" }, axes, line));
-    shape("text", { x: 2, y: high - BOTTOM + 4, class: "key" }, axes, "layer");
+    // Layers and tokens stay in sight, however the graph is scrolled.
+    const left = shape("g", { class: "axes" }, svg), below = shape("g", { class: "axes" }, svg);
+    shape("rect", { x: 0, y: 0, width: LEFT, height: 10 * high }, left);
     const layers = [];
     for (let l = 0; l < graph.layers; l++) {
       const parts = [rows.get(2 * l + 1), rows.get(2 * l + 2)].filter(Boolean);
       if (!parts.length) continue;
       const [top, bottom] = [parts[parts.length - 1].top, parts[0].bottom];
       shape("line", { x1: -LEFT, x2: width, y1: bottom, y2: bottom, class: "rule" }, back);
-      layers.push([(top + bottom) / 2, shape("text", { x: 26, "text-anchor": "end" }, axes, String(l))]);
+      layers.push([(top + bottom) / 2, shape("text", { x: 26, "text-anchor": "end" }, left, String(l))]);
     }
+    const floor = shape("rect", { x: 0, y: 0, height: BOTTOM }, below);
     const tokens = columns.map((c) => {
-      const text = shape("text", { y: high - 8, "text-anchor": "middle", class: "token" }, axes, c.text);
+      const text = shape("text", { y: BOTTOM - 8, "text-anchor": "middle", class: "token" }, below, c.text);
       shape("title", {}, text, c.at.map((t) => `"${graph.tokens[t]}"`).join(" "));
       return [c.x, text];
     });
-    const fit = () => {
-      const scale = Math.min(1.4, Math.max(0.45, Math.min((box.clientWidth - LEFT - 4) / width, (high - BOTTOM - 8) / height)));
-      // What does not fit begins with its end, where the logit is.
-      return { scale, x: Math.min(LEFT, box.clientWidth - scale * width), y: 4 };
+    shape("text", { x: 2, y: BOTTOM - 8, class: "key" }, below, "layer");
+    const follow = () => {
+      left.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
+      below.setAttribute("transform", `translate(0 ${Math.min(box.scrollTop + box.clientHeight, svg.clientHeight || Infinity) - BOTTOM})`);
+      below.lastChild.setAttribute("x", box.scrollLeft + 2);
     };
     const apply = () => {
-      const { scale, x, y } = zoom;
-      main.setAttribute("transform", `translate(${x} ${y}) scale(${scale})`);
-      let last = high - BOTTOM;
+      const size = [LEFT + zoom * width, zoom * height + BOTTOM + 12];
+      svg.setAttribute("width", size[0]);
+      svg.setAttribute("height", size[1]);
+      floor.setAttribute("width", size[0]);
+      main.setAttribute("transform", `translate(${LEFT} 4) scale(${zoom})`);
+      let last = Infinity;
       layers.forEach(([at, text]) => {
-        const shown = y + scale * at, fits = shown > 4 && shown < last - LINE + 2;
-        text.setAttribute("y", shown + 4);
+        const fits = 4 + zoom * at < last - LINE + 2;
+        text.setAttribute("y", 8 + zoom * at);
         text.style.display = fits ? "" : "none";
-        if (fits) last = shown;
+        if (fits) last = 4 + zoom * at;
       });
-      tokens.forEach(([at, text]) => {
-        text.setAttribute("x", x + scale * at);
-        text.style.display = x + scale * at < LEFT ? "none" : "";
-      });
+      tokens.forEach(([at, text]) => text.setAttribute("x", LEFT + zoom * at));
+      follow();
     };
-    const scaleBy = (factor, x = box.clientWidth / 2, y = high / 2) => {
-      const scale = Math.min(6, Math.max(0.2, zoom.scale * factor)), by = scale / zoom.scale;
-      zoom = { scale, x: x - by * (x - zoom.x), y: y - by * (y - zoom.y) };
-      apply();
-    };
+    const scaleBy = (factor) => { zoom = Math.min(4, Math.max(0.4, zoom * factor)); apply(); };
     svg.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
-      scaleBy(Math.exp(-event.deltaY / 300), event.offsetX, event.offsetY);
+      scaleBy(Math.exp(-event.deltaY / 300));
     }, { passive: false });
-    svg.addEventListener("pointerdown", (down) => {
-      if (down.target.dataset.node) return;
-      const from = { ...zoom };
-      let moved = false;
-      const move = (event) => {
-        moved ||= Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) > 4;
-        zoom = { ...from, x: from.x + event.clientX - down.clientX, y: from.y + event.clientY - down.clientY };
-        apply();
-      };
-      const up = () => {
-        removeEventListener("pointermove", move);
-        if (!moved) { held = false; show(logit()); }
-      };
-      addEventListener("pointermove", move);
-      addEventListener("pointerup", up, { once: true });
-      addEventListener("pointercancel", up, { once: true });
+    svg.addEventListener("click", (event) => {
+      if (event.target.dataset.node) return;
+      held = false;
+      show(logit());
     });
+    box.onscroll = follow;
     view.scaleBy = scaleBy;
-    view.fit = () => { zoom = fit(); apply(); };
+    // Labels keep their size; what does not fit is scrolled, from the token at which most starts.
+    view.fit = () => {
+      zoom = Math.min(1.3, Math.max(1, (box.clientWidth - LEFT - 4) / width));
+      apply();
+      const start = [...units].filter((u) => u.kind === "token").sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))[0];
+      const column = start && columns.find((c) => c.at.includes(start.position));
+      box.scrollLeft = column ? zoom * (column.x - LEFTWARD * column.width) : 0;
+      follow();
+    };
     box.replaceChildren(svg);
     if (zoom) apply(); else view.fit();
   };
@@ -334,17 +326,15 @@ window.bilensFlow = (place, graph, remove) => {
     write("b", signed(u.flow), title, sign(u.flow));
     write("span", ` ${u.name}`, title);
     const facts = [
-      u.after.length && `most active after ${quoted(u.after)}`,
-      u.reads.length && `reads ${quoted(u.reads)}`,
-      u.writes.length && `raises ${quoted(u.writes)}`,
-      u.lowers.length && `lowers ${quoted(u.lowers)}`,
+      u.effect,
+      u.sources.length && `from ${u.sources.join(", ")}`,
       u.kind === "group" && `group of ${u.members.map((i) => graph.nodes[i].name).join("; ")}`,
       u.measured !== null && u.kind !== "group" && `measured effect ${signed(u.measured)}`,
-      u.eigenvalue !== null && u.kind !== "group" && `eigenvalue ${signed(u.eigenvalue)}`,
       u.sink && "at an attention sink: compare its flow with the measured effect",
     ];
     facts.filter(Boolean).forEach((fact) => write("p", fact, panel));
     if (u.kind === "output") panel.append(carries());
+    if (u.inside.length && u.kind !== "group") open(u);
     const both = write("div", "", panel, "lists");
     if (u.into || edges.some((e) => e[0] === number)) {
       list("comes from", edges.filter((e) => e[0] === number), 1, u.into, u.rest[0], both);
@@ -353,14 +343,30 @@ window.bilensFlow = (place, graph, remove) => {
     buttons(u);
   };
 
+  // The directions that an MLP consists of; their flows add up to its own.
+  const open = (u) => {
+    const lines = write("table", "", panel, "inside");
+    write("caption", "consists of directions", lines);
+    for (const part of u.inside) {
+      const tr = write("tr", "", lines);
+      write("td", signed(part.flow), tr, sign(part.flow));
+      write("td", `${part.label.split(" ")[0]}: ${part.effect} (measured ${signed(part.measured)})`, tr);
+    }
+    const rest = u.flow - sum(u.inside.map((part) => part.flow));
+    if (Math.abs(rest) > 1e-3 * Math.abs(u.flow)) {
+      const tr = write("tr", "", lines, "sum");
+      write("td", signed(rest), tr, sign(rest));
+      write("td", "directions not split", tr);
+    }
+  };
+
   const carries = () => {
     const nodes = view.owner.size - 1, all = graph.shares.find(([n]) => n === nodes);
-    const value = all && !only ? all[2] * graph.value : view.carried;
-    const text = `${nodes} of ${graph.n_nodes.toLocaleString("en")} nodes are shown. On paths among themselves they carry ` +
-      `${signed(value)} of ${signed(graph.value)} (${percent(value / graph.value)}).`;
-    $("output").textContent = text;
+    const value = all && !only ? all[1] * graph.value : view.carried;
+    $("output").textContent = `${nodes} of ${graph.n_nodes.toLocaleString("en")}, with ${percent(value / graph.value)} of ` +
+      `${signed(graph.value)} on paths among them`;
     const line = document.createElement("p");
-    line.textContent = `The other paths carry ${signed(graph.value - value)}.`;
+    line.textContent = `${graph.number}. Paths through other nodes carry ${signed(graph.value - value)}.`;
     return line;
   };
 
@@ -422,6 +428,10 @@ window.bilensFlow = (place, graph, remove) => {
       STYLES.forEach((name) => copies[i].style.setProperty(name, style.getPropertyValue(name)));
     });
     copy.setAttribute("xmlns", SVG);
+    // A saved picture has no paragraph below it.
+    const { width, height } = svg.getBoundingClientRect();
+    copy.setAttribute("height", height + 8 + 14 * KEY.length);
+    KEY.forEach((line, i) => shape("text", { x: 6, y: height + 14 * (i + 1), "font-size": 11, fill: "#59636e" }, copy, line));
     copy.style.background = getComputedStyle(document.body).backgroundColor;
     const source = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
     const download = (blob) => {
@@ -434,7 +444,7 @@ window.bilensFlow = (place, graph, remove) => {
     const image = new Image();
     image.onload = () => {
       const canvas = document.createElement("canvas");
-      [canvas.width, canvas.height] = [2 * svg.clientWidth, 2 * svg.clientHeight];
+      [canvas.width, canvas.height] = [2 * width, 2 * (height + 8 + 14 * KEY.length)];
       canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
       canvas.toBlob(download);
     };
@@ -445,21 +455,21 @@ window.bilensFlow = (place, graph, remove) => {
     const words = find.value.trim().toLowerCase();
     place.querySelectorAll("[data-node]").forEach((mark) => {
       const u = view.units[mark.dataset.node];
-      const text = [u.name, ...u.after, ...u.reads, ...u.writes, ...u.lowers].join(" ").toLowerCase();
+      const text = [u.name, u.effect, ...u.sources].join(" ").toLowerCase();
       mark.classList.toggle("missed", words !== "" && !text.includes(words));
     });
   };
 
   const COLUMNS = [["node", "name"], ["flow", "flow"], ["measured effect", "measured"],
-    ["after", "after"], ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"]];
+    ["effect, measured", "effect"], ["from", "sources"]];
   const isNumber = (key) => ["flow", "measured"].includes(key);
 
   // All nodes that are shown, by any column; the sums of the others are below.
   const nodeList = () => {
     const units = view.units.filter((u) => u.kind !== "output");
-    const columns = COLUMNS.filter(([, key]) => units.some((u) => (Array.isArray(u[key]) ? u[key].length : u[key] !== null)));
+    const columns = COLUMNS.filter(([, key]) => units.some((u) => (isNumber(key) ? u[key] !== null : u[key].length)));
     const title = columns.find(([, key]) => key === order)?.[0] || "flow";
-    const value = (u) => (isNumber(order) ? Math.abs(u[order] ?? 0) : 0);
+    const value = (u) => (isNumber(order) ? u[order] === null ? -1 : Math.abs(u[order]) : 0);
     units.sort((u, v) => (isNumber(order) ? value(v) - value(u) : String(u[order]).localeCompare(String(v[order]))));
     const lines = document.createElement("table");
     write("caption", `Nodes, sorted by ${isNumber(order) ? `|${title}|` : title}. Select a heading to sort by it.`, lines);
@@ -479,7 +489,7 @@ window.bilensFlow = (place, graph, remove) => {
       return tr;
     };
     for (const u of units) {
-      const tr = line(columns.map(([, key]) => (Array.isArray(u[key]) ? quoted(u[key]) : u[key])));
+      const tr = line(columns.map(([, key]) => (Array.isArray(u[key]) ? u[key].join(", ") : u[key])));
       tr.dataset.node = u.number;
       tr.onclick = () => { held = true; show(u.number); };
     }
@@ -512,6 +522,7 @@ window.bilensFlow = (place, graph, remove) => {
     const hit = event.key === "Enter" && box.querySelector(".node:not(.missed)");
     if (hit) hit.focus();
   };
+  $(".legend").textContent = KEY.join(" · ");
   place.querySelectorAll("[data-do]").forEach((element) => { element.onclick = act[element.dataset.do]; });
   // Another graph may be drawn in the same place.
   if (!place.redraw) addEventListener("resize", () => place.redraw());

@@ -81,5 +81,5 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
     among = given.get("among", AMONG)
-    directions = [overview.flow.direction]
+    directions = [overview.flow.question.direction]
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

@@ -35,7 +35,7 @@ def exact(results, tolerance=1e-10):
 @pytest.mark.parametrize("scale", [0.0, 0.25, 2.0])
 def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
-    flows = flow(view, ids, view.direction(3), m=None, threshold=0)
+    flows = flow(view, ids, view.direction(3), directions="all", threshold=0)
     last = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
     exact(measure(view, flows, last, scale=scale))
 
@@ -43,14 +43,14 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
 def test_edges_to_the_logit_are_exact_without_a_norm(settings):
     view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
-    flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
+    flows = flow(view, ids, view.direction(3), directions=3, threshold=1e-4)
     edges = [(0, i) for i, node in enumerate(flows.nodes) if i and node.kind != "bias"]
     exact(measure(view, flows, edges, scale=0.5))
 
 
 def test_edges_to_directions_change_what_they_read():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(5)
-    flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
+    flows = flow(view, ids, view.direction(3), directions=3, threshold=1e-4)
     above = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
     below = [i for kind in ("head", "token", "rest") for i in numbers(flows, kind=kind)]
     exact(measure(view, flows, [(a, b) for a in above for b in below if b > a]))
@@ -73,7 +73,7 @@ def test_a_direction_is_taken_away_at_all_positions():
     exact(measure(view, flows, [StreamDirection(1, v / v.norm())], scale=0.3))
     # Without its direction as input, an MLP has no output along a direction of the linear map.
     view = ResidualModel(random_model(**STRAIGHT, mlp="relu2"))
-    flows = flow(view, ids, view.direction(3), m=None, threshold=0)
+    flows = flow(view, ids, view.direction(3), directions="all", threshold=0)
     directions = [
         i for i in numbers(flows, kind="direction", layer=1) if abs(flows.nodes[i].flow) > 1e-6
     ]
@@ -119,7 +119,7 @@ def unit(width):
 )
 def test_what_cannot_be_removed_is_said(part, message):
     view = ResidualModel(random_model(**STRAIGHT))
-    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
+    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0.1)
     if part == "rest":
         part = (numbers(flows, kind="rest")[0], numbers(flows, kind="token")[0])
     with pytest.raises(BilensError, match=message):
@@ -128,6 +128,6 @@ def test_what_cannot_be_removed_is_said(part, message):
 
 def test_nothing_is_scaled_by_less_than_zero():
     view = ResidualModel(random_model(**STRAIGHT))
-    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
+    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0.1)
     with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
         measure(view, flows, [1], scale=-1)

@@ -14,6 +14,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.flow.graph import FlowBuilder
 from bilens.read.flow.nodes import LEAVES
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
@@ -43,7 +44,9 @@ def logit(view, ids):
 def test_every_family_adds_up_and_conserves(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     with exact_norms():
-        result = flow(view, first, DIRECTION, position=7, against=second, m=3, threshold=1e-3)
+        result = flow(
+            view, first, DIRECTION, position=7, against=second, directions=3, threshold=1e-3
+        )
         change = logit(view, first[:8]) - logit(view, second[:8])
     # Cohere's rotary positions round to float32.
     check(result, change, tolerance=1e-7 if name == "cohere2" else 1e-12)
@@ -115,7 +118,10 @@ def test_nothing_of_a_flow_waits_for_the_collector():
     gc.collect()
     gc.disable()
     try:
-        made = [ref(split(view, TWO[0], DIRECTION, against=second)) for second in (None, TWO[1])]
+        made = [
+            ref(split(view, Question.of(TWO[0], DIRECTION, against=second)))
+            for second in (None, TWO[1])
+        ]
         assert [one() for one in made] == [None, None]
         before = sum(isinstance(kept, torch.Tensor) for kept in gc.get_objects())
         flow(view, TWO[0], DIRECTION, against=TWO[1])
@@ -137,7 +143,7 @@ def test_own_models_of_all_parts(settings, mlp, threshold, seed):
     model = random_model(n_layers=2, mlp=mlp, seed=seed % 7, **settings)
     view = ResidualModel(model, toy_tokenizer())
     first, second = random_text(6, seed), random_text(6, seed + 1)
-    result = flow(view, first, DIRECTION, against=second, m=2, threshold=threshold)
+    result = flow(view, first, DIRECTION, against=second, directions=2, threshold=threshold)
     check(result, logit(view, first) - logit(view, second), tolerance=1e-10)
 
 
@@ -178,7 +184,7 @@ def test_probabilities_are_split_too(target, cap):
 
 def test_heads_and_mlps_of_the_pass_are_sums_of_nodes():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    through = split(view, TWO[0], DIRECTION, against=TWO[1])
+    through = split(view, Question.of(TWO[0], DIRECTION, against=TWO[1]))
     result = through.run(4, 0.0)
     for layer in range(2):
         for role, flows in through.heads[layer].items():

@@ -45,7 +45,7 @@ def check(result, value, tolerance=1e-9):
 def test_a_flow_adds_up_and_conserves(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     with exact_norms():
-        result = flow(view, ids, DIRECTION, position=7, m=3, threshold=1e-3)
+        result = flow(view, ids, DIRECTION, position=7, directions=3, threshold=1e-3)
         value = expected(view, ids, 7)
     check(result, value)
     kinds = {node.kind for node in result.nodes}
@@ -61,7 +61,7 @@ def test_a_flow_adds_up_and_conserves(name):
 def test_own_models_of_all_parts_flow(settings, mlp, position, threshold):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings), toy_tokenizer())
     ids = random_text()
-    result = flow(view, ids, DIRECTION, position=position, m=2, threshold=threshold)
+    result = flow(view, ids, DIRECTION, position=position, directions=2, threshold=threshold)
     check(result, expected(view, ids, position))
 
 
@@ -76,7 +76,7 @@ polynomial = {
 def test_patterns_are_split_too(settings, threshold):
     view = ResidualModel(random_model(n_layers=2, **settings), toy_tokenizer())
     ids = random_text(6)
-    result = flow(view, ids, DIRECTION, m=2, threshold=threshold, through_patterns=True)
+    result = flow(view, ids, DIRECTION, directions=2, threshold=threshold, through_patterns=True)
     check(result, expected(view, ids, len(ids) - 1))
     assert "patterns of attention" not in result.frozen
 
@@ -84,7 +84,7 @@ def test_patterns_are_split_too(settings, threshold):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"m": 1}, "m=1, expected a whole number, at least 2"),
+        ({"directions": 1}, "directions=1, expected "),
         ({"threshold": 1.0}, "threshold=1.0, expected a finite number, at least 0 and below 1"),
         ({"position": 9}, "position=9, expected -9 to 8"),
         ({"through_patterns": True}, "patterns of softmax attention are not polynomials"),
@@ -113,14 +113,14 @@ def dense_map(view, first, second, layer, position):
     return mlp.down.weight() @ hidden * gain
 
 
-@pytest.mark.parametrize("m", [2, 3, 8, None])
+@pytest.mark.parametrize("m", [2, 3, 8, "all"])
 def test_directions_between_texts_are_exact_at_every_resolution(m):
     """They write orthonormal vectors, read orthogonal ones, and leave nothing."""
     view = ResidualModel(
         random_model(n_layers=2, bias=True, norm="rms", mlp="swiglu"), toy_tokenizer()
     )
     ids, second = random_text(seed=1), random_text(seed=2)
-    result = flow(view, ids, DIRECTION, against=second, m=m, threshold=0)
+    result = flow(view, ids, DIRECTION, against=second, directions=m, threshold=0)
     check(result, float(result.values[0] - result.values[1]), tolerance=1e-11)
     assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
     at = [
@@ -128,7 +128,7 @@ def test_directions_between_texts_are_exact_at_every_resolution(m):
         for i, n in enumerate(result.nodes)
         if (n.kind, n.layer, n.position) == ("direction", 0, 4)
     ]
-    assert len(at) == (16 if m is None else m)
+    assert len(at) == (16 if m == "all" else m)
     J = dense_map(view, ids, second, 0, 4)
     writes = torch.stack([result.writes.vector[result.writes.node == i][0] for i in at])
     vectors = torch.stack([result.vector(i)[:-1] for i in at])
@@ -139,18 +139,20 @@ def test_directions_between_texts_are_exact_at_every_resolution(m):
     torch.testing.assert_close(pulled.square().sum(-1), values)
     aligned = functional.cosine_similarity(pulled, vectors)
     torch.testing.assert_close(aligned.abs(), torch.ones(len(at)).double())
-    if m is None:
+    if m == "all":
         singular = torch.linalg.svdvals(J)
         torch.testing.assert_close(values.sort(descending=True)[0], singular.square())
 
 
 @pytest.mark.parametrize("against", [None, random_text(seed=2)])
-@pytest.mark.parametrize("m", [2, 3, 8, None])
+@pytest.mark.parametrize("m", [2, 3, 8, "all"])
 def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
     """They are orthonormal in what they read."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
     ids = random_text(seed=1)
-    result = flow(view, ids, DIRECTION, against=against, m=m, threshold=0, orthogonal="inputs")
+    result = flow(
+        view, ids, DIRECTION, against=against, directions=m, threshold=0, orthogonal="inputs"
+    )
     check(result, result.value, tolerance=1e-11)
     assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
     at = [
@@ -158,6 +160,6 @@ def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
         for i, n in enumerate(result.nodes)
         if (n.kind, n.layer, n.position) == ("direction", 0, 4)
     ]
-    assert len(at) == (m or 16 + (against is None))
+    assert len(at) == (16 + (against is None) if m == "all" else m)
     vectors = torch.stack([result.vector(i) for i in at])
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)

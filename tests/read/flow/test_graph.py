@@ -13,7 +13,6 @@ from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
 from bilens.read.flow import (
     StreamDirection,
-    described,
     edit,
     edit_head_along,
     edit_heads,
@@ -21,10 +20,9 @@ from bilens.read.flow import (
     measure,
     read_flow,
 )
-from bilens.read.flow.nodes import label, quoted
-from bilens.read.language import TokenDirection, shown_tokens
+from bilens.read.flow.nodes import LEAVES
+from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.sections import signed
 from tests.families import GATED, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
 
@@ -38,7 +36,7 @@ def view():
 
 @pytest.fixture(scope="module")
 def split_flow(view):
-    return flow(view, random_text(), DIRECTION, m=None, threshold=0)
+    return flow(view, random_text(), DIRECTION, directions="all", threshold=0)
 
 
 def test_everything_holds_everything(split_flow):
@@ -74,25 +72,36 @@ def test_a_path_is_counted_only_where_it_is_whole(split_flow):
     assert graph.share_of_logit == pytest.approx(direct)
 
 
+def every_path(graph):
+    """Return the weight of each path from the logit down to a leaf, by enumeration."""
+    paths, ways = {}, [((0,), 1.0)]
+    while ways:
+        path, weight = ways.pop()
+        above = path[-1]
+        for b in range(above + 1, len(graph.nodes)):
+            edge = float(graph.edges[above, b])
+            if not edge:
+                continue
+            through = weight * edge / (graph.nodes[above].flow if above else 1.0)
+            if graph.nodes[b].kind in LEAVES:
+                paths[*path, b] = through
+            elif graph.nodes[b].flow:
+                ways.append(((*path, b), through))
+    return paths
+
+
 def test_weights_of_all_paths_add_up_to_the_logit(view):
-    """Also those of a graph with remainders, and of its strongest paths one by one."""
-    small = flow(view, random_text(4), DIRECTION, m=2, threshold=0.05)
+    """The weight of an edge is that of all paths through it, also with remainders."""
+    small = flow(view, random_text(2), DIRECTION, directions=2, threshold=0.1)
     full = small.graph(range(len(small.nodes)))
-    paths = full.paths(10**6)
-    assert sum(weight for weight, _ in paths) == pytest.approx(small.value)
-    assert len({path for _, path in paths}) == len(paths) > 100
-    edges = full.edges
-    for weight, path in paths[:20]:
-        expected = float(edges[0, path[1]])
-        for above, below in itertools.pairwise(path[1:]):
-            expected *= float(edges[above, below]) / full.nodes[above].flow
-        assert weight == pytest.approx(expected)
-    strongest = sorted((abs(weight) for weight, _ in paths), reverse=True)[:7]
-    assert [abs(weight) for weight, _ in full.paths(7)] == pytest.approx(strongest)
-    # The weight of an edge is that of all paths through it.
-    a, b = paths[0][1][1:3] if len(paths[0][1]) > 2 else paths[0][1][:2]
-    through = sum(w for w, path in paths if (a, b) in itertools.pairwise(path))
-    assert float(full.path_weights[a, b]) == pytest.approx(through)
+    paths = every_path(full)
+    assert len(paths) > 100
+    assert sum(paths.values()) == pytest.approx(small.value)
+    sums = torch.zeros_like(full.path_weights)
+    for path, weight in paths.items():
+        for above, below in itertools.pairwise(path):
+            sums[above, below] += weight
+    torch.testing.assert_close(full.path_weights, sums)
 
 
 def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
@@ -102,52 +111,6 @@ def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
     between = split_flow.edges_between([groups[0], groups[2]])
     assert float(between[0, 1]) == pytest.approx(sums[0][2])
     assert float(between[1, 1]) == pytest.approx(float(edges[groups[2]][:, groups[2]].sum()))
-
-
-def test_words_are_those_of_the_logit_lens(view, monkeypatch):
-    """A direction's words are near to it, and what it changes is likely to come next."""
-    monkeypatch.setattr("bilens.read.flow.graph.LIKELY", 5)
-    monkeypatch.setattr("bilens.read.flow.graph.BLOCK", 3)
-    text = random_text()
-    words = described(view, flow(view, text, DIRECTION), 30)
-    numbers = [i for i, node in enumerate(words.nodes) if node.writes]
-    assert len(numbers) > 10
-    probable = view.logits(text[None])[0].topk(5).indices
-    columns = view.W_U - view.W_U.mean(1, keepdim=True)
-    for i in numbers:
-        node = words.nodes[i]
-        likely = probable[node.position]
-        output = words.writes.vector[words.writes.node == i].sum(0)
-        logits = output @ view.W_U[:, likely]
-        assert node.writes == shown(view, likely[logits.topk(4).indices])
-        assert node.lowers == shown(view, likely[(-logits).topk(4).indices])
-        if node.kind == "direction":
-            near = torch.cosine_similarity(words.vector(i)[:-1, None], columns, dim=0)
-            assert node.reads == shown(view, near.topk(4).indices)
-
-
-def shown(view, ids):
-    return tuple(shown_tokens(view, ids))
-
-
-def test_directions_are_described_by_the_ends_of_texts_where_they_are_most_active(view):
-    texts = [random_text(6, seed) for seed in range(5)]
-    words = described(view, flow(view, random_text(), DIRECTION), 30, texts)
-    numbers = [i for i, node in enumerate(words.nodes) if node.after]
-    assert {words.nodes[i].kind for i in numbers} == {"direction"}
-    assert {words.nodes[i].layer for i in numbers} == {0, 1}
-    for i in numbers:
-        layer, v = words.nodes[i].layer, words.vector(i)[:-1]
-        active = torch.stack([view.mlp_inputs(layer, ids[None])[0] @ v for ids in texts])
-        text, position = divmod(int(active.argmax()), active.shape[1])
-        end = texts[text][max(0, position - 3) : position + 1].tolist()
-        assert words.nodes[i].after[0] == "".join(shown_tokens(view, end))
-        assert len(words.nodes[i].after) == 3
-        # Pictures name it by tokens, and have its contexts on hover.
-        read = f'"{words.nodes[i].reads[0]}"'
-        assert label(words.nodes[i], words.tokens).startswith(f"MLP {layer}: {read} ")
-    hovers = "".join(words.top(30).plot().data[0].text)
-    assert all(quoted(words.nodes[i].after) in hovers for i in numbers)
 
 
 def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
@@ -163,13 +126,14 @@ def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
         read(mean=True, against="t3 t4 t6")
 
 
-def test_labels_go_to_the_nodes_whose_paths_reach_the_logit(split_flow):
-    graph = split_flow.top(40)
-    reaching = graph.path_weights.sum(0).abs().tolist()
-    order = sorted(range(1, len(graph.nodes)), key=lambda i: -reaching[i])
-    texts = {note.text for note in graph.plot().layout.annotations}
-    expected = {escape(label(graph.nodes[i], split_flow.tokens), quote=False) for i in order[:10]}
-    assert texts - {f"logit {signed(split_flow.value)}"} == expected
+def test_a_picture_has_twenty_nodes_with_labels_and_its_share(split_flow):
+    graph = split_flow.top(20)
+    figure = split_flow.plot()
+    texts = {note.text for note in figure.layout.annotations}
+    assert {escape(node.label, quote=False) for node in graph.nodes[1:]} <= texts
+    assert len(figure.data[0].x) == 21
+    caption = f"20 of {len(split_flow.nodes) - 1} nodes: {graph.share_of_logit:.0%} of the logit"
+    assert figure.layout.title.text.startswith(caption)
 
 
 def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
@@ -196,7 +160,7 @@ def test_what_is_not_there_is_said(split_flow, call, message):
 
 
 def test_remainders_cannot_be_covered(view):
-    coarse = flow(view, random_text(), DIRECTION, m=3, threshold=0.5)
+    coarse = flow(view, random_text(), DIRECTION, directions=3, threshold=0.5)
     with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
         coarse.covering(0.99)
 
@@ -213,12 +177,12 @@ def test_an_edit_removes_what_an_ablation_removes(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
     with exact_norms():
-        outcome = flow(view, ids, DIRECTION, m=3, threshold=0.1)
+        outcome = flow(view, ids, DIRECTION, directions=3, threshold=0.1)
         bias = view.layer(1).mlp.up.module.bias is not None
         z = view.mlp_inputs(1, ids[None])[0, -1]
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
-        changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - outcome.value
+        changed = flow(edited, ids, DIRECTION, directions=3, threshold=0.1).value - outcome.value
         [result] = measure(view, outcome, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4

@@ -22,7 +22,7 @@ def between(view, **options):
 def test_nodes_that_only_the_unembedding_reads_have_their_flow():
     view = ResidualModel(random_model(n_layers=2, norm="none"), toy_tokenizer())
     outcome = between(view)
-    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "direction" and n.layer == 1]
+    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "mlp" and n.layer == 1]
     last = [i for i in last if outcome.nodes[i].position == len(TWO[0]) - 1]
     results = measure(view, outcome, last)
     assert results
@@ -75,7 +75,7 @@ def test_the_logit_cannot_be_measured():
 @pytest.mark.parametrize("against", [None, TWO[1]])
 def test_one_node_is_removed_as_it_is_measured(against):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    flows = flow(view, TWO[0], DIRECTION, against=against, m=2, threshold=1e-3)
+    flows = flow(view, TWO[0], DIRECTION, against=against, directions=2, threshold=1e-3)
     kinds = {"token", "head", "direction"}
     first = {n.kind: i for i, n in reversed([*enumerate(flows.nodes)]) if n.kind in kinds}
     assert len(first) == 3
@@ -95,7 +95,7 @@ def test_all_tokens_removed_together_leave_no_change(name):
         tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
         result = remove(view, flows, tokens)
         # A direction of the last layer beside the tokens adds what does not come from them.
-        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "direction")
+        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "mlp")
         group = remove(view, flows, [above, *tokens])
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)

@@ -4,7 +4,7 @@ from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
 from bilens.read.flow.circuit import Circuit
 from bilens.read.flow.circuit_reading import CircuitReading, circuits, read_circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
-from bilens.read.flow.graph import Flow, FlowGraph, described
+from bilens.read.flow.graph import Flow, FlowGraph
 from bilens.read.flow.nodes import Node, Rows
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question
@@ -34,7 +34,6 @@ __all__ = [
     "TaskDirection",
     "TaskDirections",
     "circuits",
-    "described",
     "edit",
     "edit_head_along",
     "edit_heads",

@@ -1,7 +1,7 @@
 """Effects of the nodes of a flow, measured in the running model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -13,6 +13,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
+from bilens.read.flow.labels import Ends, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
@@ -25,7 +26,6 @@ from bilens.residual.interventions import (
     Site,
     adding,
     last_site,
-    logit_of,
     mixed_site,
     token_site,
     written_site,
@@ -49,6 +49,9 @@ class StreamDirection:
     vector: Float[Tensor, " n"]
 
 
+TOKENS = 4
+"""Tokens that a part raises, and that it lowers."""
+
 FlowPart = int | tuple[int, int] | StreamDirection
 """The number of a node, numbers of the ends of an edge, or a direction."""
 
@@ -62,12 +65,16 @@ class Ablation(Reading):
         actual: the change when the model runs so; between two texts the mean of both directions.
         part: name of the part.
         kind: kind of the part, as nodes have it; edge for an edge.
+        raises: next tokens that are more likely with the part than without it, the most first.
+        lowers: next tokens that are less likely with it.
     """
 
     predicted: float
     actual: float
     part: str = ""
     kind: str = ""
+    raises: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()
 
     def facts(self) -> list[Fact]:
         part = [("without", self.part)] if self.part else []
@@ -96,7 +103,7 @@ def measure(
     On one text the change depends on the part:
 
     - a head: the entry of its pattern is scaled;
-    - a direction of an MLP at its position: its output;
+    - an MLP at its position, or a direction of it: its output;
     - a token or position: its vector;
     - an edge from b to a: the part of a's input that b writes, for a only;
     - a `StreamDirection`: the inputs of the MLP's maps along it at all positions.
@@ -116,11 +123,43 @@ def measure(
     """
     measured = (_Removals if flow.before is None else _Exchanges)(model, flow, scale)
     planned = [measured.plan(part) for part in parts]
-    actual = measured.run([changes for _, changes in planned])
-    return [
-        Ablation(predicted, after, *_name(flow, part))
-        for part, (predicted, _), after in zip(parts, planned, actual, strict=True)
-    ]
+    runs = measured.run([changes for _, changes in planned])
+    results = []
+    for part, (predicted, _), actual, (raised, lowered) in zip(
+        parts, planned, _changes(flow, runs), token_changes(model, runs, TOKENS), strict=True
+    ):
+        words = (token_words(model, tokens, TOKENS) for tokens in (raised, lowered))
+        results.append(Ablation(predicted, actual, *_name(flow, part), *words))
+    return results
+
+
+def named_by_measurement(model: ResidualModel, flow: Flow, strongest: int | list[int]) -> Flow:
+    """Return a flow whose nodes have measured effects and names.
+
+    Names are the tokens whose probability a node changes, and those at which its flow starts.
+
+    Args:
+        model: the model of the flow.
+        flow: the flow.
+        strongest: the number of nodes, the strongest, or the numbers of some nodes.
+    """
+    numbers = strongest
+    if isinstance(numbers, int):
+        parts = [i for i in flow.strongest() if is_measurable(flow, flow.nodes[i])]
+        numbers = parts[:numbers]
+    if not numbers:
+        return flow
+    nodes = list(flow.nodes)
+    effects = measure(model, flow, numbers)
+    for number, effect, starts in zip(numbers, effects, sources(flow, numbers), strict=True):
+        nodes[number] = replace(
+            nodes[number],
+            measured=-effect.actual,
+            raises=effect.raises,
+            lowers=effect.lowers,
+            sources=starts,
+        )
+    return replace(flow, nodes=tuple(nodes))
 
 
 @torch.no_grad()
@@ -147,7 +186,14 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
     inside = float(flow.edges_between([numbers])[0, 0])
     predicted = inside - sum(flow.nodes[i].flow for i in numbers)
     names = [flow.nodes[i].name(flow.tokens) for i in numbers]
-    return Ablation(predicted, measured.run([together])[0], " and ".join(names), "group")
+    (actual,) = _changes(flow, measured.run([together]))
+    return Ablation(predicted, actual, " and ".join(names), "group")
+
+
+def _changes(flow: Flow, runs: Sequence[Ends]) -> list[float]:
+    """Return the change of the logit without each part, the mean over the ways of measuring it."""
+    changes = [(ends.absent - ends.present) @ flow.direction for ends in runs]
+    return torch.stack(changes).double().mean(0).tolist()
 
 
 def is_measurable(flow: Flow, node: Node) -> bool:
@@ -174,7 +220,6 @@ class _Exchanges:
 
     def __init__(self, model: ResidualModel, flow: Flow, scale: float) -> None:
         self.model, self.flow, self.less = model, flow, 1 - scale
-        self.number = logit_of(model, flow.direction)
         tokens, writes = model.parts.embed.rows(flow.ids), flow.writes
         # The embeddings of both runs differ by the writes of the token nodes.
         of_tokens = torch.tensor([node.kind == "token" for node in flow.nodes])
@@ -204,14 +249,14 @@ class _Exchanges:
         rows.index_add_(0, writes.position[of_node], writes.vector[of_node])
         return -self.less * node.flow, [Change(site, adding(self.less / scale * rows))]
 
-    def run(self, sets: Sequence[Sequence[Change]]) -> list[float]:
-        """Return the mean change of the logit in both directions, for each set of changes."""
+    def run(self, sets: Sequence[Sequence[Change]]) -> list[Ends]:
+        """Return both texts' last streams with the part of each set of changes and without it."""
         opposite = [[Change(site, _opposite(function)) for site, function in s] for s in sets]
-        total = torch.zeros(len(sets), dtype=torch.float64)
-        for run, of_run, sign in zip(self.runs, (opposite, sets), (-1, 1), strict=True):
-            values = self.number(run.again([[], *of_run])).double().cpu()
-            total -= sign * (values[1:] - values[0]) / 2
-        return total.tolist()
+        first, second = (
+            _last(self.model, run.again([[], *of_run]))
+            for run, of_run in zip(self.runs, (opposite, sets), strict=True)
+        )
+        return [Ends(first[:1], first[1:]), Ends(second[1:], second[:1])]
 
 
 class _Removals:
@@ -244,13 +289,13 @@ class _Removals:
         match node.kind:
             case "head":
                 return predicted, self._head(node, self.scale * self._value(node))
-            case "direction":
+            case "mlp" | "direction":
                 return predicted, self._written(number, self.scale)
             case "token" | "position":
                 return predicted, self._scaled(node)
         raise BilensError(
             f"number={number} is {node.kind}, which is not one part of the model to remove; "
-            "expected a token, position, head or direction"
+            "expected a token, position, head, MLP or direction"
         )
 
     def edge(self, above: int, below: int) -> tuple[float, list[Change]]:
@@ -262,6 +307,12 @@ class _Removals:
                 f"edge=({above}, {below}), expected a node and one below it that is not a bias"
             )
         predicted = (self.scale - 1) * through
+        if a.kind == "mlp":
+            assert a.layer is not None
+            mlp = LinearMLP.frozen(self.model, self.flow.trace, a.layer)
+            arriving = mlp.norm.push(self._arriving(below, self.model.parts.mlp_moment(a.layer)))
+            rows = mlp.write(functional.pad(arriving, (0, int(mlp.constant))))
+            return predicted, self._added(a, (self.scale - 1) * rows)
         if a.kind == "direction":
             # The direction's output is linear in its input, with everything frozen.
             return predicted, self._written(above, 1 + predicted / a.flow)
@@ -283,11 +334,10 @@ class _Removals:
             "direction, or a head whose patterns are held fixed"
         )
 
-    def run(self, sets: Sequence[Sequence[Change]]) -> list[float]:
-        """Return the change of the logit in each run."""
-        run = Run.of(self.model, self.flow.ids)
-        values = logit_of(self.model, self.flow.direction)(run.again([[], *sets]))
-        return (values[1:] - values[0]).tolist()
+    def run(self, sets: Sequence[Sequence[Change]]) -> list[Ends]:
+        """Return the last streams with all parts, and without those of each set of changes."""
+        n = _last(self.model, Run.of(self.model, self.flow.ids).again([[], *sets]))
+        return [Ends(n[:1], n[1:])]
 
     def _heads(self, layer: int) -> FrozenHeads:
         if layer not in self.heads:
@@ -315,8 +365,14 @@ class _Removals:
         """Scale the output of a direction at its position."""
         node = self.flow.node(number)
         assert node.layer is not None
-        rows = (scale - 1) * self._arriving(number, Moment.mlp(node.layer))
-        rows = rows / self.model.parts.layers[node.layer].mlp.residual_scale
+        return self._added(node, (scale - 1) * self._arriving(number, Moment.mlp(node.layer)))
+
+    def _added(self, node: Node, rows: Tensor) -> list[Change]:
+        """Add to the output of an MLP at the position of a node."""
+        assert node.layer is not None
+        only = torch.zeros_like(rows)
+        only[node.position] = rows[node.position]
+        rows = only / self.model.parts.layers[node.layer].mlp.residual_scale
         return [Change(written_site(self.model, node.layer, "mlp"), adding(rows))]
 
     def _reading(self, layer: int, frozen: LinearMLP, v: Tensor, added: Tensor) -> list[Change]:
@@ -365,6 +421,10 @@ class _Removals:
         shares = self.flow.mixing[moment, writes.moment[of_node], None]
         x = torch.zeros_like(self.flow.trace.stream)
         return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
+
+
+def _last(model: ResidualModel, streams: Float[Tensor, "n time d_model"]) -> Tensor:
+    return model.parts.normalised(streams[:, -1].to(model.parts.dtype))
 
 
 def _opposite(function: Function) -> Function:

@@ -135,7 +135,7 @@ class Cases:
         total = torch.zeros(self.shape, dtype=torch.float64)
         for case in self.cases:
             question = case.question
-            through = split(self.model, question.text, question.direction, against=question.against)
+            through = split(self.model, question)
             for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
                 heads = torch.stack(list(roles.values())).sum(0).double().cpu()
                 mlp = mlps.double().cpu()

@@ -1,12 +1,10 @@
 """The graph of a flow: nodes, the vectors they read and write, and edges that conserve."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partialmethod
-from heapq import nlargest
-from itertools import islice
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -15,19 +13,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_index, checked
+from bilens.checks import check_count, check_index
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
-from bilens.read.flow.nodes import LEAVES, Node, Rows, graph_figure, node_frame
+from bilens.read.flow.nodes import LEAVES, Node, Rows, graph_figure, node_frame, strongest_first
 from bilens.read.language.names import shown_tokens
 from bilens.residual import Moment, ResidualModel, Trace
-from bilens.residual.trace import mlp_inputs
 from bilens.sections import Fact, Percent
 
 Sublayer = Literal["attention", "mlp"]
-DRAWN = 60
-"""Nodes of a figure."""
+DRAWN = 20
+"""Nodes of a figure, and those that are measured and named."""
 SINK, FOLLOWING = 0.3, 3
 """An attention sink draws this share of the attention of at least that many later positions."""
 
@@ -85,12 +82,16 @@ class Flow(Reading):
         ]
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each part of the model, the largest |flow| first."""
-        return node_frame([self.nodes[i] for i in self._strongest()], self.tokens)
+        """Return a row for each part of the model, those that are measured first."""
+        return node_frame(strongest_first([x for x in self.nodes if x.is_part]), self.tokens)
 
     def plot(self) -> "go.Figure":
         """Draw the graph of the strongest nodes over the tokens of the text."""
         return self.top(DRAWN).plot()
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """Return its picture, for the last line of a notebook cell."""
+        return notebook_picture(self)
 
     @cached_property
     def sinks(self) -> tuple[int, ...]:
@@ -220,7 +221,7 @@ class Flow(Reading):
             BilensError: k is not positive.
         """
         check_count("k", k)
-        return self.graph(self._strongest()[:k])
+        return self.graph(self.strongest()[:k])
 
     def covering(self, share: float) -> "FlowGraph":
         """Return the graph of the fewest parts that hold this share of the absolute flow.
@@ -231,7 +232,7 @@ class Flow(Reading):
         """
         if not 0 < share <= 1:
             raise BilensError(f"share={share}, expected a number above 0 and at most 1")
-        order, held, least = self._strongest(), 0.0, share * self.absolute * (1 - 1e-6)
+        order, held, least = self.strongest(), 0.0, share * self.absolute * (1 - 1e-6)
         for count, number in enumerate(order, 1):
             held += abs(self.nodes[number].flow)
             if held >= least:
@@ -241,7 +242,8 @@ class Flow(Reading):
             "absolute flow; the rest was not split. Lower the threshold of flow()"
         )
 
-    def _strongest(self) -> list[int]:
+    def strongest(self) -> list[int]:
+        """Return the numbers of the parts, the largest |flow| first."""
         parts = [i for i, node in enumerate(self.nodes) if node.is_part]
         return sorted(parts, key=lambda i: -abs(self.nodes[i].flow))
 
@@ -278,15 +280,23 @@ class FlowGraph(Reading):
         ]
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each node, the largest |flow| first."""
-        nodes = sorted(self.nodes[1:], key=lambda node: -abs(node.flow))
-        return node_frame(nodes, self.flow.tokens)
+        """Return a row for each node, those that are measured first."""
+        return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
 
     def plot(self) -> "go.Figure":
         """Draw the graph over the tokens of the text."""
-        return graph_figure(
-            self.nodes, self.flow.tokens, self.path_weights, len(self.flow.trace.layers)
+        flow = self.flow
+        of = "change" if flow.before is not None else "logit"
+        caption = (
+            f"{len(self.nodes) - 1} of {len(flow.nodes) - 1:,} nodes: {self.share_of_logit:.0%} of "
+            f"the {of} passes through them alone"
         )
+        layers = len(flow.trace.layers)
+        return graph_figure(self.nodes, flow.tokens, self.path_weights, layers, caption)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """Return its picture, for the last line of a notebook cell."""
+        return notebook_picture(self)
 
     @cached_property
     def path_weights(self) -> Float[Tensor, "n n"]:
@@ -318,32 +328,11 @@ class FlowGraph(Reading):
         total = float(self.path_weights[:, leaves].sum())
         return total / self.flow.value if self.flow.value else 0.0
 
-    def paths(self, k: int) -> list[tuple[float, tuple[int, ...]]]:
-        """Return the k strongest paths: their weights, and their nodes from the logit down.
 
-        The weights of all paths among all nodes of a flow add up to the logit. A path's weight is
-        its edge into the logit times one share for each node on the way. The share is that of the
-        node's inflow that comes from the next one.
-
-        Raises:
-            BilensError: k is not positive.
-        """
-        check_count("k", k)
-        edges, ends = self.edges.tolist(), []
-        best: list[list[tuple[float, tuple[int, ...]]]] = [[(1.0, (0,))]]
-        for b in range(1, len(self.nodes)):
-            ways: list[tuple[float, tuple[int, ...]]] = []
-            for a in range(b):
-                if edges[a][b] and (a == 0 or self.nodes[a].flow):
-                    share = edges[a][b] / (self.nodes[a].flow if a else 1.0)
-                    ways += [(weight * share, (*path, b)) for weight, path in best[a]]
-            # A weight is a product along the path, so that a part of one of the k best paths is
-            # among the k best to its end.
-            ways = nlargest(k, ways, key=lambda way: abs(way[0]))
-            is_leaf = self.nodes[b].kind in LEAVES
-            ends += ways if is_leaf else []
-            best.append([] if is_leaf else ways)
-        return nlargest(k, ends, key=lambda way: abs(way[0]))
+def notebook_picture(reading: Reading) -> dict[str, Any]:
+    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
+    bundle = reading.plot()._repr_mimebundle_()
+    return {"text/plain": repr(reading), **bundle}
 
 
 class FlowBuilder:
@@ -438,146 +427,10 @@ class FlowBuilder:
         )
 
 
-TOP, ENDS, ENDING = 4, 3, 4
-"""Tokens of a label; texts of a label, and tokens that each of them shows."""
-LIKELY, BLOCK = 100, 2**11
-"""Most probable next tokens, from which the tokens that a node raises or lowers are taken; columns
-of W_U that are compared at a time."""
-SEARCHED = 4096
-"""Tokens of texts that are searched for contexts of directions."""
-
-
-@torch.no_grad()
-@checked
-def described(
-    model: ResidualModel, flow: Flow, k: int, texts: Iterable[str | Int[Tensor, " time"]] = ()
-) -> Flow:
-    """Return a flow whose k strongest nodes have the tokens that they read and write.
-
-    A direction v reads the tokens whose columns of W_U have the largest cosine with it, in the sign
-    that it has on this text. Of the most probable next tokens at a node's position, a direction or
-    a head raises and lowers those with the largest and the smallest o . W_U, o its output. This is
-    the logit lens, which counts no later layer. Given texts, a direction is also described by the
-    ends of those after which v . n is largest, n the normalised input of its MLP.
-
-    Args:
-        model: the model of the flow.
-        flow: the flow.
-        k: number of nodes.
-        texts: texts that are searched, or their token ids; the model runs on each.
-    """
-    strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))[:k]
-    directions = [i for i in strongest if flow.nodes[i].kind == "direction"]
-    writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "head")]
-    place = {number: row for row, number in enumerate(flow.direction_numbers)}
-    vectors = flow.vectors[[place[i] for i in directions], :-1]
-    reads = shown_rows(model, nearest_tokens(model, vectors))
-    layers = [flow.nodes[i].layer or 0 for i in directions]
-    ends = dict(zip(directions, strongest_ends(model, layers, vectors, texts), strict=True))
-    positions = [flow.nodes[i].position or 0 for i in writers]
-    changed = lens(model, node_outputs(flow, writers), flow.trace.logits[positions])
-    writes, lowers = (shown_rows(model, ids) for ids in changed)
-    read = dict(zip(directions, reads, strict=True))
-    written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
-    nodes = []
-    for i, node in enumerate(flow.nodes):
-        raises, lowered = written.get(i, (node.writes, node.lowers))
-        reads_now = read.get(i, node.reads)
-        after = ends.get(i) or node.after
-        nodes.append(replace(node, after=after, reads=reads_now, writes=raises, lowers=lowered))
-    return replace(flow, nodes=tuple(nodes))
-
-
-def strongest_ends(
-    model: ResidualModel,
-    layers: Sequence[int],
-    vectors: Float[Tensor, "n d_model"],
-    texts: Iterable[str | Int[Tensor, " time"]],
-) -> list[tuple[str, ...]]:
-    """Return the ends of the texts after which directions of MLPs' inputs are most active.
-
-    Args:
-        model: the model.
-        layers: the layer of each direction.
-        vectors: the directions, in the normalised stream.
-        texts: texts, or their token ids. A text counts once for each direction, at its strongest
-            position.
-    """
-    best: list[list[tuple[float, str]]] = [[] for _ in layers]
-    for ids in map(model.ids, texts) if layers else ():
-        batch = ids[None]
-        inputs = [n[0] for n in mlp_inputs(model.model, [x.mlp for x in model.parts.layers], batch)]
-        for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):
-            active, position = (inputs[layer] @ vector).max(0)
-            first = max(0, int(position) + 1 - ENDING)
-            end = "".join(shown_tokens(model, ids[first : int(position) + 1]))
-            best[number].append((float(active), end))
-    ranked = [dict.fromkeys(end for _, end in sorted(ends, reverse=True)) for ends in best]
-    return [tuple(islice(ends, ENDS)) for ends in ranked]
-
-
-def first_texts(corpus: Corpus, n_tokens: int = SEARCHED) -> Iterator[Int[Tensor, " time"]]:
+def first_texts(corpus: Corpus, n_tokens: int = 4096) -> Iterator[Int[Tensor, " time"]]:
     """Yield the token ids of validation texts, up to a number of tokens."""
     for row in corpus.validation:
         if n_tokens <= 0:
             return
         yield row["input_ids"]
         n_tokens -= len(row["input_ids"])
-
-
-def node_outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
-    """Return the outputs of some nodes, added up over positions."""
-    place = torch.full((len(flow.nodes),), -1, device=flow.constants.device)
-    place[numbers] = torch.arange(len(numbers), device=place.device)
-    row = place[flow.writes.node]
-    outputs = flow.writes.vector.new_zeros(len(numbers), len(flow.direction))
-    return outputs.index_add(0, row[row >= 0], flow.writes.vector[row >= 0])
-
-
-def lens(
-    model: ResidualModel, rows: Float[Tensor, "n d_model"], logits: Float[Tensor, "n vocab"]
-) -> tuple[Int[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the likely next tokens whose logits each row raises most, and lowers most.
-
-    Args:
-        model: the model.
-        rows: changes of the stream.
-        logits: of the model, at the position of each row.
-    """
-    likely = logits.topk(min(LIKELY, model.vocab_size)).indices
-    columns = _logit_vectors(model, model.parts.unembed.weight()[likely])
-    changes = torch.einsum("ntd,nd->nt", columns, rows)
-    return likely.gather(1, _top(changes)), likely.gather(1, _top(-changes))
-
-
-def nearest_tokens(model: ResidualModel, rows: Float[Tensor, "n d_model"]) -> Int[Tensor, "n k"]:
-    """Return the tokens whose columns of W_U have the largest cosine with each row.
-
-    The mean of all columns, on which no probability depends, is subtracted first.
-    """
-    weight = model.parts.unembed.weight()
-    if not len(rows):
-        return _top(rows @ weight.T)
-    mean, cosines = weight.mean(0), []
-    # The differences from the mean of all columns at once would be a copy of W_U.
-    for block in weight.split(BLOCK):
-        columns = functional.normalize(_logit_vectors(model, block - mean), dim=1)
-        cosines.append(rows @ columns.T)
-    return _top(torch.cat(cosines, 1))
-
-
-def shown_rows(model: ResidualModel, ids: Int[Tensor, "n k"]) -> list[tuple[str, ...]]:
-    """Return rows of tokens as text."""
-    return [tuple(shown_tokens(model, row)) for row in ids]
-
-
-def _logit_vectors(
-    model: ResidualModel, columns: Float[Tensor, "*batch d_model"]
-) -> Float[Tensor, "*batch d_model"]:
-    """Return columns of W_U as vectors of the stream before the final norm's gain."""
-    norm = model.parts.norm
-    return columns if norm is None else norm.centred(columns * norm.gain())
-
-
-def _top(scores: Float[Tensor, "n tokens"]) -> Int[Tensor, "n k"]:
-    return scores.topk(min(TOP, scores.shape[1])).indices

@@ -1,7 +1,7 @@
 """Nodes of a flow: names, vectors that they read from the stream and write to it, and a picture."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Literal
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from bilens.figures.canvas import BLUE, LINE, RED, dress
 from bilens.lazy_imports import go
+from bilens.residual.interventions import Part
 from bilens.sections import plotly_text, signed
 
-NodeKind = Literal["output", "token", "position", "head", "direction", "bias", "rest"]
+NodeKind = Literal["output", "token", "position", "head", "mlp", "direction", "bias", "rest"]
 LEAVES = ("token", "position", "bias")
 """Kinds of nodes at which a flow starts."""
-WORDS = ("after", "reads", "writes", "lowers")
 ROLES = {"values": "", "queries": " by query", "keys": " by key", None: ""}
-"""Words for the roles of heads in pictures."""
+"""Words for the roles of heads."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Node:
 
     Attributes:
         kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is from one position to one. A direction is one of an MLP at a position. Then bias,
-            and rest, the joined parts below the threshold of a split.
+            is from one position to one. An mlp is one at a position, a direction a part of it. Then
+            bias, and rest, the joined parts below the threshold of a split.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
@@ -41,10 +41,9 @@ class Node:
         role: of a head between two texts: values, the tokens that it moves, or queries or keys,
             the positions that it attends to.
         measured: its effect in the running model; None where it is not measured.
-        after: ends of texts after which a direction is most active, if texts were searched.
-        reads: tokens that the vector of a direction has most of, if they were looked up.
-        writes: tokens that its output raises most, likewise; also of heads.
-        lowers: tokens that its output lowers most.
+        raises: next tokens that are more likely with it than without it, the most first.
+        lowers: next tokens that are less likely with it.
+        sources: tokens of the text at which most of its flow starts.
     """
 
     kind: NodeKind
@@ -57,10 +56,9 @@ class Node:
     eigenvalue: float | None = None
     role: Literal["values", "queries", "keys"] | None = None
     measured: float | None = None
-    after: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    raises: tuple[str, ...] = ()
     lowers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def is_part(self) -> bool:
@@ -72,53 +70,54 @@ class Node:
         """True if `measure` can remove it from a flow of one text."""
         return self.is_part and self.kind != "bias" and self.role is None
 
+    @property
+    def address(self) -> str:
+        """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
+        match self.kind:
+            case "head" | "mlp" | "direction" | "token" | "position":
+                return str(Part(self.kind, self.layer, self.number, self.position))
+            case "bias":
+                where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
+                return f"biases of {where.get(self.part or '', 'the unembedding')}"
+            case "rest" if self.part == "attention":
+                return f"other heads of layer {self.layer}"
+            case "rest":
+                return f"rest of mlp.{self.layer}@{self.position}"
+        return "the logit"
+
+    @property
+    def strength(self) -> float:
+        """Size of its measured effect, or of its flow where it is not measured."""
+        return abs(self.flow if self.measured is None else self.measured)
+
     def name(self, tokens: Sequence[str]) -> str:
-        """Return its name, given the tokens of the text; repeated tokens get their position."""
-        at, source = (
-            "" if i is None else f'"{tokens[i]}"' + f" ({i})" * (tokens.count(tokens[i]) > 1)
-            for i in (self.position, self.source)
-        )
-        if self.kind == "head":
-            of = "" if self.role is None else f" {self.role}"
-            return f"head {self.layer}.{self.number}{of}: {source} -> {at}"
-        if self.kind == "bias":
-            where = {"attention": f"heads of layer {self.layer}", "mlp": f"MLP {self.layer}"}
-            return f"biases of {where.get(self.part or '', 'the unembedding')}"
-        if self.kind == "rest" and self.part == "attention":
-            return f"other heads of layer {self.layer}"
-        texts = {
-            "output": f"the logit at {at}",
-            "token": f"token {at}",
-            "position": f"position {self.position}",
-            "direction": f"MLP {self.layer} direction {self.number} at {at}",
-            "rest": f"rest of MLP {self.layer} at {at}",
-        }
-        return texts[self.kind]
+        """Return its address with the tokens there; a source that is repeated has its position."""
+        if self.position is None or self.kind == "position":
+            return self.address
+        at = f'"{tokens[self.position]}"'
+        if self.kind == "head" and self.source is not None:
+            source = tokens[self.source]
+            repeated = f" ({self.source})" if tokens.count(source) > 1 else ""
+            return f'{self.address}{ROLES[self.role]} "{source}"{repeated} → {at}'
+        return f"{self.address} {at}"
+
+    def effect(self, k: int = 3) -> str:
+        """Return in words the tokens that it raises and lowers; empty where it is not measured."""
+        sides = (("raises", self.raises[:k]), ("lowers", self.lowers[:k]))
+        return "; ".join(f"{verb} {', '.join(names)}" for verb, names in sides if names)
+
+    @property
+    def label(self) -> str:
+        """Return a name for a picture, whose columns are the tokens of the text."""
+        words = self.effect(2).split("; ")
+        # Of a part that lowers the logit, first what it lowers.
+        words = words if self.flow > 0 else words[::-1]
+        return f"{self.address}{ROLES[self.role]} {words[0]}".strip()
 
 
-def label(node: Node, tokens: Sequence[str]) -> str:
-    """Return a name for a picture: shorter than `Node.name`, with the tokens read and written."""
-    at = "" if node.position is None else f'"{tokens[node.position]}"'
-    if node.kind == "head":
-        source = "" if node.source is None else f'"{tokens[node.source]}"'
-        return f"{node.layer}.{node.number}{ROLES[node.role]}: {source} → {at}"
-    if node.kind == "direction":
-        # Not the contexts, which hover and tables have: those of late layers are so varied that
-        # one of them says less than the tokens that the direction has most of.
-        read = f'"{node.reads[0]}" {written(node)}' if node.reads else at
-        return f"MLP {node.layer}: {read}"
-    return at if node.kind == "token" else node.name(tokens)
-
-
-def written(node: Node) -> str:
-    """Return the tokens that a node raises, or lowers if it lowers the logit; empty if unknown."""
-    mark, tokens = ("→", node.writes) if node.flow > 0 else ("lowers", node.lowers)
-    return f"{mark} " + ", ".join(map('"{}"'.format, tokens[:2])) if tokens else ""
-
-
-def quoted(tokens: Iterable[str]) -> str:
-    """Return tokens in quotes."""
-    return " ".join(f'"{token}"' for token in tokens)
+def strongest_first(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes by their measured effects, then those that are not measured by their flows."""
+    return sorted(nodes, key=lambda node: (node.measured is None, -node.strength))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,22 +163,28 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
             "flow": [node.flow for node in nodes],
             "measured effect": [node.measured for node in nodes],
             "eigenvalue": [node.eigenvalue for node in nodes],
-            **{side: [", ".join(getattr(node, side)) for node in nodes] for side in WORDS},
+            "raises": [", ".join(node.raises) for node in nodes],
+            "lowers": [", ".join(node.lowers) for node in nodes],
+            "from": [", ".join(node.sources) for node in nodes],
         }
     )
-    optional = ["measured effect", *WORDS]
+    optional = ["measured effect", "eigenvalue", "raises", "lowers", "from"]
     empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
     return frame.drop(columns=empty)
 
 
-LABELLED, EDGES = 10, 40
+LABELLED, EDGES = 20, 40
 """Nodes with labels, and edges that are drawn."""
 GAP, LETTER = 0.75, 0.0066
 """Rows between two labels, and the share of a figure's width that a letter takes."""
 
 
 def graph_figure(
-    nodes: Sequence[Node], tokens: Sequence[str], weights: Float[Tensor, "n n"], n_layers: int
+    nodes: Sequence[Node],
+    tokens: Sequence[str],
+    weights: Float[Tensor, "n n"],
+    n_layers: int,
+    caption: str,
 ) -> "go.Figure":
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 
@@ -192,12 +197,13 @@ def graph_figure(
         tokens: of the text.
         weights: of the edges; see `FlowGraph.path_weights`.
         n_layers: of the model.
+        caption: its title.
     """
     xs, ys, ticks = _arranged(nodes, n_layers)
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
     shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
     colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(go.Figure(), height=110 + 20 * len(ticks["rows"]), alt="graph of a flow")
+    figure = dress(go.Figure(), height=140 + 20 * len(ticks["rows"]), title=caption)
     starts = [
         ticks["columns"][node.source] if node.source not in (None, node.position) else x
         for node, x in zip(nodes, xs, strict=True)
@@ -242,7 +248,7 @@ def graph_figure(
     for column in {round(x) for x in xs}:
         members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
         for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
-            name = label(nodes[i], tokens) if i else f"logit {signed(nodes[0].flow)}"
+            name = nodes[i].label if i else f"logit {signed(nodes[0].flow)}"
             beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
             longest = max(longest, len(name) if column == round(xs[0]) else 0)
             figure.add_annotation(
@@ -268,7 +274,7 @@ def graph_figure(
         gridcolor=LINE,
         zeroline=False,
     )
-    return figure.update_layout(margin={"l": 70, "r": 12, "t": 12, "b": 40})
+    return figure.update_layout(margin={"l": 70, "r": 12, "t": 44, "b": 40})
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
@@ -315,5 +321,8 @@ def _row(node: Node, n_layers: int) -> tuple[int, str]:
 
 def _hover(node: Node, tokens: Sequence[str]) -> str:
     lines = [f"{node.name(tokens)}: {signed(node.flow)}"]
-    lines += [f"{side} {quoted(of)}" for side in WORDS if (of := getattr(node, side))]
+    if node.measured is not None:
+        lines.append(f"measured {signed(node.measured)}")
+    lines += [node.effect()] * bool(node.effect())
+    lines += [f"from {', '.join(node.sources)}"] * bool(node.sources)
     return "<br>".join(plotly_text(line) for line in lines)

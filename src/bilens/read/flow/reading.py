@@ -1,4 +1,4 @@
-"""The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
+"""The flow of a logit on a text as a reading: a question, its answer, its strongest nodes."""
 
 import dataclasses
 from collections import defaultdict
@@ -16,37 +16,120 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
-from bilens.read.flow.ablation import Ablation, ablation_frame, is_measurable, measure
-from bilens.read.flow.answer import answer, flow_by_part, parts_figure, question
+from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurement, remove
 from bilens.read.flow.contrast import Target, second_run
-from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
-from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted
-from bilens.read.flow.split import flow
-from bilens.read.language.names import TokenDirection
+from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
+from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
+from bilens.read.flow.question import Question
+from bilens.read.flow.split import Directions, split
+from bilens.read.language.names import TokenDirection, in_words
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text
+from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
 from bilens.settings import Between, Count
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
-AT_FIRST, FEWEST = 0.5, 12
-"""Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
 ROWS, LABELLED = 20, 10
 """Nodes in tables, and labels in figures."""
+OPENED, INSIDE = 6, 4
+"""MLPs of a page that open to their directions, and directions of each."""
+HOW_TO_READ = (
+    "Positions are across, layers upwards. A square is a head: its line comes from the token that "
+    "it attends to. A circle is an MLP at a position, or a token. Area is |flow|; blue raises the "
+    "logit, red lowers it. Curves are the edges with the largest weight on paths to the logit. A "
+    "node is named by its effect in the running model: next tokens that are more likely with it "
+    "(raises) or less likely (lowers). At every node as much flows in as flows out. Select a node "
+    "to see its own edges, and an MLP to see the directions that it consists of."
+)
 
 
-def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
-    """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
+@dataclass(frozen=True)
+class PageNode:
+    """A node of a flow on a page; attributes without a line are those of `Node`.
 
-    Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
-    strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
-    the logit on paths among them. `rest` has the flow that each node gets from remainders and sends
-    to them.
+    Attributes:
+        index: its number in the flow.
+        name: its address and tokens.
+        label: its name in the picture.
+        effect: the tokens that it raises and lowers, in words.
+        removable: whether it can be removed from the running model.
+        sink: whether it is at an attention sink.
+        inside: of some MLPs, the directions that they consist of.
+    """
+
+    index: int
+    kind: str
+    name: str
+    label: str
+    flow: float
+    measured: float | None
+    effect: str
+    sources: tuple[str, ...]
+    layer: int | None
+    part: str | None
+    position: int | None
+    source: int | None
+    number: int | None
+    role: str | None
+    removable: bool
+    sink: bool
+    inside: tuple["PageNode", ...] = ()
+
+
+@dataclass(frozen=True)
+class FlowPage:
+    """The strongest nodes of a flow, their edges, and their share of it, for pages and JSON.
+
+    Attributes:
+        number: the number that is split, in words.
+        tokens: of the text.
+        value: of the number, or its change.
+        values: the number in each run.
+        absolute: sum of all |flow|.
+        frozen: everything that is held fixed.
+        layers: number of layers.
+        n_nodes: number of nodes of the flow, without the logit.
+        n_rest: number of remainders among them.
+        sum: flow of all nodes without remainders.
+        sum_rest: flow of remainders.
+        sinks: positions of attention sinks.
+        nodes: the logit first, then the largest |flow| first: the first n are the graph of the
+            n - 1 strongest.
+        edges: numbers of the upper and the lower node, and the flow between them.
+        rest: flow that each node gets from remainders and sends to them.
+        shares: counts of nodes, and the share of the logit on paths among so many of them.
+        leaves: flow of each token, of positions and of biases; they add up to the value.
+        start: the place in `shares` with which a page begins.
+    """
+
+    number: str
+    tokens: tuple[str, ...]
+    value: float
+    values: tuple[float, ...]
+    absolute: float
+    frozen: tuple[str, ...]
+    layers: int
+    n_nodes: int
+    n_rest: int
+    sum: float
+    sum_rest: float
+    sinks: tuple[int, ...]
+    nodes: tuple[PageNode, ...]
+    edges: tuple[tuple[int, int, float], ...]
+    rest: tuple[tuple[float, float], ...]
+    shares: tuple[tuple[int, float], ...]
+    leaves: tuple[tuple[str, float], ...]
+    start: int
+
+
+def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) -> FlowPage:
+    """Return the k strongest nodes of a flow for a page.
 
     Args:
         flow: the flow.
-        direction: name of the logit.
+        number: name of the number that is split.
         k: number of nodes.
+        opened: the flow with directions of MLPs, which are what the MLPs of the page open to.
 
     Raises:
         BilensError: k is not positive.
@@ -57,111 +140,121 @@ def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     edges = flow.edges_between([*([i] for i in graph.numbers), remainders])
     graph = dataclasses.replace(graph, edges=edges[:-1, :-1])
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
-    place = {number: rank for rank, number in enumerate([0, *order])}
+    place = {i: rank for rank, i in enumerate([0, *order])}
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
     large &= graph.edges != 0
     ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
     listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
-    sinks = set(flow.sinks)
-    nodes = [
-        {
-            **asdict(node),
-            "index": graph.numbers[i],
-            "name": node.name(flow.tokens),
-            "label": label(node, flow.tokens),
-            "removable": node.is_part and (flow.before is not None or node.is_removable),
-            "sink": node.kind != "output" and not sinks.isdisjoint({node.position, node.source}),
-        }
-        for i, node in ((i, graph.nodes[i]) for i in [0, *order])
-    ]
-    shares = [(n, *_shares(graph, order[:n])) for n in _counts(len(order))]
+    inside: dict[tuple[int | None, int | None], list[PageNode]] = defaultdict(list)
+    for node in () if opened is None else opened.nodes:
+        if node.kind == "direction" and node.measured is not None:
+            inside[node.layer, node.position].append(_page_node(flow, 0, node))
+    nodes = []
+    for i in [0, *order]:
+        node = graph.nodes[i]
+        of_mlp = inside[node.layer, node.position] if node.kind == "mlp" else []
+        nodes.append(_page_node(flow, graph.numbers[i], node, tuple(of_mlp)))
+    counts = _counts(len(order))
     remainder_flows = [flow.nodes[i].flow for i in remainders]
-    return {
-        "direction": direction,
-        "tokens": list(flow.tokens),
-        "value": flow.value,
-        "values": list(flow.values),
-        "absolute": flow.absolute,
-        "frozen": list(flow.frozen),
-        "layers": len(flow.trace.layers),
-        "n_nodes": len(flow.nodes) - 1,
-        "n_rest": len(remainder_flows),
-        "sum": sum(node.flow for node in flow.nodes[1:]) - sum(remainder_flows),
-        "sum_rest": sum(remainder_flows),
-        "sinks": sorted(sinks),
-        "nodes": nodes,
-        "edges": sorted(listed, key=lambda edge: -abs(edge[2])),
-        "rest": [(float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]],
-        "shares": shares,
-        "leaves": _leaves(flow),
-        "start": next(
-            (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),
-            len(shares) - 1,
-        ),
-    }
+    return FlowPage(
+        number=number,
+        tokens=flow.tokens,
+        value=flow.value,
+        values=flow.values,
+        absolute=flow.absolute,
+        frozen=flow.frozen,
+        layers=len(flow.trace.layers),
+        n_nodes=len(flow.nodes) - 1,
+        n_rest=len(remainders),
+        sum=sum(node.flow for node in flow.nodes[1:]) - sum(remainder_flows),
+        sum_rest=sum(remainder_flows),
+        sinks=flow.sinks,
+        nodes=tuple(nodes),
+        edges=tuple(sorted(listed, key=lambda edge: -abs(edge[2]))),
+        rest=tuple((float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]),
+        shares=tuple((n, _share(graph, order[:n])) for n in counts),
+        leaves=tuple(_leaves(flow).items()),
+        start=counts.index(min(DRAWN, counts[-1])),
+    )
 
 
-def _leaves(flow: Flow) -> list[tuple[str, float]]:
+def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] = ()) -> PageNode:
+    return PageNode(
+        index=index,
+        kind=node.kind,
+        name=node.name(flow.tokens),
+        label=node.label,
+        flow=node.flow,
+        measured=node.measured,
+        effect=node.effect(),
+        sources=node.sources,
+        layer=node.layer,
+        part=node.part,
+        position=node.position,
+        source=node.source,
+        number=node.number,
+        role=node.role,
+        removable=is_measurable(flow, node),
+        sink=node.kind != "output" and not {*flow.sinks}.isdisjoint({node.position, node.source}),
+        inside=inside,
+    )
+
+
+def _leaves(flow: Flow) -> dict[str, float]:
     """Return the flows of tokens, positions and biases, which add up to the logit."""
     together = {"position": "positions", "bias": "biases"}
     leaves: dict[str, float] = defaultdict(float)
     for node in flow.nodes:
         if node.kind in LEAVES:
             leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
-    return list(leaves.items())
+    return leaves
 
 
-def _shares(graph: FlowGraph, nodes_shown: Sequence[int]) -> tuple[float, float]:
+def _share(graph: FlowGraph, nodes_shown: Sequence[int]) -> float:
     index = sorted([0, *nodes_shown])
     nodes = tuple(graph.nodes[i] for i in index)
-    held = sum(abs(node.flow) for node in nodes[1:]) / (graph.flow.absolute or 1.0)
-    subgraph = FlowGraph(graph.flow, (), nodes, graph.edges[index][:, index], held)
-    return held, subgraph.share_of_logit
+    return FlowGraph(graph.flow, (), nodes, graph.edges[index][:, index], 0.0).share_of_logit
 
 
 def _counts(most: int) -> list[int]:
-    """Return counts that grow by 1.3 at each step, up to all."""
-    counts = [1]
-    while counts[-1] < most:
-        counts.append(min(most, max(counts[-1] + 1, round(1.3 * counts[-1]))))
-    return counts
+    """Return counts that grow by 1.3 at each step, up to all; that of a picture is among them."""
+    counts = {1, most, min(DRAWN, most)}
+    step = 1
+    while step < most:
+        counts.add(step)
+        step = max(step + 1, round(1.3 * step))
+    return sorted(counts)
 
 
-def node_table(data: dict[str, Any]) -> pd.DataFrame:
+def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
     """Return the strongest nodes, and the sums of all others and of remainders.
 
     Args:
-        data: see `flow_data`.
+        flow: the flow.
+        page: its page.
     """
-    nodes = data["nodes"][1 : ROWS + 1]
-    columns = {"node": "name", "flow": "flow", "measured effect": "measured"}
-    frame = pd.DataFrame({name: [node[key] for node in nodes] for name, key in columns.items()})
-    effects = [name for name in frame.columns[2:] if frame[name].isna().all()]
-    frame = frame.drop(columns=effects)
-    frame.insert(1, "tokens it reads, raises or lowers", [_words(node) for node in nodes])
-    n = data["n_nodes"] - data["n_rest"] - len(frame)
-    sums = [(f"{n:,} other nodes", "", data["sum"] - frame["flow"].sum())] if n else []
-    if data["n_rest"]:
-        sums.append((f"{data['n_rest']:,} remainders, not split", "", data["sum_rest"]))
-    others = pd.DataFrame(sums, columns=frame.columns[:3])
-    return pd.concat([frame, others], ignore_index=True) if sums else frame
+    nodes = strongest_first([flow.nodes[node.index] for node in page.nodes[1:]])[:ROWS]
+    frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
+    frame = frame.drop(columns=[name for name in frame if name == "eigenvalue"])
+    n = page.n_nodes - page.n_rest - len(nodes)
+    others = page.sum - sum(node.flow for node in nodes)
+    sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
+    if page.n_rest:
+        name = f"{page.n_rest:,} remainders, not split"
+        sums.append({"node": name, "flow": page.sum_rest})
+    words = {name: "" for name in ("raises", "lowers", "from") if name in frame}
+    return pd.concat([frame, pd.DataFrame([row | words for row in sums])], ignore_index=True)
 
 
-def _words(node: dict[str, Any]) -> str:
-    changed = node["writes"] if node["flow"] > 0 else node["lowers"]
-    mark = ("raises" if node["flow"] > 0 else "lowers") if changed else ""
-    return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
-
-
-def start_table(data: dict[str, Any]) -> pd.DataFrame:
+def start_table(page: FlowPage) -> pd.DataFrame:
     """Return the flow of each token, and of positions and biases, and their sum.
 
     Args:
-        data: see `flow_data`.
+        page: the page.
     """
     # Between two texts most tokens are the same, and nothing starts there.
-    rows = [(name, value) for name, value in data["leaves"] if value]
-    rows.append(("sum: the logit", sum(value for _, value in data["leaves"])))
+    rows = [leaf for leaf in page.leaves if leaf[1]]
+    rows.append(("sum", sum(value for _, value in page.leaves)))
     return pd.DataFrame(rows, columns=["starts at", "flow"])
 
 
@@ -174,14 +267,13 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     changes = torch.tensor(
         [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
     )
-    title = f"{len(ablations)} parts removed"
+    title = f"{len(ablations)} parts removed, one at a time"
     if len(ablations) > 2:
         title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
     largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
-    # Labels are on the side where the plot has more room.
-    middle = float(changes[:, 0].min() + changes[:, 0].max()) / 2
-    right = [result.predicted > middle for result in ablations]
+    # Labels are on the side away from the diagonal, where they overlap least.
+    above = [result.actual > result.predicted for result in ablations]
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
@@ -190,7 +282,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
             text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
-            textposition=["middle left" if right[i] else "middle right" for i in members],
+            textposition=["middle left" if above[i] else "middle right" for i in members],
             textfont={"size": 9},
             name=kind,
             hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
@@ -206,135 +298,144 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     return figure
 
 
-def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Section]:
-    """Return the sections on a flow: its graph, nodes removed, where it starts, its nodes.
-
-    Args:
-        data: See `flow_data`.
-        ablated: See `ablation_figure`.
-    """
-    signs = {"flow": "+#.3g", "predicted": "+#.3g", "actual": "+#.3g"}
-    sinks = ""
-    if any(node["sink"] for node in data["nodes"]):
-        names = " and ".join(f'"{data["tokens"][p]}" ({p})' for p in data["sinks"])
-        sinks = (
-            f" {names}: attention sink, dashed. Heads with nothing to move attend there, so that "
-            "flow through it says little about the text: compare it with the measured effect."
-        )
-    sections = [
-        Section(
-            "Graph",
-            "Positions are across, layers upwards. A square is a head: its line comes from the "
-            "token that it attends to. A circle is a direction of an MLP or a token. Area is "
-            "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-            "weight on paths to the logit. "
-            "A direction reads the tokens that are nearest to it, and raises or lowers likely next "
-            "tokens. "
-            f"Select a node to see its own edges.{sinks}",
-            [[FlowDrawing(data)]],
-        ),
-        Section(
-            "Where it starts",
-            "Every path starts at a token, a position or a bias, and ends in the logit.",
-            [[Table(start_table(data), "", signs)]],
-        ),
-        Section("The strongest nodes", "", [[Table(node_table(data), "", FlowReading.formats)]]),
-    ]
-    if ablated:
-        text = (
-            "Each node was removed from the running model, in which norms, patterns and gates "
-            "then change; the flow of one text holds them fixed. Between two texts the node's "
-            "change was exchanged instead, in both directions, and the mean is shown."
-        )
-        picture = Picture("interventions", lambda: ablation_figure(ablated))
-        table = Table(ablation_frame(ablated), "", signs)
-        sections.insert(1, Section("How well it holds", text, [[picture, table]]))
-    return sections
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class FlowReading(Reading):
-    """The flow of a logit on a text, and what became of it without single nodes.
+    """The flow of a logit on a text, and what became of it without its strongest nodes.
 
     Attributes:
         flow: The flow.
-        prompt: The text.
-        direction: The token whose logit is split, and those that are subtracted.
-        data: Its strongest nodes and the edges between them; see `flow_data`.
+        question: The question that it answers.
+        page: Its strongest nodes and the edges between them.
         probability: Of the token after the text.
-        ablated: Effect of each node that was removed from the running model.
+        together: Effect of the heads and MLPs among the nodes of a picture, all at once.
         notes: Warnings about the tokens.
-        other: The second text; empty without one.
+        other: Name of the second run; empty without one.
     """
 
     flow: Flow
-    prompt: str
-    direction: TokenDirection
-    data: dict[str, Any]
+    question: Question
+    page: FlowPage
     probability: float
-    ablated: tuple[Ablation, ...] = ()
+    together: Ablation
     notes: tuple[str, ...] = ()
     other: str = ""
 
     axes: ClassVar[dict[str, str]] = Flow.axes
-    formats: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("flow", "measured effect", "weight", "predicted", "actual"), "+#.3g"
-    )
+    formats: ClassVar[dict[str, str]] = dict.fromkeys(("flow", "measured effect"), "+#.3g")
 
     @property
     def title(self) -> str:
         """The question that the flow answers."""
-        return question(self.prompt, self.direction, self.other)
+        token, *minus = map(in_words, (self.question.token, *self.question.minus))
+        instead = f" rather than {' or '.join(minus)}" if minus else ""
+        against = f", and not after “{self.other}”" if self.other else ""
+        return f"Why {token}{instead} after “{self.question.text}”{against}?"
+
+    @property
+    def answer(self) -> str:
+        """The answer: where it starts, the parts that carry it, and their measured effect."""
+        flow, two = self.flow, self.flow.before is not None
+        starts = [node for node in flow.nodes if node.kind == "token"]
+        start = max(starts, key=lambda node: abs(node.flow)).position or 0
+        carried: dict[str, float] = defaultdict(float)
+        for node in flow.nodes:
+            if node.measured is not None and node.part is not None:
+                carried[node.address] += node.measured
+        parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
+        through = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        share = f"{-self.together.actual / (flow.value or 1.0):.0%}"
+        n = self.together.part.count(" and ") + 1
+        change = f"change of {signed(flow.value)}" if two else f"value of {signed(flow.value)}"
+        verb = "Exchanging" if two else "Removing"
+        text = f"The {change} starts mostly at “{flow.tokens[start].strip()}”"
+        if through:
+            text += (
+                f" and passes through {through}. {verb} the {n} strongest heads and MLPs at once "
+                f"takes {share} of it away, measured"
+            )
+        return f"{text}."
+
+    @property
+    def ablated(self) -> list[Ablation]:
+        """The nodes that were removed one at a time."""
+        return [
+            Ablation(-node.flow, -node.measured, node.name(self.flow.tokens), node.kind)
+            for node in strongest_first(self.flow.nodes)
+            if node.measured is not None
+        ]
 
     def facts(self) -> list[Fact]:
-        values = self.data["values"]
+        """Return the value, the number of nodes, and the share that is shown."""
+        n, share = self.page.shares[self.page.start]
         return [
-            (self.data["direction"], self.data["value"]),
+            (self.page.number, self.page.value),
             ("probability of the token", Percent(self.probability)),
-            ("nodes", self.data["n_nodes"]),
-            *([("in this text", values[0]), ("in the other", values[1])] if self.other else []),
-            *([("held fixed", ", ".join(self.data["frozen"]))] if self.data["frozen"] else []),
+            *([("after the second text", self.page.values[1])] if self.other else []),
+            ("nodes", self.page.n_nodes),
+            (f"share on paths among the {n} strongest", Percent(share)),
+            *([("held fixed", ", ".join(self.page.frozen))] if self.page.frozen else []),
             *(("note", note) for note in self.notes),
         ]
 
     def frame(self) -> pd.DataFrame:
-        """Return the strongest nodes and their flow, the strongest first."""
-        nodes = [self.flow.nodes[node["index"]] for node in self.data["nodes"][1:]]
-        return node_frame(nodes, self.flow.tokens)
+        """Return the strongest nodes, those that are measured first."""
+        nodes = [self.flow.nodes[node.index] for node in self.page.nodes[1:]]
+        return node_frame(strongest_first(nodes), self.flow.tokens)
 
     def plot(self) -> "go.Figure":
         """Draw the graph of the strongest nodes over the tokens of the text."""
         return self.flow.plot()
 
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw the graph, and predicted against actual effects."""
+        return {"graph": self.plot()} | super().figures()
+
     def sections(self) -> list[Section]:
-        graph, *others = flow_sections(self.data, self.ablated)
-        first = dataclasses.replace(graph, title=self.title, text=self.answer(), facts=self.facts())
-        guide = Section("How to read the graph", graph.text)
-        return [first, *others[: len(self.ablated) > 0], guide, *others[len(self.ablated) > 0 :]]
-
-    def answer(self) -> str:
-        """Return the answer in a sentence: the parts that most of the value passes through."""
-        return answer(self.flow, self.direction)
-
-    def parts_picture(self) -> Picture:
-        """Return a picture of the strongest parts."""
-        parts = flow_by_part(self.flow)
-        return Picture("strongest-parts", lambda: parts_figure(parts, self.flow.value))
+        """Return the answer with its graph, how well it holds, and the nodes."""
+        sections = [Section(self.title, self.answer, [[FlowDrawing(asdict(self.page))]])]
+        if ablated := self.ablated:
+            how = (
+                "Each node's change was exchanged between the texts, in both directions; the mean "
+                "is shown."
+                if self.flow.before is not None
+                else "Each node was removed from the running model, in which norms, patterns and "
+                "gates then change; the flow of one text holds them fixed."
+            )
+            # Only the paths are estimates, what is removed or exchanged is measured.
+            text = (
+                f"{how} All {self.together.part.count(' and ') + 1} heads and MLPs among them at "
+                f"once: predicted {signed(self.together.predicted)}, measured "
+                f"{signed(self.together.actual)}."
+            )
+            picture = Picture("interventions", lambda: ablation_figure(ablated))
+            sections.append(Section("How well it holds", text, [[picture]]))
+        sinks = ""
+        if any(node.sink for node in self.page.nodes):
+            names = " and ".join(f'"{self.page.tokens[p]}" ({p})' for p in self.page.sinks)
+            sinks = (
+                f" {names}: attention sink, dashed. Heads with nothing to move attend there, so "
+                "that flow through it says little about the text: compare it with the measured "
+                "effect."
+            )
+        nodes = Table(node_table(self.flow, self.page), "", self.formats)
+        starts = Table(start_table(self.page), "", self.formats)
+        return [
+            *sections,
+            Section("How to read the graph", HOW_TO_READ + sinks, folded=True),
+            Section("The strongest nodes", "", [[nodes]], self.facts(), folded=True),
+            Section("Where it starts", "", [[starts]], folded=True),
+        ]
 
     def record(self) -> dict[str, Any]:
-        """Return the graph for JSON, with the nodes that were removed."""
-        record = {"prompt": self.prompt, "against": self.other, **self.data}
-        if self.ablated:
-            record["ablated"] = [
-                {"node": result.part, "predicted": result.predicted, "actual": result.actual}
-                for result in self.ablated
-            ]
-        return record
+        """Return the graph for JSON, with the effect of the strongest parts at once."""
+        together = {"predicted": self.together.predicted, "actual": self.together.actual}
+        text = {"prompt": self.question.text, "against": self.other, "answer": self.answer}
+        return {**text, "together": together, **asdict(self.page)}
 
 
 @analysis("flow")
 @checked
-def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is shown
+def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
     model: ResidualModel,
     prompt: str,
     direction: TokenDirection,
@@ -344,73 +445,94 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    m: Annotated[int, Between(0)] = 2,
+    directions: Directions = 0,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     shown: Count = 200,
-    ablate: Annotated[int, Between(0)] = 0,
+    ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
     """Split a logit on a text, or its change between two, exactly over the parts of a model.
 
     With a second text nothing is frozen, and heads are split into values, queries and keys.
 
         bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
-        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --ablate 5
         bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
 
     Args:
         model: Any, with its tokenizer.
         prompt: The text; the logit that is split is of the token after it.
         direction: The token that is predicted, and those whose mean is subtracted.
-        corpus: Texts that describe directions; without them, directions have tokens only.
+        corpus: Texts whose mean embedding `mean` takes.
         against: A second text of as many tokens; the change of the logit between both is split. Of
             several, separated by |, the mean embedding is taken.
         mean: The second run has the mean embedding at each position, of the texts or else of the
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
         target: The logit, or between two texts the log-probability or the probability.
-        m: Directions of each MLP at each position, at least 2; 0 for all eigenvectors.
+        directions: Directions of each MLP at each position, at least 2, or all eigenvectors; 0 for
+            whole MLPs.
         threshold: Nodes that carry less than this share of the absolute flow are not split.
         through_patterns: Split patterns of bilinear and squared attention too.
         shown: Number of the strongest nodes that pages and JSON have.
-        ablate: Remove this many of the strongest nodes, one at a time, from the running model,
-            and compare. Between two texts their changes are exchanged, in both directions.
+        ablate: Measure and name this many of the strongest nodes: each is removed from the running
+            model, between two texts its change is exchanged, in both directions.
 
     Raises:
         BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
     """
-    texts = [] if corpus is None else list(first_texts(corpus))
+    texts = [] if corpus is None or not mean else list(first_texts(corpus))
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
-    split = flow(
+    question = Question.of(prompt, direction, (), second, target=target)
+    return answer_question(
         model,
-        prompt,
-        direction,
-        against=second,
-        target=target,
-        m=m or None,
+        question,
+        other,
+        directions=directions,
         threshold=threshold,
         through_patterns=through_patterns,
+        shown=shown,
+        ablate=ablate,
     )
-    order = sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow))
-    numbers = [i for i in order if is_measurable(split, split.nodes[i])][:ablate]
-    ablated = measure(model, split, numbers)
-    nodes = list(split.nodes)
-    for number, effect in zip(numbers, ablated, strict=True):
-        nodes[number] = dataclasses.replace(nodes[number], measured=-effect.actual)
-    split = described(model, dataclasses.replace(split, nodes=tuple(nodes)), shown, texts)
-    data = flow_data(split, direction=direction_in_words(direction, target), k=shown)
-    probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
-    notes = tuple(missing_spaces(model, direction))
-    return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
 
 
-def direction_in_words(direction: TokenDirection, target: Target) -> str:
-    """Return the number that is split in words, with its tokens in quotes."""
-    token, *minus = (f'"{name}"' for name in (direction.token, *direction.minus))
-    name = f"{token} minus {', '.join(minus)}" if minus else token
-    return name if target == "logit" else f"{target} of {name}"
+def answer_question(
+    model: ResidualModel,
+    question: Question,
+    other: str = "",
+    *,
+    directions: Directions = 0,
+    threshold: float = 1e-4,
+    through_patterns: bool = False,
+    shown: int = 200,
+    ablate: int = DRAWN,
+) -> FlowReading:
+    """Return the answer to a question; `other` names its second run, see `read_flow`."""
+    adjoints = split(model, question, through_patterns=through_patterns)
+    through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
+    opened = None
+    if directions == 0 and ablate:
+        mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:OPENED]
+        places = {(node.layer, node.position) for node in mlps}
+        opened = adjoints.run(INSIDE, threshold)
+        inside = [i for i in opened.direction_numbers if _place(opened.nodes[i]) in places]
+        opened = named_by_measurement(model, opened, inside)
+    strongest = [i for i in through.top(DRAWN).numbers if through.nodes[i].part is not None]
+    strongest = [i for i in strongest if is_measurable(through, through.nodes[i])]
+    return FlowReading(
+        flow=through,
+        question=question,
+        page=flow_page(through, number=question.number, k=shown, opened=opened),
+        probability=float(through.trace.logits[-1].softmax(-1)[model.token(question.token)]),
+        together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
+        notes=tuple(missing_spaces(model, question.direction)),
+        other=other,
+    )
+
+
+def _place(node: Node) -> tuple[int | None, int | None]:
+    return node.layer, node.position
 
 
 def missing_spaces(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -10,9 +10,11 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
-from bilens.read.flow.contrast import Against, Measured, Other, Target, other_of, recorded_trace
-from bilens.read.flow.graph import Flow, FlowBuilder, described
+from bilens.read.flow.ablation import named_by_measurement
+from bilens.read.flow.contrast import Against, Measured, Other, Target, recorded_trace, replaced
+from bilens.read.flow.graph import DRAWN, Flow, FlowBuilder
 from bilens.read.flow.nodes import Node, NodeKind
+from bilens.read.flow.question import Question
 from bilens.read.language.names import TokenDirection
 from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
 from bilens.read.linear.mlp import LinearMLP, Orthogonal
@@ -26,8 +28,8 @@ KEPT_BYTES = 512 * 1024**2
 """Linear maps of all layers are kept between their two uses if they take no more than this."""
 MISSED = 0.01
 """Largest error of a sum of flows, relative to the number that is split."""
-LABELLED = 10
-"""Nodes whose tokens are looked up at once; `described` does so for more."""
+Directions = Literal[0] | Annotated[int, Between(2)] | Literal["all"]
+"""Directions of each MLP at each position: 0 for whole MLPs, or at least 2, or all eigenvectors."""
 
 
 @checked
@@ -42,10 +44,11 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
-    m: Annotated[int, Between(2)] | None = 2,
+    directions: Directions = 0,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     orthogonal: Orthogonal = "outputs",
+    ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> Flow:
     """Split the change of a logit between two texts, or a logit on one, over a model's parts.
 
@@ -68,8 +71,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
 
     An MLP is a linear map J at each position, of the change of its normalised input z or, on one
     text, of z itself. The flow through it is w . J z, with w the direction that later components
-    read. Its nodes are m Ritz vectors in a Krylov space. Their flows, reads and writes add up
-    exactly.
+    read. It is one node there, which reads J'w and writes J z. With m `directions` its nodes are m
+    Ritz vectors in a Krylov space. Their flows, reads and writes add up exactly.
 
     - Between two texts they are those of JJ', in a space that holds J z and w, orthonormal in the
       stream. Node u writes (u . J z) u and reads (u . w) J'u. Outputs of nodes are orthogonal, so
@@ -90,8 +93,9 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
-        m: nodes of an MLP at each position, at least 2, the number that predicted effects best.
-            With None they are all eigenvectors: left singular vectors of J, or eigenvectors of Q.
+        directions: nodes of an MLP at each position: 0 for the whole MLP, or at least 2 directions,
+            the number that predicted effects best. With "all" they are all eigenvectors: left
+            singular vectors of J, or eigenvectors of Q.
         threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
@@ -99,6 +103,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         orthogonal: between two texts, directions of a gated MLP by the form JJ' (outputs), or by Q
             as on one text (inputs). The first predict effects better, the second recur more often
             in other texts.
+        ablate: number of the strongest nodes whose effect is measured in the running model, and
+            which are named by the tokens that it changes.
 
     Raises:
         BilensError: the texts, the token or the position do not fit the model or each other, or an
@@ -109,40 +115,23 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         text Achtibat et al. 2024 (arXiv 2402.05602) and Rezaei Jafari et al. 2025
         (arXiv 2508.21258).
     """
-    adjoints = split(
-        model,
-        text,
-        token,
-        position,
-        minus=minus,
-        against=against,
-        replace=replace,
-        target=target,
-        through_patterns=through_patterns,
-    )
-    return described(model, adjoints.run(m, threshold, orthogonal), LABELLED)
+    if replace is not None:
+        if against is not None:
+            raise BilensError("against and replace name the second run, expected one of them")
+        against = replaced(text, replace)
+    question = Question.of(text, token, minus, against, target=target, position=position)
+    adjoints = split(model, question, through_patterns=through_patterns)
+    return named_by_measurement(model, adjoints.run(directions, threshold, orthogonal), ablate)
 
 
-def split(  # noqa: PLR0913
-    model: ResidualModel,
-    text: str | Tensor,
-    token: str | TokenDirection | Tensor,
-    position: int = -1,
-    *,
-    minus: str | Sequence[str] = (),
-    against: Against | None = None,
-    replace: Mapping[str, str] | None = None,
-    target: Target = "logit",
-    through_patterns: bool = False,
-) -> "Split":
-    """Return the pass of adjoints; arguments are those of `flow`.
+def split(model: ResidualModel, question: Question, *, through_patterns: bool = False) -> "Split":
+    """Return the pass of adjoints of a question.
 
     Raises:
         BilensError: as for `flow`.
     """
-    ids = model.ids(text, position)
-    one_text = against is None and replace is None
-    if through_patterns and not one_text:
+    ids = model.ids(question.text, question.position)
+    if through_patterns and question.has_two_texts:
         raise BilensError(
             "through_patterns=True with a second text, whose flow goes through patterns of every "
             "kind; leave it out"
@@ -152,15 +141,13 @@ def split(  # noqa: PLR0913
             f"through_patterns=True, but patterns of {model.parts.attention} attention are not "
             "polynomials of the stream; leave it out to hold them fixed"
         )
-    if isinstance(token, str):
-        token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
-    elif minus:
-        raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
     with wide_passes(model.model):
-        other = None if one_text else other_of(model, text, against, replace).cut(len(ids))
+        other = None
+        if question.has_two_texts:
+            other = Other(model, model.ids(question.text), question.against).cut(len(ids))
         # Later tokens are not read.
         trace, recorder = recorded_trace(model, ids)
-        return Split(model, trace, recorder, other, token, target, through_patterns)
+        return Split(model, trace, recorder, other, question, through_patterns)
 
 
 class Split:
@@ -182,8 +169,7 @@ class Split:
         trace: Trace,
         recorder: CallRecorder,
         other: Other | None,
-        direction: TokenDirection | Tensor,
-        target: Target,
+        question: Question,
         through_patterns: bool,
     ) -> None:
         self.model, self.trace, self.recorder, self.other = model, trace, recorder, other
@@ -192,7 +178,8 @@ class Split:
         self.time, norm = len(trace.ids), model.parts.norm
         self.places = torch.arange(self.time, device=model.device)
         runs = [trace] if self.before is None else [trace, self.before]
-        self.measured = Measured(model, runs, direction, target)
+        direction = question.direction if question.vector is None else question.vector
+        self.measured = Measured(model, runs, direction, question.target)
         if self.before is None:
             last, self.change = frozen_norm(norm, trace.scale), trace.stream
         else:
@@ -213,7 +200,6 @@ class Split:
         # J'w of each MLP.
         self.pulled: list[Tensor] = []
         self.above = self._down()
-        self.graph = FlowBuilder(model, trace)
 
     @property
     def value(self) -> float:
@@ -221,9 +207,12 @@ class Split:
         values = self.measured.values
         return values[0] - values[1] if len(values) == 2 else values[0]
 
-    def run(self, m: int | None, threshold: float, orthogonal: Orthogonal = "outputs") -> Flow:
+    def run(
+        self, directions: Directions, threshold: float, orthogonal: Orthogonal = "outputs"
+    ) -> Flow:
         """Return everything with at least a share `threshold` of the absolute flow as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
+        self.graph = FlowBuilder(self.model, self.trace)
         number = self.graph.add(
             [Node("output", self.value, position=last)], self.root.new_tensor([self.bias])
         )
@@ -231,7 +220,7 @@ class Split:
         # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
-            self._split_mlp(layer, m, least, orthogonal)
+            self._split_mlp(layer, directions, least, orthogonal)
             self._split_heads(layer, least)
         self._add_leaves()
         split_flow = self.graph.flow(
@@ -406,10 +395,21 @@ class Split:
             self._heads_maps[layer] = heads
         return heads
 
-    def _split_mlp(self, layer: int, m: int | None, least: float, orthogonal: Orthogonal) -> None:
+    def _split_mlp(
+        self, layer: int, directions: Directions, least: float, orthogonal: Orthogonal
+    ) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
         p, output = self.pulled[layer], mlp.write(mlp.z)
+        if directions == 0:
+            at = ((w != 0).any(-1) & (mlp.z != 0).any(-1)).nonzero()[:, 0]
+            nodes = []
+            for t in at.tolist():
+                through = float(self.mlps[layer][t])
+                nodes.append(Node("mlp", through, layer, "mlp", t, t))
+            self._add_mlp(layer, mlp, nodes, at, p[at], output[at])
+            return
+        m = None if directions == "all" else directions
         parts = mlp.directions(w, p, output, m, least, orthogonal)
         at = parts.position
         columns = (parts.flow, at, parts.rank, parts.value)

@@ -1,6 +1,6 @@
 """Tokens by name: single tokens, and directions in the logits."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -124,8 +124,37 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
 
 
 def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
-    """Return tokens as text, without the tokenizer's marks of spaces and new lines."""
-    return [token_text(name) for name in token_names(model, ids)]
+    """Return tokens as text, without the tokenizer's marks of spaces and new lines.
+
+    A piece of a letter is shown as �.
+    """
+    return [
+        "�" if _is_piece(model, number, name) else token_text(name)
+        for number, name in _numbered(model, ids)
+    ]
+
+
+def readable_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
+    """Return tokens as text, without those that are pieces of a letter."""
+    return [
+        token_text(name)
+        for number, name in _numbered(model, ids)
+        if not _is_piece(model, number, name)
+    ]
+
+
+def _numbered(
+    model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]
+) -> Iterator[tuple[int, str]]:
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    return zip(numbers, token_names(model, numbers), strict=True)
+
+
+def _is_piece(model: ResidualModel, number: int, name: str) -> bool:
+    """Return whether a token is some of the bytes of a letter, which are no text alone."""
+    if name.isascii() and not name.startswith("<0x"):
+        return False
+    return model.tokenizer is not None and "�" in model.tokenizer.decode([number])
 
 
 def token_text(name: str) -> str:

@@ -1,0 +1,117 @@
+"""Names of the nodes of a flow: tokens that they raise and lower, and tokens where they start."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.nodes import LEAVES
+from bilens.read.language.names import readable_tokens
+from bilens.residual import ResidualModel
+
+LIKELY, AT_ONCE, AMONG = 200, 32, 1000
+"""Most probable tokens that may be in a label; runs whose logits are in memory at a time; nodes
+through which sources are followed."""
+
+
+class Ends(NamedTuple):
+    """Normalised streams at the last position, in runs with a part and in runs without it.
+
+    Attributes:
+        present: of each part, or one row for all of them.
+        absent: likewise.
+    """
+
+    present: Float[Tensor, "_ d_model"]
+    absent: Float[Tensor, "_ d_model"]
+
+
+def token_changes(
+    model: ResidualModel, runs: Sequence[Ends], k: int
+) -> list[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
+    """Return the tokens that each part raises most and lowers most, k of each.
+
+    A token counts by (log p1 - log p0) sqrt((p1 + p0) / 2), p1 and p0 its probabilities with the
+    part and without it, if it is among the most probable ones of either run. Without the root the
+    changes of tokens that nobody expects would be the largest; with p itself only one or two
+    tokens would count.
+
+    Args:
+        model: the model.
+        runs: with and without the parts, in one or more ways, whose scores are added up.
+        k: number of tokens.
+    """
+    W, b = model.parts.logit_weights()
+    cap, likely = model.parts.softcap, min(LIKELY, model.vocab_size)
+    count = max(len(rows) for ends in runs for rows in ends)
+
+    def log_probabilities(n: Tensor) -> Tensor:
+        logits = n @ W + b
+        return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
+
+    changed: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, count, AT_ONCE):
+        scores: Tensor | float = 0.0
+        for ends in runs:
+            logs = [
+                log_probabilities(rows if len(rows) == 1 else rows[start : start + AT_ONCE])
+                for rows in ends
+            ]
+            logs = list(torch.broadcast_tensors(*logs))
+            among = torch.zeros_like(logs[0], dtype=torch.bool)
+            for log in logs:
+                among.scatter_(1, log.topk(likely).indices, True)
+            weight = ((logs[0].exp() + logs[1].exp()) / 2).sqrt()
+            scores = scores + torch.where(among, (logs[0] - logs[1]) * weight, 0)
+        assert isinstance(scores, Tensor)
+        up, down = (sign * scores for sign in (1, -1))
+        for row in range(len(scores)):
+            sides = [side[row].topk(min(k, model.vocab_size)) for side in (up, down)]
+            raised, lowered = (top.indices[top.values > 0] for top in sides)
+            changed.append((raised, lowered))
+    return changed
+
+
+def token_words(model: ResidualModel, numbers: Int[Tensor, " n"], k: int) -> tuple[str, ...]:
+    """Return the first k tokens that are text, without their spaces and without pieces of letters.
+
+    Tokens that differ by a space only are one word.
+    """
+    words = dict.fromkeys(text.strip() or repr(text) for text in readable_tokens(model, numbers))
+    return tuple(words)[:k]
+
+
+def sources(flow: Flow, numbers: Sequence[int], k: int = 2) -> list[tuple[str, ...]]:
+    """Return the tokens at which the flow of some nodes starts.
+
+    A node's flow has the shares of its inflow, edge by edge, down to the tokens. Named are at most
+    k tokens with at least half of the largest share.
+
+    Args:
+        flow: the flow.
+        numbers: numbers of the nodes.
+        k: most tokens of a node.
+    """
+    leaves = [i for i, node in enumerate(flow.nodes) if node.kind in (*LEAVES, "rest")]
+    strongest = flow.strongest()[: max(AMONG - len(leaves), 0)]
+    picked = sorted({0, *leaves, *strongest, *numbers})
+    place = {number: row for row, number in enumerate(picked)}
+    edges = flow.edges(picked).double()
+    shares = edges.new_zeros(len(picked), len(flow.ids))
+    for row, number in reversed([*enumerate(picked)]):
+        node = flow.nodes[number]
+        if node.kind == "token":
+            shares[row, node.position] = 1
+        elif node.kind not in LEAVES and node.flow:
+            shares[row] = edges[row] @ shares / node.flow
+    named = []
+    for number in numbers:
+        largest = shares[place[number]].abs().topk(min(k, len(flow.ids)))
+        strong = (largest.values > 0) & (largest.values >= largest.values[0] / 2)
+        positions = largest.indices[strong].tolist()
+        is_token = flow.nodes[number].kind == "token"
+        named.append(() if is_token else tuple(flow.tokens[p].strip() for p in positions))
+    return named

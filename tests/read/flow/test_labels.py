@@ -1,0 +1,108 @@
+"""Labels of nodes against brute force: probabilities with and without a token, shares of paths."""
+
+import pytest
+import torch
+
+from bilens.read.flow import flow
+from bilens.read.flow.labels import sources, token_words
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from tests.language import random_model, random_text, toy_tokenizer
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+
+
+@pytest.fixture(scope="module")
+def view():
+    return ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
+
+
+def ranked(view, present, absent, likely):
+    """Return the tokens that are raised and lowered, the most changed first, by the formula."""
+    p1, p0 = (logits.softmax(-1) for logits in (present, absent))
+    among = {*p1.topk(likely).indices.tolist(), *p0.topk(likely).indices.tolist()}
+    scores = {f"t{i}": float((p1[i] / p0[i]).log() * ((p1[i] + p0[i]) / 2).sqrt()) for i in among}
+    order = sorted(scores, key=scores.__getitem__)
+    return (
+        tuple(name for name in order[::-1] if scores[name] > 0)[:4],
+        tuple(name for name in order if scores[name] < 0)[:4],
+    )
+
+
+def test_between_texts_the_changed_token_has_the_change_of_the_probabilities(view, monkeypatch):
+    """Exchanging the only token that differs turns one text into the other."""
+    monkeypatch.setattr("bilens.read.flow.labels.LIKELY", 5)
+    first = random_text()
+    second = first.clone()
+    second[4] = (first[4] + 1) % 20
+    result = flow(view, first, DIRECTION, against=second)
+    (token,) = [node for node in result.nodes if node.kind == "token" and node.flow]
+    logits = [view.logits(ids[None])[0, -1] for ids in (first, second)]
+    assert (token.raises, token.lowers) == ranked(view, *logits, 5)
+    assert token.measured == pytest.approx(result.value)
+    named = [node for node in result.nodes if node.part and node.measured is not None]
+    assert len(named) > 10
+    assert {node.sources for node in named} == {(result.tokens[4],)}
+
+
+def test_on_one_text_a_token_is_removed(view):
+    ids = random_text()
+    result = flow(view, ids, DIRECTION, ablate=200)
+    embedding = view.parts.embed.module
+
+    def without(_, __, output):
+        output = output.clone()
+        output[:, 2] = 0
+        return output
+
+    with embedding.register_forward_hook(without):
+        absent = view.logits(ids[None])[0, -1]
+    (token,) = [node for node in result.nodes if (node.kind, node.position) == ("token", 2)]
+    assert (token.raises, token.lowers) == ranked(view, view.logits(ids[None])[0, -1], absent, 30)
+
+
+def test_whole_mlps_are_the_sums_of_their_directions(view):
+    options = {"threshold": 0, "against": random_text(seed=5)}
+    whole = flow(view, random_text(), DIRECTION, ablate=200, **options)
+    parts = flow(view, random_text(), DIRECTION, directions=3, ablate=0, **options)
+    mlps = [i for i, node in enumerate(whole.nodes) if node.kind == "mlp"]
+    assert len(mlps) == 10
+    assert not any(node.kind == "rest" and node.part == "mlp" for node in whole.nodes)
+    for number in mlps:
+        node = whole.nodes[number]
+        place = (node.layer, node.position)
+        inside = [
+            i
+            for i, n in enumerate(parts.nodes)
+            if n.kind == "direction" and (n.layer, n.position) == place
+        ]
+        assert node.address == f"mlp.{node.layer}@{node.position}"
+        assert node.flow == pytest.approx(sum(parts.nodes[i].flow for i in inside))
+        written = sum(parts.writes.vector[parts.writes.node == i].sum(0) for i in inside)
+        own = whole.writes.vector[whole.writes.node == number].sum(0)
+        torch.testing.assert_close(own, written)
+
+
+def test_sources_are_shares_of_all_paths(view):
+    """The shares of the tokens are a row of the inverse of 1 - E, E the shares of each inflow."""
+    result = flow(view, random_text(), DIRECTION, threshold=0, ablate=0)
+    edges, nodes = result.edges(), result.nodes
+    through = torch.tensor([node.flow for node in nodes]).double()
+    inner = torch.tensor([node.kind not in ("token", "position", "bias") for node in nodes])
+    E = torch.where(inner[:, None], edges / through[:, None], 0).nan_to_num()
+    shares = torch.linalg.inv(torch.eye(len(nodes)) - E)
+    tokens = [i for i, node in enumerate(nodes) if node.kind == "token"]
+    numbers = [i for i in result.strongest() if nodes[i].part and nodes[i].kind != "bias"][:30]
+    for number, named in zip(numbers, sources(result, numbers, k=1), strict=True):
+        strongest = tokens[int(shares[number, tokens].abs().argmax())]
+        assert named == (result.tokens[nodes[strongest].position],)
+
+
+def test_words_are_text_without_spaces_and_pieces_of_letters(view, monkeypatch):
+    names = {3: "Ġare", 4: "are", 5: "ãģ", 6: "Ċ"}
+    texts = {3: " are", 4: "are", 5: "\ufffd", 6: "\n"}
+    monkeypatch.setattr(
+        "bilens.read.language.names.token_names", lambda _, ids: [names[i] for i in ids]
+    )
+    monkeypatch.setattr(view.tokenizer, "decode", lambda ids: texts[ids[0]], raising=False)
+    assert token_words(view, torch.tensor([3, 4, 5, 6]), 4) == ("are", "\\n")
