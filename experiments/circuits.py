@@ -282,7 +282,8 @@ def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             }
         )
     kin = {task: set(group) for group in FAMILIES.values() for task in group}
-    within, across = [], []
+    within: list[float] = []
+    across: list[float] = []
     for row in rows:
         for other, (restored, _) in row["transfer"].items():
             if other != row["task"]:

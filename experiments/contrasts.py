@@ -68,7 +68,7 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
     asked = questions(model, n)
     by_flow = Cases(model, asked).flows()[:, :-1].float()
     plurals = [model.ids(question.text) for question in asked]
-    singulars = [model.ids(question.against) for question in asked]
+    singulars = [model.ids(str(question.against)) for question in asked]
     directions = [question.direction for question in asked]
     z, slopes, moments = [], [], []
     for texts in (plurals, singulars):

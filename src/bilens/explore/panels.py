@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import fields, make_dataclass, replace
 from functools import lru_cache
 from html import escape
 from types import MappingProxyType

@@ -55,7 +55,7 @@ class Moves(NamedTuple):
     @classmethod
     def of(cls, model: ResidualModel, question: Question) -> "Moves":
         """Return those of a question, of its change of the logit 1."""
-        through = split(model, question.text, question.direction, against=question.against)
+        through = split(model, question)
         changes, adjoints = [], []
         for layer in range(model.n_layers):
             mlp = through.mlp_map(layer)
