@@ -20,7 +20,7 @@ GROUPS = {
         *("stories", "grammar", "rules", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensor_readings"),
     ],
-    "Circuits and flows": ["patching", "truth", "agreement", "stream_directions"],
+    "Circuits and flows": ["circuits", "patching", "truth", "agreement", "stream_directions"],
     "Exactness and speed": [
         *("exactness", "robustness", "flow_memory", "attention", "kernels"),
         *("gpu", "peers", "speed", "suite", "help"),

@@ -378,7 +378,9 @@ def test_completion_knows_every_command_and_its_options(capsys):
     with pytest.raises(SystemExit):
         main(["--tyro-print-completion", "bash"])
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (*COMMANDS, "--target-loss", "--through-patterns"))
+    assert all(
+        name in shown for name in (*COMMANDS, "--what.training.target-loss", "--through-patterns")
+    )
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):

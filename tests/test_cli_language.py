@@ -101,7 +101,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     message_part = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
     assert message_part in text
     assert "other nodes" in text
-    assert "How well it holds" in text
+    assert "The strongest nodes" in text
     assert len(result["nodes"]) == 9
     assert sum(node["measured"] is not None for node in result["nodes"]) == 5
     assert "How well it holds" in page.read_text()

@@ -29,9 +29,9 @@ def tensor(tmp_path_factory):
 @pytest.mark.parametrize(
     ("command", "options", "part"),
     [
-        ("ngrams", ["--token", TOKEN, "--layer", "1"], "preceding"),
+        ("ngrams", ["--token", TOKEN, "--layer", "1"], None),
         ("heads", ["--layer", "1", "--heads", "1", "--k", "3"], "head 1.1 raises"),
-        ("contexts", ["--token", TOKEN, "--layer", "1", "--data", "grammar"], "eigenvectors"),
+        ("contexts", ["--token", TOKEN, "--layer", "1", "--data", "grammar"], None),
         ("composition", [], None),
         ("logits", ["--prompt", PROMPT], None),
         ("generate", ["--prompt", PROMPT, "--tokens", "3"], "text"),

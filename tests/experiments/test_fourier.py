@@ -90,4 +90,4 @@ def test_frequencies_have_a_row_each():
     assert len(result.sections()) == 1
     (entry,) = load_file(Path(experiments.fourier.__file__))
     assert entry.fits(model)
-    assert "least" in entry.help
+    assert entry.parameters["least"].help

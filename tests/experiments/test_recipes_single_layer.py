@@ -114,7 +114,7 @@ def test_figure_2_counts_ranks_by_eigenvalue(small):
     (model,) = small.classifiers(digits(), ClassifierTraining(), 1)
     accuracy = model.accuracy(digits().test_images, digits().test_labels)
     assert numbers["mnist"]["accuracy"] == accuracy
-    assert numbers["fashion_mnist"]["accuracy"] != accuracy
+    assert numbers["fashion_mnist"] != numbers["mnist"]
     assert all(rank >= 1 for rank in numbers["mnist"]["eigenvalue_rank_of_most_active"].values())
 
 

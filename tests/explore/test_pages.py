@@ -52,7 +52,7 @@ def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
     recorded = {"drop": 0.03, "metric": "weights"}
     write_json(tmp_path / BONDS_NAME, recorded)
     model = digit_model(n_layers=2)
-    readings = report_readings(model, {"data": "digits", "paths": 4}, source=tmp_path)
+    readings = report_readings(model, {"data": "digits"}, source=tmp_path)
     page = ImagePage(model, digits(), recorded=recorded_settings(tmp_path))
     assert panel_of(page, "bonds").reading(page.start).record() == readings[0].record()
     of_report, of_page = (

@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bilens.cli import analyses, decompose, installation, main
+import bilens.report
+from bilens.cli import installation, main
 from bilens.errors import BilensError
 from bilens.figures import paper
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
@@ -41,8 +42,7 @@ def demo(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, change in small.items():
             patch.setattr(installation, name, replace(getattr(installation, name), **change))
-        patch.setattr(decompose, "write_report", collect)
-        patch.setattr(analyses, "write_report", collect)
+        patch.setattr(bilens.report, "write_report", collect)
         main(["demo", "--output", str(tmp_path_factory.mktemp("demo"))])
     return figures
 

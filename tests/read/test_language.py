@@ -38,7 +38,7 @@ def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     stream = read_stream(view, ids, position, layer=layer)
     torch.testing.assert_close(stream.total(), view.mlp_inputs(layer, ids[None])[0, position])
-    if not options["bias"] and options["norm"] != "layer":
+    if not options["bias"] and not options["mlp_bias"] and options["norm"] != "layer":
         assert not stream.constant.any()
 
 
@@ -94,7 +94,7 @@ def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
         if node.kind == "direction" and node.layer == layer and node.position == last
     ]
     size = float(terms.residual[:, 3].abs().sum()) + 1
-    if not options["bias"] and options["norm"] != "layer":
+    if not options["bias"] and not options["mlp_bias"] and options["norm"] != "layer":
         assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
         assert sum(directions) == pytest.approx(float(terms.through_mlp()[3]), abs=1e-8 * size)
 

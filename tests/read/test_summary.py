@@ -71,7 +71,7 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     question = page.index("<h1>Why ")
     answer = page.index("starts mostly at", question)
     loss = page.index(f"{summary.text_loss.loss:.2f} ± {summary.text_loss.error:.2f}")
-    assert question < answer < page.index('class="figure"') < loss < page.index("<details>")
+    assert question < answer < page.index('class="flow') < loss < page.index("<details>")
     assert "<dl>" not in page
     assert dict(summary.facts())["perplexity"] == pytest.approx(
         float(torch.tensor(summary.text_loss.loss).exp()), abs=0.01
@@ -82,7 +82,7 @@ def test_a_model_at_chance_is_called_so(summary):
     # The weights are random, and the loss is that of guessing.
     assert summary.sections()[0].text.startswith("The model is no better than guessing evenly")
     trained = replace(summary, text_loss=replace(summary.text_loss, loss=2.0))
-    assert trained.sections()[0].text.startswith("The lead, ")
+    assert trained.sections()[0].text.startswith("The value of ")
 
 
 def test_tokens_are_text():

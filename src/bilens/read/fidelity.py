@@ -73,6 +73,7 @@ def truncation_curve(
     return accuracy_by_rank(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
 
 
+@checked
 def accuracy_by_rank(
     logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
     x: Float[Tensor, "samples n_in"],

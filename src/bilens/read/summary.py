@@ -214,8 +214,10 @@ def measure_loss(
 
 def largest_margin(
     model: ResidualModel, places: Sequence[NextToken], wanted: int | None = None
-) -> tuple[str, TokenDirection]:
+) -> tuple[str, TokenDirection | None]:
     """Return the text of the largest margin, and its next token minus the most likely other one.
+
+    If no text has the same tokens when it is written out and read again, it comes without these.
 
     Args:
         model: the model, with its tokenizer.
@@ -223,7 +225,7 @@ def largest_margin(
         wanted: number of a next token; if it is the next token somewhere, only those places count.
 
     Raises:
-        BilensError: no text has the same tokens when it is written out and read again.
+        BilensError: no text has any words.
     """
     tokenizer = require_tokenizer(model.tokenizer)
     for place in [p for p in places if p.right == wanted] or places:
@@ -235,6 +237,11 @@ def largest_margin(
         if again == list(place.ids):
             names = token_names(model, [place.right, place.other])
             return text, TokenDirection(names[0], (names[1],))
+    # Tokens that the model puts before a text, or drops, make it another one: its own best token.
+    for place in places:
+        text = str(tokenizer.decode(list(place.ids), skip_special_tokens=True)).strip()
+        if text:
+            return text, None
     raise BilensError("prompt='': no beginning of a held-out text can be written out; give one")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bilens.errors import BilensError
 from bilens.residual.layers import MLP, Heads
 from bilens.residual.model import ResidualModel
-from bilens.residual.running import StopForwardError, recording
+from bilens.residual.running import StopForwardError, recording, wide_passes
 
 BATCH = 2**19
 """Numbers in the streams of a batch, about 2 MB; larger batches leave the cache of a processor."""
@@ -285,7 +285,12 @@ class Run:
             calls[module] = x, args[1:], kwargs
 
         layers = model.parts.layers
-        with torch.no_grad(), embedded(model, tokens), ExitStack() as stack:
+        with (
+            torch.no_grad(),
+            wide_passes(model.model),
+            embedded(model, tokens),
+            ExitStack() as stack,
+        ):
             for layer in layers:
                 # Queries, keys and values may be one module, whose output is kept once.
                 maps = {part.module for part in (*layer.heads.reads, layer.heads.out)}
@@ -346,6 +351,7 @@ class Run:
         """
         model, n_layers = self.model, self.model.n_layers
         with ExitStack() as stack:
+            stack.enter_context(wide_passes(model.model))
             is_active = stack.enter_context(recording())
             for module, output in self.by_position.items() if kept else ():
                 stack.enter_context(_cut(module, output[:kept]))

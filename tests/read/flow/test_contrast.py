@@ -188,7 +188,7 @@ def test_heads_and_mlps_of_the_pass_are_sums_of_nodes():
     result = through.run(4, 0.0)
     for layer in range(2):
         for role, flows in through.heads[layer].items():
-            for head, flow_ in enumerate(flows.tolist()):
+            for head, flow_ in enumerate(flows.sum(-1).tolist()):
                 nodes = [
                     n.flow
                     for n in result.nodes

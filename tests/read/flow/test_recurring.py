@@ -74,7 +74,7 @@ def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
     question = QUESTIONS[0]
     with torch.no_grad(), exact_norms():
         moves = Moves.of(model, question)
-        through = split(model, question.text, question.direction, against=question.against)
+        through = split(model, question)
     of_mlps = torch.stack(through.mlps).double() / abs(through.value)
     torch.testing.assert_close((moves.changes * moves.adjoints).sum(-1), of_mlps)
     assert float(of_mlps.abs().max()) > 1e-4
