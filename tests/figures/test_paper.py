@@ -62,7 +62,7 @@ def check_files(figures, folder, kind):
     "kind", ["svg", *(pytest.param(k, marks=pytest.mark.slow) for k in ("png", "pdf"))]
 )
 def test_every_figure_of_the_demo_is_drawn(demo, tmp_path, kind):
-    assert {"deep-network-3", "grammar-composition", "grammar-graph"} < demo.keys()
+    assert {"deep-network-3", "grammar-graph"} < demo.keys()
     assert len(demo) >= 22
     check_files(demo, tmp_path, kind)
 
