@@ -41,7 +41,7 @@ def contexts() -> list[list[list[float]]]:
 
 def train_preset(folder: Path) -> None:
     """Train the largest preset through the command line, cut to a size for tests."""
-    small = ["--n-layers", "2", "--d-model", "144", "--d-hidden", "20", "--n-ctx", "16"]
+    small = ["--n-layers", "2", "--d-model", "18", "--d-hidden", "20", "--n-ctx", "16"]
     brief = ["--batch-size", "8", "--accumulate", "2", "--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 200)

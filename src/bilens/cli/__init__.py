@@ -182,7 +182,7 @@ def _one(name: str, *words: str) -> Any:
     command = _command(name)
     options: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "registry": NUMBERS}
     if hasattr(command, "default_for"):
-        options["default"] = command.default_for(words)
+        options["default"] = command.default_for(list(words))
     return tyro.cli(command, prog=f"bilens {name}", args=words, **options)
 
 
