@@ -16,7 +16,8 @@ from bilens.explore import explorer
 from bilens.explore.app import Explorer
 from bilens.explore.flows import ThreadModel
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
-from bilens.read.flow import Flow, flow
+from bilens.read.flow import FlowReading
+from bilens.read.flow.reading import answer_question
 from bilens.residual import ResidualModel
 from tests.explore.browser import served, visiting
 from tests.language import random_model
@@ -97,10 +98,10 @@ def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
 def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, monkeypatch):
     started, may_end = threading.Event(), threading.Event()
 
-    def slow(*args: Any, **how: Any) -> Flow:
+    def slow(*args: Any, **how: Any) -> FlowReading:
         started.set()
         assert may_end.wait(60)
-        return flow(*args, **how)
+        return answer_question(*args, **how)
 
     with visiting(browser) as single, visiting(browser) as other:
         waiting, clicking = (
@@ -108,7 +109,7 @@ def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, mo
         )
         # Names of nodes are words of the vocabulary, so the whole drawing is compared.
         drawn = waiting.text_content("#flow svg")
-        monkeypatch.setattr("bilens.explore.flows.flow", slow)
+        monkeypatch.setattr("bilens.explore.flows.answer_question", slow)
         try:
             text = waiting.locator("#flow-prompt textarea")
             text.fill("mia saw the kite")
