@@ -11,20 +11,23 @@ else has its value of the second text.
 - CPR is the area under f as a function of the share, for parts of the largest score;
 - CMD is the area under |1 - f|, for parts of the largest absolute score.
 
-The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, contrastive
-flow, gradients at circuits (`bilens.read.flow.circuit`), and masks that are learned by 500 steps of
-Adam on the questions that order, an upper bound. Intervals are bootstraps over questions, 95 %,
-also of differences from EAP-IG. Results are kept in the folder of models, and a stopped run
-resumes.
+The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, GIM's
+gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
+the questions that order, and the elimination by which `bilens.read.flow.circuit` searches.
+Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results are kept in
+the folder of models, and a stopped run resumes. The circuit of one task is also written there as
+MIB's track reads it.
 
 Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
-either template; an hour of processor time for each model.
+either template and 25 for areas; an hour of processor time for each model.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
 import itertools
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,14 +35,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bilens.files import write_json
 from bilens.read.flow.circuit import (
     SAMPLES,
     Cases,
     Interval,
-    circuit_scores,
     everything_but,
     found_circuit,
-    largest,
+    integrated,
     parts_in,
     search,
 )
@@ -48,6 +51,8 @@ from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
+from experiments.contrasts import flows
+from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS
 from experiments.pretrained import SavedRows, open_models
 from experiments.tasks import FAMILIES, questions_of
@@ -80,12 +85,17 @@ def run(context: RecipeContext) -> Outcome:
             if (task,) not in stability:
                 stability.add({"task": task, "jaccard": jaccards(model, first[task][:finding])})
         parts += [Table(pd.DataFrame(stability.rows), f"{name}: stability")]
+        longer = questions_of(model, finding + context.choose(4, 25))
         scored = SavedRows(context.models / f"areas-{name}-{finding}.jsonl", "task")
         for task in tasks:
             if (task,) not in scored:
-                areas_of_task = compared(model, first[task], finding, context.choose(20, 500))
+                areas_of_task = compared(model, longer[task], finding, context.choose(20, 500))
                 scored.add({"task": task, **areas_of_task})
         parts += [Table(area_table(scored.rows), f"{name}: areas, first templates")]
+        task = "ioi" if "ioi" in tasks else tasks[0]
+        ranks = eliminated(Cases(model, first[task][:finding]))
+        of_mib = mib_graph(model, saved.of([(task,)])[0]["parts"], ranks)
+        write_json(context.models / f"mib-{name}-{task}.json", of_mib)
     return Outcome(numbers, parts=parts)
 
 
@@ -116,6 +126,19 @@ def of_task(
     }
 
 
+def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> dict[str, Any]:
+    """Return a circuit of parts as the circuit track of MIB reads it: its nodes, with scores."""
+    nodes: dict[str, Any] = {"input": {"in_graph": True, "score": float(len(ranks.flatten()) + 1)}}
+    for part in parts_in(torch.ones_like(ranks, dtype=torch.bool)):
+        layer = part.layer or 0
+        name = f"m{layer}" if part.number is None else f"a{layer}.h{part.number}"
+        column = -1 if part.number is None else part.number
+        nodes[name] = {"in_graph": str(part) in circuit, "score": float(ranks[layer, column])}
+    nodes["logits"] = {"in_graph": True}
+    cfg = {"n_layers": model.n_layers, "n_heads": model.n_heads, "d_model": model.d_model}
+    return {"cfg": {**cfg, "parallel_attn_mlp": False}, "nodes": nodes, "edges": {}}
+
+
 def jaccards(model: ResidualModel, questions: list[Question], samples: int = 3) -> list[float]:
     """Return the Jaccard index of circuits of bootstraps of some questions, over all pairs."""
     generator = np.random.default_rng(0)
@@ -124,7 +147,7 @@ def jaccards(model: ResidualModel, questions: list[Question], samples: int = 3) 
         cases = Cases(model, questions)
         drawn = generator.integers(len(questions), size=len(questions))
         cases.cases = [cases.cases[i] for i in drawn]
-        masks.append(search(cases, circuit_scores(cases), KEEP)[-1])
+        masks.append(search(cases, KEEP)[-1])
     return [float((a & b).sum() / (a | b).sum()) for a, b in itertools.combinations(masks, 2)]
 
 
@@ -136,22 +159,24 @@ def compared(
     scores = {
         "gradient (AtP)": by_gradients(first, GRADIENTS["gradient (AtP)"]),
         BASELINE: by_gradients(first, GRADIENTS[BASELINE]),
-        "contrastive flow": first.flows(),
-        "gradients at circuits": circuit_scores(first),
+        "GIM": by_gim(first),
+        "contrastive flow": flows(model, questions[:finding]),
         "learned masks": learned(first, steps),
     }
-    counts = [int(share * first.flows().numel()) for share in SHARES[:-1]]
+    rankings = {name: (score, score.abs()) for name, score in scores.items()}
+    rankings["elimination"] = eliminated(first), eliminated(first, absolute=True)
+    counts = [int(share * scores[BASELINE].numel()) for share in SHARES[:-1]]
     masks = []
-    for score in scores.values():
-        for ranking in (score, score.abs()):
+    for of_attribution in rankings.values():
+        for ranking in of_attribution:
             masks += [largest(ranking, count) for count in counts]
     # Attributions agree on many circuits, above all on the smallest.
     rows, places = torch.stack(masks).flatten(1).unique(dim=0, return_inverse=True)
     values = others.values(rows.reshape(-1, *first.shape).double())[places]
-    values = values.reshape(len(scores), 2, len(counts), -1)
+    values = values.reshape(len(rankings), 2, len(counts), -1)
     return {
         "changes": others.changes.tolist(),
-        "rises": dict(zip(scores, values.tolist(), strict=True)),
+        "rises": dict(zip(rankings, values.tolist(), strict=True)),
     }
 
 
@@ -159,6 +184,49 @@ def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
     """Return the change of each part times the mean gradient at some points, over all questions."""
     rows = [gradient_effects(case.runs, case.number, points) for case in cases.cases]
     return torch.stack(rows).mean(0)
+
+
+def by_gim(cases: Cases) -> Tensor:
+    """Return the change of each part times the gradient by GIM's rules, over all questions."""
+    rows = []
+    for case in cases.cases:
+        model, stream = cases.model, case.runs[0].stream
+        # The last norm's scale is fixed too.
+        u = case.question.direction.vector(model) * model.parts.scale(stream[-1])
+        with gim_rules(model):
+            rows.append(gradient_effects(case.runs, partial(_last_along, u), [1.0]))
+    return torch.stack(rows).mean(0)
+
+
+def _last_along(u: Tensor, stream: Tensor) -> Tensor:
+    return stream[:, -1] @ u
+
+
+def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
+    """Return the ranking of parts by which half of a circuit is dropped again and again.
+
+    What each part of a circuit is worth is measured anew in the circuit that is left, as in
+    `bilens.read.flow.circuit.search`. With `absolute` those of the least absolute worth go.
+    """
+    order = torch.arange(cases.shape[0] * cases.shape[1])
+    size = len(order)
+    while size > 1:
+        left = order[:size].clone()
+        mask = torch.zeros(len(order), dtype=torch.bool)
+        mask[left] = True
+        worth = integrated(cases, mask.reshape(cases.shape)).flatten()[left]
+        order[:size] = left[(worth.abs() if absolute else worth).argsort(descending=True)]
+        size //= 2
+    ranks = torch.empty(len(order), dtype=torch.float64)
+    ranks[order] = torch.arange(len(order), 0, -1).double()
+    return ranks.reshape(cases.shape)
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Return the mask of the parts with the largest scores."""
+    mask = torch.zeros(scores.numel(), dtype=torch.bool)
+    mask[scores.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return mask.reshape(scores.shape)
 
 
 def learned(cases: Cases, steps: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bilens.read.flow import Question, edit_head_along
-from bilens.read.flow.circuit import Cases
+from bilens.read.flow.split import split
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.layers import Layer
@@ -66,7 +66,7 @@ class Contrasts:
 def contrasts(model: ResidualModel, n: int) -> Contrasts:
     """Return scores of heads by contrastive flow, gradients and direct logit attribution."""
     asked = questions(model, n)
-    by_flow = Cases(model, asked).flows()[:, :-1].float()
+    by_flow = flows(model, asked)[:, :-1].float()
     plurals = [model.ids(question.text) for question in asked]
     singulars = [model.ids(str(question.against)) for question in asked]
     directions = [question.direction for question in asked]
@@ -87,6 +87,17 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
         "direct logit attribution": (written * scales[:, None, None]).mean(0),
     }
     return Contrasts(changes.mean(0), (moments[0] + moments[1]) / 2, scores)
+
+
+def flows(model: ResidualModel, asked: Sequence[Question]) -> Tensor:
+    """Return the contrastive flow of each head and MLP, (layers, heads + 1), the mean."""
+    total = torch.zeros(model.n_layers, model.n_heads + 1, dtype=torch.float64)
+    for question in asked:
+        through = split(model, question)
+        for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
+            heads = torch.stack(list(roles.values())).sum((0, 2))
+            total[layer] += torch.cat([heads, mlps.sum()[None]]).double().cpu()
+    return total / len(asked)
 
 
 def questions(model: ResidualModel, n: int) -> list[Question]:

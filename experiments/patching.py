@@ -24,6 +24,9 @@ tokens. Its pairs are of two templates of stories: he or she after a name, and a
 again. A missing model is left out. Results of each pair are kept in the folder of models, and a
 stopped run resumes.
 
+Pairs of seven more kinds (`experiments/tasks.py`), which no attribution was tuned on, are measured
+apart, with R2 for each kind.
+
 For induction the heads that attend to the previous token are listed, with their ranks among all
 heads by effect and by each attribution.
 
@@ -57,6 +60,7 @@ from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
 from experiments.pretrained import STORY_MODEL, SavedRows, open_models
+from experiments.tasks import TEMPLATES, UNSEEN
 
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
@@ -95,6 +99,11 @@ def run(context: RecipeContext) -> Outcome:
             )
             numbers[name]["previous-token heads"] = ranks.to_dict("records")
             parts.append(Table(ranks, f"{name}: ranks of the strongest previous-token head"))
+            makers = {task: TEMPLATES[task][0]() for task in UNSEEN}
+            unseen = pairs_of(model, context.choose(1, 8), makers)
+            rows = measure(model, unseen, context.models / f"unseen-{name}.jsonl")
+            numbers[name]["unseen kinds"] = unseen_kinds(rows).to_dict("records")
+            parts.append(Table(unseen_kinds(rows), f"{name}: R2 over the seven unseen kinds"))
     return Outcome(numbers, parts=parts)
 
 
@@ -207,6 +216,23 @@ def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd
     ]
     columns = ["attribution", "pairs", "median rank", "share within 10"]
     return pd.DataFrame(entries, columns=columns)
+
+
+def unseen_kinds(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return R2 of each attribution: the mean over kinds of pairs, the worst and the best kind."""
+    entries = []
+    for part in KINDS:
+        of_kinds: dict[str, dict[str, list[float]]] = {}
+        for row in rows:
+            for name, metrics in scores(row, part).items():
+                of_kind = of_kinds.setdefault(name, {}).setdefault(row["task"], [])
+                of_kind.append(metrics["r2"])
+        for name, by_kind in of_kinds.items():
+            means = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
+            worst, best = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+            ends = f"{means[worst]:.2f} ({worst}) to {means[best]:.2f} ({best})"
+            entries.append((part, name, float(np.mean(list(means.values()))), ends))
+    return pd.DataFrame(entries, columns=["parts", "attribution", "R2", "over kinds"])
 
 
 def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:

@@ -28,6 +28,8 @@ NOUNS_LATE = [
     *("farmer farmers", "lawyer lawyers", "painter painters", "singer singers", "friend friends"),
     *("sister sisters", "window windows", "letter letters", "horse horses", "neighbor neighbors"),
 ]
+UNSEEN = ("were", "possession", "tense", "quantity", "negation", "weekday", "relative")
+"""Tasks that no attribution was tuned on."""
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PEOPLE = ("teacher", "doctor", "farmer", "lawyer", "woman", "man", "girl", "boy", "driver")
 OBJECTS = ("table", "book", "house", "car", "letter", "river", "machine", "window", "chair")

@@ -11,6 +11,10 @@ Two kinds of models have a known circuit.
   queries of heads that copy. Further edges lead from the former to keys of the latter, and from
   there to the logits.
 
+Each compiled program also has the circuit of parts that `bilens.read.flow.circuit` finds, of which
+nothing is lost (f 0.999): which of its parts are in the program, and how many of the program's
+parts it has.
+
 For each model the score of an edge is the mean |attribution| over pairs of texts. The area under
 the ROC curve (AUROC) is the chance that an edge of the circuit has a larger score than another one.
 In compiled models other edges have scores of 0, so it shows how many edges a method misses.
@@ -39,6 +43,10 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.read.flow.circuit import Case, Cases, search
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import runs_of
+from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
@@ -114,11 +122,30 @@ def compiled(path: Path) -> dict[str, Any]:
             torch.ones(1).double() if len(outputs) == 1 else change.sign() * (change.abs() > 0.5)
         )
         cases.append(((ids[0], ids[1]), u, _along(u)))
-    return areas(graph, compiled_circuit(graph, outputs, about["tokens"]), cases)
+    circuit = compiled_circuit(graph, outputs, about["tokens"])
+    return {**areas(graph, circuit, cases), **parts_found(graph, circuit, cases)}
+
+
+def parts_found(graph: EdgeGraph, circuit: Tensor, cases: list[Any]) -> dict[str, int]:
+    """Return numbers of parts of a program, of its found circuit, and of those that are in both."""
+    asked = Cases(graph.model, ())
+    for (text, against), u, number in cases:
+        question = Question.of(text, u, against=against)
+        runs = runs_of(graph.model, text, Other(graph.model, text, against))
+        first, second = (float(number(run.stream[None])[0]) for run in runs)
+        asked.cases.append(Case(question, runs, number, (first, second)))
+    found = search(asked, 0.999)[-1].flatten()
+    # The embedding is the first source; the others are in the order of masks.
+    program = circuit.any(0)[1:]
+    return {
+        "parts": int(program.sum()),
+        "found": int(found.sum()),
+        "in both": int((found & program).sum()),
+    }
 
 
 def _along(u: Tensor) -> Any:
-    return lambda stream: stream @ u
+    return lambda stream: stream[:, -1] @ u
 
 
 def _is_output(name: str) -> bool:

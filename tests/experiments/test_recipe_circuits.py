@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.edges import EdgeGraph, PartialRuns
+from experiments.gim import flat_softmax, gim_rules
 
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import patched_effects, runs_of
@@ -97,6 +98,57 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     weights = torch.cat([heads, reads[-2:]])
     # The MLP and the logits read the step itself, and the heads' part is in their own readers.
     torch.testing.assert_close((weights.sum(0) * step).sum(), slope, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_gim_leaves_the_forward_pass_and_shares_gradients(name):
+    model = tiny(name)
+    ids, x = random_text(seed=1)[None], torch.randn(2, 3, model.config.hidden_size).to(model.dtype)
+    layer = model.model.layers[0]
+    logits = model(ids).logits
+    slopes = {"mlp": _slope(layer.mlp, x), "norm": _slope(layer.input_layernorm, x)}
+    with gim_rules(ResidualModel(model, toy_tokenizer())):
+        torch.testing.assert_close(model(ids).logits, logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(_slope(layer.mlp, x), slopes["mlp"] / 2)
+        fixed = _slope(layer.input_layernorm, x)
+    # Without the scale, a norm multiplies each number.
+    torch.testing.assert_close(fixed, layer.input_layernorm(x) / x)
+    assert not torch.allclose(fixed, slopes["norm"])
+    torch.testing.assert_close(_slope(layer.mlp, x), slopes["mlp"])
+
+
+def _slope(module, x):
+    with torch.enable_grad():
+        given = x.clone().requires_grad_()
+        return torch.autograd.grad(module(given).sum(), given)[0]
+
+
+def test_a_flat_softmax_has_the_gradient_of_a_higher_temperature():
+    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).double()
+    given = [scores.clone().requires_grad_() for _ in range(2)]
+    weights = torch.arange(15.0).reshape(3, 5).double().cos()
+    with torch.enable_grad():
+        pattern = flat_softmax(given[0])
+        (pattern * weights).sum().backward()
+        (2 * (given[1] / 2).softmax(-1) * weights).sum().backward()
+    torch.testing.assert_close(pattern, scores.softmax(-1))
+    torch.testing.assert_close(given[0].grad, given[1].grad)
+
+
+def test_elimination_ranks_the_parts_that_add_up_by_what_they_add():
+    class Added:
+        """f is a sum of what each part adds, less than nothing for some."""
+
+        shape = (2, 3)
+        adds = torch.tensor([[0.1, -0.6, 0.5], [0.3, 0.0, 0.7]]).double()
+
+        def gradient(self, masks, weights):
+            return self.adds * sum(weights)
+
+    order = [(-recipe.eliminated(Added(), absolute=a)).flatten().argsort() for a in (False, True)]
+    assert order[0].tolist() == [5, 2, 3, 0, 4, 1]
+    assert order[1].tolist() == [5, 1, 2, 3, 0, 4]
+    assert recipe.largest(Added.adds, 2).nonzero().tolist() == [[0, 2], [1, 2]]
 
 
 def test_areas_are_trapezoids():

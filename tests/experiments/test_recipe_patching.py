@@ -102,6 +102,12 @@ def test_metrics_are_those_of_numbers_that_are_known():
         "seconds": {},
         "heads": {"patching": [1.0, 2.0, 4.0], "half": [0.5, 1.0, 2.0], "same": [1.0, 2.0, 4.0]},
     }
+    other = row | {"task": "facts", "heads": row["heads"] | {"half": row["heads"]["patching"]}}
+    rows = [of | {"mlps": of["heads"]} for of in (row, row, other)]
+    kinds = recipe.unseen_kinds(rows).set_index(["parts", "attribution"])
+    mean = (1 + recipe.scores(row, "heads")["half"]["r2"]) / 2
+    assert kinds.loc[("mlps", "half"), "R2"] == pytest.approx(mean)
+    assert kinds.loc[("heads", "half"), "over kinds"].endswith("(ioi) to 1.00 (facts)")
     values = recipe.scores(row, "heads")
     assert values["same"] == pytest.approx({"pearson": 1, "spearman": 1, "r2": 1})
     left = (0.25 + 1 + 4) / np.var([1, 2, 4]) / 3
@@ -141,10 +147,17 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
         texts = {question.text for question in first[row["task"]]}
         assert len(texts) == 3
         assert row["transfer"].keys() == tasks.TEMPLATES.keys()
+    graph = json.loads((installed.models / "mib-tiny-agreement.json").read_text())
+    n_layers, n_heads = graph["cfg"]["n_layers"], graph["cfg"]["n_heads"]
+    assert len(graph["nodes"]) == n_layers * (n_heads + 1) + 2
+    names = {f"m{part.split('.')[1]}" for part in numbers[0]["parts"] if part.startswith("mlp")}
+    inside = {name for name, node in graph["nodes"].items() if node["in_graph"]}
+    assert names == {name for name in inside if name.startswith("m")}
+    assert len(inside) == len(numbers[0]["parts"]) + 2
     for row in lines(installed.models / "areas-tiny-2.jsonl"):
         # Without any part kept, the embedding alone is that of the first text.
         assert len(row["changes"]) == 1
-        rises = np.array(row["rises"]["gradients at circuits"])
+        rises = np.array(row["rises"]["elimination"])
         assert rises.shape == (2, 9, 1)
     # A run that goes on measures nothing twice.
     before = (installed.models / "circuits-tiny-2.jsonl").read_text()

@@ -97,6 +97,7 @@ def test_the_circuit_of_a_program_is_read_from_its_weights(program):
     for name in ("contrastive flow", "frozen flow (LRP)", "gradient (AtP)", "EAP-IG inputs"):
         assert result[name] == 1
     assert result["direct logit attribution"] == pytest.approx(2 / 3)
+    assert (result["parts"], result["found"], result["in both"]) == (2, 2, 2)
 
 
 def test_the_area_is_the_chance_of_a_larger_score():

@@ -8,10 +8,9 @@ from bilens.read.flow import Question, circuits, patch, read_circuit
 from bilens.read.flow.circuit import (
     Cases,
     Interval,
-    circuit_scores,
     everything_but,
     found_circuit,
-    largest,
+    integrated,
     parts_in,
     search,
     without,
@@ -61,19 +60,21 @@ def test_gradients_of_f_are_central_differences(view, by_position):
     assert float(slope.abs().max()) > 1e-3
 
 
-def test_flows_of_parts_are_those_of_the_split(view):
-    alone = Cases(view, QUESTIONS[:1], by_position=True).flows()
-    whole = Cases(view, QUESTIONS[:1]).flows()
-    torch.testing.assert_close(alone.sum(1), whole)
-    both = Cases(view, QUESTIONS[:2]).flows()
-    second = Cases(view, QUESTIONS[1:2]).flows()
-    torch.testing.assert_close(both, (whole + second) / 2)
+def test_what_parts_are_worth_adds_up_to_f(view):
+    cases = Cases(view, QUESTIONS[:3])
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(cases.shape, generator=generator) < 0.7
+    worth = integrated(cases, mask)
+    # The rule of three midpoints leaves an error of the third derivative.
+    f = cases.faithfulness(torch.stack([mask, mask & False]).double())
+    assert float(worth[mask].sum()) == pytest.approx(float(f[0] - f[1]), abs=0.02)
+    assert abs(float(f[0])) > 0.1
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])
 def test_a_circuit_keeps_f_and_no_part_of_it_can_go(view, keep):
     cases = Cases(view, QUESTIONS[:3])
-    trail = search(cases, circuit_scores(cases), keep)
+    trail = search(cases, keep)
     sizes = [int(mask.sum()) for mask in trail]
     assert sizes == sorted(sizes, reverse=True)
     mask = trail[-1]
@@ -165,13 +166,6 @@ def test_one_question_has_parts_at_positions(view):
     }
     assert positions <= {(e.part.layer, e.part.position) for e in found.effects}
     assert len(reading.sections()) == 3
-
-
-def test_largest_is_the_top_of_scores():
-    assert largest(torch.tensor([[1.0, -9.0], [3.0, 2.0]]), 2).tolist() == [
-        [False, False],
-        [True, True],
-    ]
 
 
 def test_questions_come_from_a_file(tmp_path, view):

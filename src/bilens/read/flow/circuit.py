@@ -18,7 +18,6 @@ from bilens.errors import BilensError
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import first_change, runs_of
 from bilens.read.flow.question import Question
-from bilens.read.flow.split import split
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
@@ -26,8 +25,6 @@ from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of
 SAMPLES = 2000
 NEEDED = 0.75
 """Share of the change that is lost without a part of the first layers that any circuit needs."""
-SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Sizes of the circuits at which gradients are taken, as shares of all parts; the first is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,102 +127,53 @@ class Cases:
             total += slope.sum(0).double().cpu()
         return total / self.changes.sum()
 
-    def flows(self) -> Float[Tensor, " *shape"]:
-        """Return the contrastive flow of each part, the mean over the questions."""
-        total = torch.zeros(self.shape, dtype=torch.float64)
-        for case in self.cases:
-            question = case.question
-            through = split(self.model, question)
-            for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
-                heads = torch.stack(list(roles.values())).sum(0).double().cpu()
-                mlp = mlps.double().cpu()
-                if not self.by_position:
-                    heads, mlp = heads.sum(1), mlp.sum()
-                total[layer] += torch.cat([heads.movedim(0, -1), mlp[..., None]], -1)
-        return total / len(self)
 
+def integrated(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+    """Return how much of f each part of a circuit is worth, by gradients on the way to the circuit.
 
-def largest(scores: Float[Tensor, " *shape"], count: int) -> Bool[Tensor, " *shape"]:
-    """Return the mask of the parts with the largest scores."""
-    mask = torch.zeros(scores.numel(), dtype=torch.bool)
-    mask[scores.flatten().argsort(descending=True, stable=True)[:count]] = True
-    return mask.reshape(scores.shape)
+    All parts of the circuit grow from 0 to 1 together, so that what they are worth adds up to f,
+    but for the error of three midpoints. The gradient at the circuit itself is near 0 for parts
+    that saturate, such as the first MLP of many models, without which nothing is left.
 
-
-def circuit_scores(cases: Cases) -> Float[Tensor, " *shape"]:
-    """Return the score of each part: gradients of f where circuits are, not where texts are.
-
-    Circuits of growing size, ordered by contrastive flow, are the masks at which gradients are
-    taken; they are weighted as the area under f weighs their sizes. The same is done at the
-    circuits of these gradients, and both are added: an Aumann-Shapley price along the order.
+    Source:
+        Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
     """
-    scores = cases.flows()
-    ends = [*SHARES, 1.0]
-    # Weights of the trapezoid rule, without the ends, at which all orders agree.
-    weights = [(ends[i + 1] - ends[i - 1]) / 2 for i in range(1, len(SHARES))]
-    total = torch.zeros_like(scores)
-    for _ in range(2):
-        counts = [max(1, round(share * scores.numel())) for share in SHARES[1:]]
-        masks = torch.stack([largest(scores, count) for count in counts]).double()
-        scores = cases.gradient(masks, weights)
-        total += scores
-    return total
+    points = torch.tensor([1 / 6, 3 / 6, 5 / 6], dtype=torch.float64)
+    masks = points.reshape(-1, *[1] * mask.dim()) * mask
+    return cases.gradient(masks, [1 / len(points)] * len(points))
 
 
-def search(
-    cases: Cases, scores: Float[Tensor, " *shape"], keep: float
-) -> list[Bool[Tensor, " *shape"]]:
-    """Return masks of fewer and fewer parts that keep f.
+def search(cases: Cases, keep: float) -> list[Bool[Tensor, " *shape"]]:
+    """Return masks of fewer and fewer parts that keep f, from all parts on.
 
-    The first has the fewest parts of the largest scores that keep f. If they are not among a third
-    of all parts, those with the largest f are taken, and parts are added whose gain the gradient
-    there predicts to be largest; and all parts if that fails. Then parts whose loss the gradient at
-    the circuit predicts to be least are dropped, up to half of them at a time. Where no such
-    circuit keeps f, every single part is tried.
+    Those that are worth least are dropped: half of all, or the largest of some smaller shares
+    that keeps f. Where not even one can go by that order, every single part is tried.
 
     Args:
         cases: the questions that order.
-        scores: of each part.
         keep: least f of a circuit.
     """
-    trail = [_first_mask(cases, scores, keep)]
+    trail = [torch.ones(cases.shape, dtype=torch.bool)]
     while (size := int(trail[-1].sum())) > 1:
-        mask = trail[-1]
-        slopes = cases.gradient(mask[None].double(), [1.0])
-        order = slopes.masked_fill(~mask, torch.inf).flatten().argsort()
-        counts = sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True)
-        trials = [without(mask, order[:count]) for count in counts]
-        values = cases.faithfulness(torch.stack(trials).double()).tolist()
-        best = next((i for i, value in enumerate(values) if value >= keep), None)
-        if best is None:
-            trials = [without(mask, place) for place in mask.flatten().nonzero()]
-            values = cases.faithfulness(torch.stack(trials).double()).tolist()
-            best = values.index(max(values))
-            if values[best] < keep:
-                break
-        trail.append(trials[best])
+        smaller = _smaller(cases, trail[-1], size, keep)
+        if smaller is None:
+            break
+        trail.append(smaller)
     return trail
 
 
-def _first_mask(
-    cases: Cases, scores: Float[Tensor, " *shape"], keep: float
-) -> Bool[Tensor, " *shape"]:
-    counts = [1]
-    while counts[-1] < scores.numel() // 3:
-        counts.append(max(counts[-1] + 1, round(1.3 * counts[-1])))
-    masks = [largest(scores, count) for count in counts]
-    values = cases.faithfulness(torch.stack(masks).double()).tolist()
-    for mask, value in zip(masks, values, strict=True):
-        if value >= keep:
-            return mask
-    mask = masks[values.index(max(values))]
-    while int(mask.sum()) < scores.numel() // 2:
-        slopes = cases.gradient(mask[None].double(), [1.0]).masked_fill(mask, -torch.inf)
-        mask = mask | largest(slopes, max(1, int(mask.sum()) // 6))
-        if float(cases.faithfulness(mask[None].double())[0]) >= keep:
-            return mask
-    # All parts are the model itself, whose f is 1.
-    return torch.ones_like(mask)
+def _smaller(
+    cases: Cases, mask: Bool[Tensor, " *shape"], size: int, keep: float
+) -> Bool[Tensor, " *shape"] | None:
+    order = integrated(cases, mask).masked_fill(~mask, torch.inf).flatten().argsort()
+    for count in sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True):
+        trial = without(mask, order[:count])
+        if float(cases.faithfulness(trial[None].double())[0]) >= keep:
+            return trial
+    trials = [without(mask, place) for place in mask.flatten().nonzero()]
+    values = cases.faithfulness(torch.stack(trials).double()).tolist()
+    best = values.index(max(values))
+    return trials[best] if values[best] >= keep else None
 
 
 def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *shape"]:
@@ -311,7 +259,7 @@ class Circuit:
 
 def found_circuit(finding: Cases, measuring: Cases, keep: float) -> Circuit:
     """Return the circuit that some cases find, measured on others."""
-    trail = search(finding, circuit_scores(finding), keep)
+    trail = search(finding, keep)
     mask = trail[-1]
     effects = part_effects(measuring, mask)
     # Such parts of early layers encode the tokens themselves, for whatever is asked about them.

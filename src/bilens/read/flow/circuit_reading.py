@@ -170,9 +170,9 @@ def circuits(
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
-    The first questions of a task order the parts, by gradients of f at circuits that start from
-    contrastive flow, and parts are dropped as long as f stays above `keep` on them. The other
-    questions measure. Of a single question the parts are at positions, and it measures itself.
+    From all parts on, those that are worth least on the first questions of a task are dropped, as
+    long as f stays above `keep` on them. The other questions measure. Of a single question the
+    parts are at positions, and it measures itself.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
@@ -181,8 +181,8 @@ def circuits(
     Args:
         model: any.
         questions: each with a second text of as many tokens; by the names of their tasks.
-        keep: least f on the questions that order.
-        ordering: number of questions of a task that order; half of all, if there are fewer than
+        keep: least f on the questions that find the circuit.
+        ordering: number of questions of a task that find it; half of all, if there are fewer than
             twice as many.
 
     Raises:
