@@ -88,7 +88,7 @@ def test_several_seeds(tmp_path, capsys):
     assert list(result["runs"]) == [str(tmp_path / f"seed-{seed}") for seed in (5, 6, 7)]
 
 
-def test_a_run_is_not_overwritten(run, capsys):
+def test_a_run_is_not_overwritten(run, capsys, caplog):
     before = (run / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit):
         main(["train", "images", *SMALL, "--output", "run"])
@@ -97,9 +97,8 @@ def test_a_run_is_not_overwritten(run, capsys):
     assert "or choose another --output" in shown
     assert (run / "model.safetensors").read_bytes() == before
     main(["train", "images", *SMALL, "--output", "run", "--resume"])
-    captured = capsys.readouterr()
-    assert "run is finished" in captured.err
-    assert "test accuracy" in captured.out
+    assert "run is finished" in caplog.text
+    assert "test accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ WRITERS = {
 """By name: the arguments before the path that a command writes to."""
 LONG = ("demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
-SILENT = ("decompose", "doctor")
+SILENT = ("decompose", "doctor", "cite")
 """Commands without such an option; `decompose` writes into the run that it reads."""
 READINGS = ("ngrams", "heads", "contexts", "flow")
 """Commands of analyses whose output has a form of its own; the others share their writers."""

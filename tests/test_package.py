@@ -13,9 +13,11 @@ from operator import and_
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from bilens.cli.installation import BIBTEX
 from bilens.kernels.attention import TRITON
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +60,15 @@ def test_the_source_distribution_holds_what_building_and_citing_need(built):
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"CITATION.cff", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "experiments"))]
+
+
+def test_the_entry_of_bibtex_is_that_of_the_citation_file():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert f"{{{cited['title']}}}" in BIBTEX
+    assert f"{{{{{cited['authors'][0]['name']}}}}}" in BIBTEX
+    assert f"{{{cited['date-released'].year}}}" in BIBTEX
+    assert f"{{{cited['version']}}}" in BIBTEX
+    assert f"```bibtex\n{BIBTEX}\n```" in (ROOT / "README.md").read_text()
 
 
 BRIEF_DEMO = """

@@ -1,6 +1,12 @@
-"""Progress of long work: a bar in a terminal or notebook, or else a line every half minute."""
+"""Progress of long work: a bar in a terminal or notebook, or else a line every half minute.
 
+Lines go to the logger "bilens", whose level is that of BILENS_VERBOSITY, or info. A program that
+configures logging has them in its own handlers; otherwise they go to standard error.
+"""
+
+import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +23,30 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bilens.errors import BilensError
+
 PACE = 30.0
 """Seconds between two lines."""
+
+
+class _StandardError(logging.Handler):
+    """Prints lines of a program that has configured no logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The stream of this moment: notebooks and tests exchange it.
+        if not logging.getLogger().handlers and sys.stderr is not None:
+            print(self.format(record), file=sys.stderr)  # noqa: T201
+
+
+logger = logging.getLogger("bilens")
+"""The logger of everything; only rank 0 of `torchrun` logs."""
+logger.addFilter(lambda _: _is_first_process())
+logger.addHandler(_StandardError())
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+if (level := os.environ.get("BILENS_VERBOSITY", "info").upper()) not in LEVELS:
+    names = ", ".join(LEVELS).lower()
+    raise BilensError(f"BILENS_VERBOSITY={level.lower()}, expected one of {names}")
+logger.setLevel(level)
 
 
 def progress_bar() -> Progress:
@@ -33,14 +61,12 @@ def progress_bar() -> Progress:
     )
     # Notebooks redraw a bar by ipywidgets, which Jupyter and Colab bring.
     notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    shown = _is_first_process() and (console.is_terminal or notebook)
+    shown = (
+        _is_first_process()
+        and logger.isEnabledFor(logging.INFO)
+        and (console.is_terminal or notebook)
+    )
     return _Display(*columns, console=console, disable=not shown, transient=True)
-
-
-def print_status(text: str) -> None:
-    """Print a text on standard error; only rank 0 of `torchrun` prints."""
-    if _is_first_process():
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Display(Progress):
@@ -69,9 +95,8 @@ class _Display(Progress):
         parts = [f"{task.completed:,.0f}{total}"]
         if task.time_remaining is not None:
             parts.append(f"about {task.time_remaining:,.0f} s left")
-        print_status(
-            f"{task.description}: {', '.join([*parts, *filter(None, [task.fields['note']])])}"
-        )
+        parts += filter(None, [task.fields["note"]])
+        logger.info("%s: %s", task.description, ", ".join(parts))
 
 
 def _is_first_process() -> bool:

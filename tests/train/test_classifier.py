@@ -269,16 +269,17 @@ def test_three_layers_do_not_begin_at_zero(digits):
         assert 1e-4 < start(digits.train_images).std() < 1
 
 
-def test_a_model_at_chance_is_reported(digits, capsys):
+def test_a_model_at_chance_is_reported(digits, caplog):
     shuffled = replace(digits, test_labels=digits.test_labels.sort().values)
     train_classifier(CONFIG, shuffled, replace(BRIEF, epochs=1))
     assert re.search(
         r"^Test accuracy .* is no better than chance: always '\d' has 10.28%, of 360 images. Train "
         r"for more than these 23 steps \(epochs=1, batch_size=64\), with a slower decay \(0.85\)",
-        capsys.readouterr().err,
+        caplog.messages[-1],
     )
+    caplog.clear()
     train_classifier(CONFIG, digits, GENTLE)
-    assert "chance" not in capsys.readouterr().err
+    assert "chance" not in caplog.text
 
 
 def test_the_repr_is_one_line():

@@ -54,6 +54,7 @@ COMMANDS = {
     "explore": ("decompose", "Explore", "Look into a trained model in the browser."),
     "demo": ("installation", "Demo", "See it work: two models, trained and read."),
     "doctor": ("installation", "Doctor", "Versions, devices, and places of files."),
+    "cite": ("installation", "Cite", "The BibTeX entry of bilens."),
     "reproduce": ("installation", "Reproduce", "Reproduce a figure or table of the papers."),
 }
 """By name: the module and the class of a command, and a line about it."""

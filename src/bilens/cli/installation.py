@@ -1,4 +1,4 @@
-"""`bilens demo`, `doctor` and `reproduce`: commands that try an installation."""
+"""`bilens demo`, `doctor`, `cite` and `reproduce`: commands about an installation."""
 
 import ast
 import importlib
@@ -92,6 +92,14 @@ def reproduce(
     return record
 
 
+BIBTEX = f"""\
+@software{{bilens,
+  title   = {{bilens: read neural networks from their weights}},
+  author  = {{{{the bilens developers}}}},
+  year    = {{2026}},
+  version = {{{__version__}}}
+}}"""
+"""The entry as it is in README; a test compares both with CITATION.cff."""
 NEEDED = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
 OPTIONAL = {
     "triton": "attention without softmax on a GPU; computed in chunks without it",
@@ -154,6 +162,21 @@ class Doctor:
             else:
                 show_table(("", ""), cells.items(), title, words=2)
         return checks
+
+
+@dataclass(frozen=True)
+class Cite:
+    """Print the BibTeX entry of this version.
+
+    The sources of the methods are in the docs, on the page "What is exact".
+
+    bilens cite >> references.bib
+    """
+
+    def run(self) -> dict[str, Any]:
+        """Print."""
+        out.print(BIBTEX)
+        return {"bibtex": BIBTEX}
 
 
 def _version(name: str) -> str | None:

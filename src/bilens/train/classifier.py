@@ -16,7 +16,7 @@ from bilens.checks import check_finite, check_weights, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.progress import print_status, progress_bar
+from bilens.progress import logger, progress_bar
 from bilens.train.run_directory import (
     RunDirectory,
     check_free,
@@ -258,7 +258,7 @@ def _report_chance(data: ImageData, training: ClassifierTraining, accuracy: floa
         images, name = len(data.test_labels), data.class_names[int(counts.argmax())]
         chance = int(counts.max()) / images
         steps = training.epochs * -(-len(data.train_labels) // training.batch_size)
-        print_status(
+        logger.warning(
             f"Test accuracy {accuracy:.2%} is no better than chance: always {name!r} has "
             f"{chance:.2%}, of {images:,} images. Train for more than these {steps:,} steps "
             f"(epochs={training.epochs}, batch_size={training.batch_size}), with a slower decay "

@@ -36,7 +36,7 @@ from bilens.files import (
 )
 from bilens.lazy_imports import lazy_import
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
-from bilens.progress import print_status
+from bilens.progress import logger
 
 if TYPE_CHECKING:
     from accelerate import tracking
@@ -115,9 +115,9 @@ class RunDirectory:
         for checkpoint in self._checkpoints():
             if _is_intact(checkpoint):
                 return checkpoint
-            print_status(f"{checkpoint} is damaged or incomplete; using an earlier one.")
+            logger.warning("%s is damaged or incomplete; using an earlier one.", checkpoint)
             self._remove(checkpoint)
-        print_status(f"{self.path} has no checkpoint; the training starts from the beginning.")
+        logger.info("%s has no checkpoint; the training starts from the beginning.", self.path)
         return None
 
     def start_metrics(self, records: list[dict[str, Any]]) -> None:
@@ -192,7 +192,7 @@ def open_run(
             _check_same(path, before, settings, length)
             run.finished = finished and before == settings
         if run.finished:
-            print_status(f"{path} is finished: nothing is left to train.")
+            logger.info("%s is finished: nothing is left to train.", path)
             tracker = "none"
         else:
             run.write_settings()
