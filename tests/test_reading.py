@@ -145,7 +145,7 @@ def test_everything_is_derived_from_facts_and_a_frame():
     table, picture = section.parts
     assert table.header == ["head", "score", "n"]
     assert table.rows == [('" <s>"', "12.3", "1,000"), ("0.1", "-0.5", "2")]
-    assert table.n_words == 1
+    assert table.is_word == [True, False, False]
     assert picture.name == "plot"
     assert list(picture.figure.data[0].x) == ['" &lt;s&gt;"', "0.1"]
     assert list(picture.figure.data[0].y) == [12.345, -0.5]

@@ -78,11 +78,11 @@ class Table:
         return [str(name) for name in self.shown.columns]
 
     @property
-    def n_words(self) -> int:
-        """Number of columns of words."""
+    def is_word(self) -> list[bool]:
+        """Whether each column has words, which are at its left; numbers are at its right."""
         if self.words is not None:
-            return self.words
-        return sum(dtype.kind not in "fiu" for dtype in self.shown.dtypes)
+            return [number < self.words for number in range(len(self.header))]
+        return [dtype.kind not in "fiu" for dtype in self.shown.dtypes]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:

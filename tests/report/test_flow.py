@@ -102,8 +102,8 @@ def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     assert first.title == "Why t3 rather than t4 after “<i>a</i>”?"
     assert len(first.text.split()) <= 40
     assert first.text.startswith(f"The value of {split_flow.value:+.3g} starts mostly at “")
-    share = f"takes {0.9 / split_flow.value:.0%} of it away, measured."
-    assert first.text.endswith(f"Removing the 2 strongest heads and MLPs at once {share}")
+    left = f"it is {split_flow.value - 0.9:+.3g}, measured."
+    assert first.text.endswith(f"Without the 2 strongest heads and MLPs {left}")
     assert "predicted -1, measured -0.9" in holds.text
     assert all(section.folded for section in others)
 
@@ -130,6 +130,16 @@ def test_interventions_are_drawn_by_kind():
     assert list(line.x) == list(line.y) == [-1.0, 1.5]
     expected = torch.tensor([[0.5, 1, -1], [0.4, 1.5, -0.9]]).corrcoef()[0, 1]
     assert f"correlation {float(expected):.2f}" in figure.layout.title.text
+
+
+def test_labels_of_interventions_do_not_overlap():
+    near = [Ablation(1 + i / 100, 1.0, f"head.0.{i}@3 a", "head") for i in range(5)]
+    figure = ablation_figure([*near, Ablation(-1.0, -0.9, "token@1 b", "token")])
+    head, token, _ = figure.data
+    assert [text for text in head.text if text] == ["head.0.4@3"]
+    assert head.customdata[0] == "head.0.0@3 a"
+    assert (head.textposition[0], token.textposition[0]) == ("middle left", "middle right")
+    assert len(ablation_figure([]).data) == 1
 
 
 def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):

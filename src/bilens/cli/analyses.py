@@ -172,7 +172,7 @@ def show_reading(reading: Reading) -> None:
             if isinstance(part, Table):
                 table = replace(part, frame=part.frame.head(ROWS))
                 caption = part.caption or section.title
-                show_table(table.header, table.rows, caption, words=table.n_words)
+                show_table(table.header, table.rows, caption, words=table.is_word)
                 if len(part.frame) > ROWS:
                     out.print(f"{ROWS} of {len(part.frame):,} rows; --json and --output have all")
             elif isinstance(part, ContextList):

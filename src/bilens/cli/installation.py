@@ -170,7 +170,7 @@ class Cite:
 
     The sources of the methods are in the docs, on the page "What is exact".
 
-    bilens cite >> references.bib
+    bilens cite
     """
 
     def run(self) -> dict[str, Any]:

@@ -47,7 +47,11 @@ out, errors = PlainConsole(), PlainConsole(stderr=True)
 
 
 def show_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, words: int = 1
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    *,
+    words: int | Sequence[bool] = 1,
 ) -> None:
     """Print cells under a header: in a frame, or as plain columns without a terminal.
 
@@ -55,12 +59,14 @@ def show_table(
         header: one name for each column.
         rows: their cells.
         title: above the table.
-        words: how many columns hold words, at the left; all others hold numbers.
+        words: how many columns hold words, which come first, or whether each does; words are at
+            the left of their column, numbers at the right.
     """
     framed = out.is_terminal
     table = Table(box=box.HEAVY_HEAD if framed else None, pad_edge=framed)
     for number, name in enumerate(header):
-        justify = "left" if number < words else "right"
+        is_word = number < words if isinstance(words, int) else words[number]
+        justify = "left" if is_word else "right"
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)

@@ -236,11 +236,13 @@ window.bilensFlow = (place, graph, remove) => {
       shape("title", {}, text, c.at.map((t) => `"${graph.tokens[t]}"`).join(" "));
       return [c.x, text];
     });
-    shape("text", { x: 2, y: BOTTOM - 8, class: "key" }, below, "layer");
+    const corner = shape("g", {}, below);
+    shape("rect", { x: 0, y: 0, width: LEFT, height: BOTTOM }, corner);
+    shape("text", { x: 2, y: BOTTOM - 8, class: "key" }, corner, "layer");
     const follow = () => {
       left.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
       below.setAttribute("transform", `translate(0 ${Math.min(box.scrollTop + box.clientHeight, svg.clientHeight || Infinity) - BOTTOM})`);
-      below.lastChild.setAttribute("x", box.scrollLeft + 2);
+      corner.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
     };
     const apply = () => {
       const size = [LEFT + zoom * width, zoom * height + BOTTOM + 12];
@@ -278,6 +280,7 @@ window.bilensFlow = (place, graph, remove) => {
       const start = [...units].filter((u) => u.kind === "token").sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))[0];
       const column = start && columns.find((c) => c.at.includes(start.position));
       box.scrollLeft = column ? zoom * (column.x - LEFTWARD * column.width) : 0;
+      box.parentElement.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
       follow();
     };
     box.replaceChildren(svg);

@@ -200,7 +200,9 @@ class Interval:
         return cls(float(rises.mean() / changes.mean()), float(low), float(high))
 
     def __str__(self) -> str:
-        return f"{self.value:.0%} [{self.low:.0%}, {self.high:.0%}]"
+        # A single question has no spread.
+        spread = f" [{self.low:.0%}, {self.high:.0%}]" if self.low < self.high else ""
+        return f"{self.value:.0%}{spread}"
 
 
 @dataclass(frozen=True)

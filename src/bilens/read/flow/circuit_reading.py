@@ -110,7 +110,10 @@ class CircuitReading(Reading):
 
     def plot(self) -> "go.Figure":
         """Draw the circuit over the tokens of a question, or the matrix of several tasks."""
-        return self.graph.plot() if self.transfer is None else self._matrix()
+        if self.transfer is not None:
+            return self._matrix()
+        drawn = sum(node.kind in ("head", "mlp") for node in self.graph.nodes)
+        return self.graph.plot(f"{drawn} of {self.circuits[0].size} parts, with their tokens")
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
@@ -135,7 +138,8 @@ class CircuitReading(Reading):
             "(denoising: share that is gained). Without it the tokens that it raises become less "
             "probable."
         )
-        sections.append(Section("Parts", parts, [[Table(self.frame(), "", self.formats)]]))
+        table = Table(self.frame(), "", self.formats)
+        sections.append(Section("Parts", parts, [[table]], folded=len(table.frame) > DRAWN))
         size = "The share that is restored on the questions that measure, by number of parts."
         curves = [Picture("sizes", self._curves), Table(self._sizes(), "Sizes")]
         sections.append(Section("Size", size, [curves], folded=True))

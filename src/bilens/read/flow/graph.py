@@ -283,11 +283,11 @@ class FlowGraph(Reading):
         """Return a row for each node, those that are measured first."""
         return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
 
-    def plot(self) -> "go.Figure":
-        """Draw the graph over the tokens of the text."""
+    def plot(self, caption: str = "") -> "go.Figure":
+        """Draw the graph over the tokens of the text, under a caption."""
         flow = self.flow
         of = "change" if flow.before is not None else "logit"
-        caption = (
+        caption = caption or (
             f"{len(self.nodes) - 1} of {len(flow.nodes) - 1:,} nodes: {self.share_of_logit:.0%} of "
             f"the {of} passes through them alone"
         )

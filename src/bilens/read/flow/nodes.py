@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.figures.canvas import BLUE, LINE, RED, dress
+from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress
 from bilens.lazy_imports import go
 from bilens.residual.interventions import Part
 from bilens.sections import plotly_text, signed
@@ -257,8 +257,9 @@ def graph_figure(
                 text=plotly_text(name),
                 showarrow=False,
                 xanchor="left",
-                xshift=12,
+                xshift=10,
                 font={"size": 10},
+                bgcolor=PAPER,
             )
     columns = ticks["columns"]
     names = [plotly_text(f'"{tokens[p]}"') for p in columns]

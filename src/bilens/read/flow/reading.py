@@ -262,28 +262,40 @@ def start_table(page: FlowPage) -> pd.DataFrame:
 def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     """Plot predicted against actual change of the logit, for parts that were removed.
 
-    The title has Pearson's correlation, and the largest changes have labels.
+    The title has Pearson's correlation. The largest changes have labels where there is room.
     """
     changes = torch.tensor(
         [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
     )
-    title = f"{len(ablations)} parts removed, one at a time"
+    title = f"{len(ablations)} parts, one at a time"
     if len(ablations) > 2:
         title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
-    largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
-    # Labels are on the side away from the diagonal, where they overlap least.
-    above = [result.actual > result.predicted for result in ablations]
+    places = changes.clone()
+    if ablations:
+        places -= changes.amin(0)
+        places /= places.amax(0).clamp(min=1e-9)
+    labelled: list[int] = []
+    for i in sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max())):
+        # A label is about a third of the width of a phone, and a twentieth of the height.
+        near = [(places[i] - places[j]).abs() for j in labelled]
+        if len(labelled) < LABELLED and not any(dx < 0.35 and dy < 0.05 for dx, dy in near):
+            labelled.append(i)
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
             x=[ablations[i].predicted for i in members],
             y=[ablations[i].actual for i in members],
-            text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
+            # The address alone: the tokens are in the table.
+            text=[
+                plotly_text(ablations[i].part.split(" ")[0]) if i in labelled else ""
+                for i in members
+            ],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
-            textposition=["middle left" if above[i] else "middle right" for i in members],
-            textfont={"size": 9},
+            # Labels stay inside.
+            textposition=[f"middle {'right' if places[i, 0] < 0.6 else 'left'}" for i in members],
+            textfont={"size": 10},
             name=kind,
             hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
         )
@@ -291,8 +303,13 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     ends = [min(values), max(values)]
     figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
     figure.update_traces(marker={"size": 7}, selector={"mode": "markers+text"})
-    # Blue and red mean the sign elsewhere, so that kinds have other colours.
-    figure.update_layout(colorway=["#1b7837", "#762a83", "#bf812d", "#35978f", GREY])
+    # Blue and red mean the sign elsewhere, so that kinds have other colours, for light and dark.
+    figure.update_layout(
+        colorway=["#1b9e77", "#9467bd", "#d98c1f", "#35978f", GREY],
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
+        margin_t=64,
+        title={"y": 0.97, "yanchor": "top"},
+    )
     figure.update_xaxes(title="change of the logit that the flow predicts")
     figure.update_yaxes(title="measured change")
     return figure
@@ -343,15 +360,13 @@ class FlowReading(Reading):
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
         through = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-        share = f"{-self.together.actual / (flow.value or 1.0):.0%}"
         n = self.together.part.count(" and ") + 1
         change = f"change of {signed(flow.value)}" if two else f"value of {signed(flow.value)}"
-        verb = "Exchanging" if two else "Removing"
         text = f"The {change} starts mostly at “{flow.tokens[start].strip()}”"
         if through:
             text += (
-                f" and passes through {through}. {verb} the {n} strongest heads and MLPs at once "
-                f"takes {share} of it away, measured"
+                f" and passes through {through}. Without the {n} strongest heads and MLPs it is "
+                f"{signed(flow.value + self.together.actual)}, measured"
             )
         return f"{text}."
 
