@@ -13,13 +13,13 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
-from experiments import circuits, pairs, pretrained, tasks
+from experiments import circuits, labels, pairs, pretrained, tasks
 from experiments import patching as recipe
 
 
 class TinyContext(RecipeContext):
     def choose(self, small, paper):
-        return {1: 1, 3: 2, 4: 1, 20: 2}[small]
+        return {1: 1, 2: 2, 3: 2, 4: 1, 20: 2}[small]
 
 
 def words():
@@ -163,6 +163,19 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
     before = (installed.models / "circuits-tiny-2.jsonl").read_text()
     circuits.run(installed)
     assert (installed.models / "circuits-tiny-2.jsonl").read_text() == before
+
+
+def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
+    [row, _] = labels.run(installed).numbers["tiny"]
+    assert row["labels"] > 0
+    assert all(0 <= row[name] <= 1 for name in ("measured", "nearest tokens", "chance"))
+    assert row["time"] > 0
+
+
+def test_what_a_node_does_is_what_it_raises_in_most_texts():
+    first, second = (labels.Labelled(tokens, ()) for tokens in (("is", "was"), ("is", "are")))
+    does = labels.typical([{(1,): first}, {(1,): second, (2,): second}, {(1,): second}])
+    assert does == {(1,): {"is", "are", "was"}}
 
 
 def test_a_missing_model_is_said(installed, monkeypatch):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -32,7 +33,7 @@ from bilens.residual.interventions import (
 )
 from bilens.residual.parts import LinearMap
 from bilens.sections import Fact, signed
-from bilens.settings import NotNegative
+from bilens.settings import Between, NotNegative
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,12 @@ def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
 @torch.no_grad()
 @checked
 def measure(
-    model: ResidualModel, flow: Flow, parts: Sequence[FlowPart], *, scale: NotNegative = 0.0
+    model: ResidualModel,
+    flow: Flow,
+    parts: Sequence[FlowPart],
+    *,
+    scale: NotNegative = 0.0,
+    tokens: Annotated[int, Between(1)] = TOKENS,
 ) -> list[Ablation]:
     """Run a model without each of some parts of a flow, or with their flow scaled.
 
@@ -116,6 +122,7 @@ def measure(
         flow: the flow.
         parts: numbers of nodes, pairs of numbers (above, below) for edges, or directions.
         scale: factor of the flow of a node, or of the input along an edge or direction.
+        tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
         BilensError: a node or edge does not exist, or is the logit, a remainder or, on one text, a
@@ -126,9 +133,9 @@ def measure(
     runs = measured.run([changes for _, changes in planned])
     results = []
     for part, (predicted, _), actual, (raised, lowered) in zip(
-        parts, planned, _changes(flow, runs), token_changes(model, runs, TOKENS), strict=True
+        parts, planned, _changes(flow, runs), token_changes(model, runs, tokens), strict=True
     ):
-        words = (token_words(model, tokens, TOKENS) for tokens in (raised, lowered))
+        words = (token_words(model, numbers, tokens) for numbers in (raised, lowered))
         results.append(Ablation(predicted, actual, *_name(flow, part), *words))
     return results
 
