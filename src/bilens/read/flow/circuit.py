@@ -235,7 +235,6 @@ class Circuit:
         needed: parts of the first half of the layers without which more than three quarters of the
             change are lost, whatever else the model does.
         ordering: f on the questions that found it.
-        keep: least f there that was asked for.
         restored: f on the questions that measure.
         left: f of everything else there, with the needed parts in place.
         curve: numbers of parts of larger circuits on the way, and f on the questions that measure.
@@ -247,7 +246,6 @@ class Circuit:
     effects: tuple[PartEffect, ...]
     needed: tuple[Part, ...]
     ordering: float
-    keep: float
     restored: Interval
     left: Interval
     curve: tuple[tuple[int, float], ...]
@@ -279,7 +277,6 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float) -> Circuit:
         effects=effects,
         needed=needed,
         ordering=float(finding.faithfulness(mask[None].double())[0]),
-        keep=keep,
         restored=Interval.of(values[-2], changes),
         left=Interval.of(values[-1], changes),
         curve=tuple(

@@ -84,8 +84,6 @@ class CircuitReading(Reading):
         )
         if circuit.restored.value > 1.05:
             text += ", more than all, since parts that oppose the answer are left out"
-        if circuit.ordering < circuit.keep:
-            text += f". No circuit kept {circuit.keep:.0%}: these are all parts"
         return f"{text}."
 
     def frame(self) -> pd.DataFrame:
