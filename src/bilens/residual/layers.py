@@ -189,8 +189,21 @@ class Heads(NormedInput):
 
         With `value_mix` these are the layer's own values, times their share.
         """
-        value, bias = folded_input(self.value, self.norm)
+        value, value_bias = self.value_weights()
         out, out_bias = folded_output(self.out, self.out_norm, self.residual_scale)
+        return HeadWeights(
+            value=value,
+            value_bias=value_bias,
+            out=out.T.unflatten(0, (self.n_heads, self.d_head)),
+            out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
+        )
+
+    @detached
+    def value_weights(
+        self,
+    ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"]]:
+        """Return V and its bias, as in `weights`."""
+        value, bias = folded_input(self.value, self.norm)
         bias = value.new_zeros(len(value)) if bias is None else bias
         if self.v_first_share is not None:
             # v + share (v_1 - v): the layer's own values keep 1 - share.
@@ -202,12 +215,7 @@ class Heads(NormedInput):
             split = values.unflatten(0, (self.n_kv_heads, self.d_head))
             return split.repeat_interleave(self.sharing, 0)
 
-        return HeadWeights(
-            value=by_head(value).mT,
-            value_bias=by_head(bias),
-            out=out.T.unflatten(0, (self.n_heads, self.d_head)),
-            out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
-        )
+        return by_head(value).mT, by_head(bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,14 +528,14 @@ class Parts(NormedInput):
         The heads read n of their own layer and, with `value_mix`, that of the first one too.
         """
         heads = self.layers[check_index("layer", layer, len(self.layers))].heads
-        weights, share = heads.weights(), heads.v_first_share
-        sources = [ValueSource(layer, weights.value, weights.value_bias)]
+        sources, share = [ValueSource(layer, *heads.value_weights())], heads.v_first_share
         if share is not None:
-            first, of_first = self.layers[0].heads.weights(), self.layers[0].heads.v_first_share
+            first, of_first = self.layers[0].heads, self.layers[0].heads.v_first_share
             assert of_first is not None
-            # `weights` has multiplied the first layer's values by 1 - its share; undo that.
-            mixed = (share / (1 - of_first)).detach().to(first.value)
-            sources.append(ValueSource(0, mixed * first.value, mixed * first.value_bias))
+            value, bias = first.value_weights()
+            # They are multiplied by 1 - the first layer's share; undo that.
+            mixed = (share / (1 - of_first)).detach().to(value)
+            sources.append(ValueSource(0, mixed * value, mixed * bias))
         return sources
 
     def embedding_factors(self) -> dict[Moment, float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import checked
+from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, sources, token_changes, token_words
@@ -281,6 +281,7 @@ class _Removals:
 
     def direction(self, part: StreamDirection) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a direction at all positions."""
+        check_index("layer", part.layer, self.model.n_layers)
         mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
         added = -less * (mlp.z @ v)

@@ -173,6 +173,7 @@ class Split:
         through_patterns: bool,
     ) -> None:
         self.model, self.trace, self.recorder, self.other = model, trace, recorder, other
+        # A pass of its own: in a batch rounding differs, where nothing changes between the texts.
         self.before = None if other is None else other.trace()
         self.through_patterns = through_patterns
         self.time, norm = len(trace.ids), model.parts.norm
@@ -185,9 +186,11 @@ class Split:
         else:
             last = norm_secant(norm, trace.stream, self.before.stream)
             self.change = trace.stream - self.before.stream
-        # The pass and the split each take all maps: their weights with gains, and several patterns.
+        # The pass and the split each take all maps: several patterns, and maps of heads with gains.
+        # MLPs have copies of their weights with gains on one text, and wide ones of narrow weights.
         mlp, d = model.parts.layers[0].mlp, model.d_model
-        numbers = (2 * mlp.up.n_out + 3 * d) * d + 12 * model.n_heads * self.time**2
+        copied = other is None or mlp.up.stored.dtype != model.parts.dtype
+        numbers = (2 * copied * mlp.up.n_out + 3 * d) * d + 12 * model.n_heads * self.time**2
         self.keeps = model.n_layers * numbers * trace.stream.element_size() <= KEPT_BYTES
         # Not in a cache of bound methods: that is a circle, which memory leaves late.
         self._mlp_maps: dict[int, LinearMLP] = {}

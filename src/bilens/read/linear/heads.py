@@ -174,7 +174,7 @@ class FrozenHeads(HeadsMap):
     def __init__(
         self, model: ResidualModel, trace: Trace, layer: int, *, through_patterns: bool = False
     ) -> None:
-        heads, of_layer = model.layer(layer).heads, trace.layers[layer]
+        heads, of_layer = model.parts.layers[layer].heads, trace.layers[layer]
         self.pattern = of_layer.pattern
         self.out = OutputMap.frozen(
             heads.out, heads.out_norm, of_layer.attn_out_scale, heads.residual_scale
@@ -257,7 +257,7 @@ class SecantHeads(HeadsMap):
         self, model: ResidualModel, traces: tuple[Trace, Trace], layer: int, call: AttentionCall
     ) -> None:
         self.model, self.layer, self.call = model, layer, call
-        heads, module = model.layer(layer).heads, model.layer(layer).heads.module
+        heads, module = model.parts.layers[layer].heads, model.parts.layers[layer].heads.module
         self.kind, self.norm = model.parts.attention, getattr(module, "norm", "none")
         self.pairs = projections(model, traces, layer, call.rotations)
         self.sources = values(model, traces, layer)
@@ -325,7 +325,7 @@ class SecantHeads(HeadsMap):
         if self.kind in ("softmax", "differential"):
             signs = [1.0]
             if self.kind == "differential":
-                signs.append(-float(self.model.layer(self.layer).heads.module.diff_lambda))  # type: ignore[arg-type]
+                signs.append(-float(self.model.parts.layers[self.layer].heads.module.diff_lambda))  # type: ignore[arg-type]
             halves = [self._softmax(a, b) for a, b in zip(scores1, scores0, strict=True)]
             signed = [
                 torch.stack([sign * part for part in half[0]])
@@ -374,7 +374,7 @@ class SecantHeads(HeadsMap):
 
     def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
         # A family with another formula would get a flow that adds up to a different model.
-        close = CLOSE.get(self.model.layer(self.layer).heads.out.stored.dtype, COARSE)
+        close = CLOSE.get(self.model.parts.layers[self.layer].heads.out.stored.dtype, COARSE)
         for pattern, trace in zip(patterns, traces, strict=True):
             model_pattern = trace.layers[self.layer].pattern
             gap = float((pattern - model_pattern).abs().max())

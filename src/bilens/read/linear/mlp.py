@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from bilens.read.linear.secants import NormMap, OutputMap, frozen_norm, norm_secant, secant_slope
 from bilens.residual import ResidualModel, Trace
-from bilens.residual.layers import folded_input
 from bilens.tensor.factors import with_constant
 from bilens.tensor.quadratic import apply_factored
 
@@ -61,7 +60,7 @@ class LinearMLP:
     missing.
 
     Attributes:
-        left: L, with the norm's gain.
+        left: L, with the norm's gain unless `gain` has it.
         right: R; None without a gate.
         out: D and a norm after it.
         z: the normalised input, or its change.
@@ -72,6 +71,7 @@ class LinearMLP:
         quadratic: whether J z is quadratic in z, as that of a gated MLP on one text.
         constant: whether the last coordinate of z is the constant 1.
         norm: between the stream and z.
+        gain: of the norm; None if L and R have it in them.
     """
 
     left: Float[Tensor, "rank n_in"]
@@ -84,11 +84,12 @@ class LinearMLP:
     quadratic: bool
     constant: bool
     norm: NormMap
+    gain: Float[Tensor, " #n_in"] | None = None
 
     @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
         """Return the MLP of a layer on one text, its norms and gate ratios held fixed."""
-        mlp, of_layer = model.layer(layer).mlp, trace.layers[layer]
+        mlp, of_layer = model.parts.layers[layer].mlp, trace.layers[layer]
         tensor = mlp.factors()
         n = of_layer.mlp_n
         ratio = of_layer.gate_ratio
@@ -116,18 +117,20 @@ class LinearMLP:
     @classmethod
     def between(cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int) -> "LinearMLP":
         """Return the MLP of a layer between two texts, with nothing held fixed."""
-        mlp = model.layer(layer).mlp
+        mlp = model.parts.layers[layer].mlp
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
         n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
-        left, left_bias = folded_input(mlp.up, mlp.norm)
-        ups = [functional.linear(n, left, left_bias) for n in (n1, n0)]
+        # Gains stay apart from the weights, of which a copy would take longer than their products.
+        normed = torch.stack([n if mlp.norm is None else mlp.norm.applied(n) for n in (n1, n0)])
+        left = mlp.up.weight()
+        ups = functional.linear(normed, left, mlp.up.bias())
         right = None
         if mlp.gate is None:
             hidden = [mlp.act(up) for up in ups]
             a, b, slope = secant_slope(mlp.act, ups[0], ups[1]), None, None
         else:
-            right, right_bias = folded_input(mlp.gate, mlp.norm)
-            gates = [functional.linear(n, right, right_bias) for n in (n1, n0)]
+            right = mlp.gate.weight()
+            gates = functional.linear(normed, right, mlp.gate.bias())
             acts = [mlp.act(gate) for gate in gates]
             hidden = [up * act for up, act in zip(ups, acts, strict=True)]
             slope = secant_slope(mlp.act, gates[0], gates[1])
@@ -152,6 +155,7 @@ class LinearMLP:
             quadratic=False,
             constant=False,
             norm=norm_secant(mlp.norm, x1, x0),
+            gain=None if mlp.norm is None else mlp.norm.gain(),
         )
 
     def weights(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "time rank"]:
@@ -168,9 +172,9 @@ class LinearMLP:
         """Return p = J'w at some positions, whose product with z is the flow through the MLP."""
         weights = self.out.pull(w, at) @ self.out.weight
         p = (weights * self.through_left[at]) @ self.left
-        if self.right is None or self.through_right is None:
-            return p
-        return p + (weights * self.through_right[at]) @ self.right
+        if self.right is not None and self.through_right is not None:
+            p = p + (weights * self.through_right[at]) @ self.right
+        return p if self.gain is None else self.norm.centred(p * self.gain)
 
     def read(
         self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
@@ -188,10 +192,20 @@ class LinearMLP:
         return self.out.push(self._hidden(rows, position) @ self.out.weight.T, position)
 
     def _hidden(self, rows: Tensor, at: Tensor | slice) -> Float[Tensor, "m rank"]:
+        rows = self._gained(rows)
         hidden = self.through_left[at] * (rows @ self.left.T)
         if self.right is None or self.through_right is None:
             return hidden
         return hidden + self.through_right[at] * (rows @ self.right.T)
+
+    def _gained(self, rows: Tensor) -> Tensor:
+        return rows if self.gain is None else self.norm.centred(rows) * self.gain
+
+    def _form(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return products of the forms Q of some positions, given q, with vectors."""
+        assert self.right is not None
+        images = apply_factored(self.left, self.right, weights, self._gained(rows))
+        return images if self.gain is None else self.norm.centred(images * self.gain)
 
     def frozen_units(self, z: Float[Tensor, "time n_in"]) -> Float[Tensor, "time rank"]:
         """Return the hidden units for other inputs, gate ratios held fixed; not between texts."""
@@ -249,10 +263,9 @@ class LinearMLP:
         parts, of_input = [], self.quadratic or (orthogonal == "inputs" and self.right is not None)
         for at in active.split(at_once if m is None else max(1, len(active))):
             if of_input:
-                assert self.right is not None
                 assert self.curvature is not None
                 forms = self.weights(w)[at] * self.curvature[at]
-                apply = partial(apply_factored, self.left, self.right, forms)
+                apply = partial(self._form, forms)
                 ends = torch.stack([self.z[at], p[at]], 1)
                 # On one text p is Qz, so that a space of two dimensions from z holds it.
                 starts = ends[:, :1] if self.quadratic else ends

@@ -1,6 +1,6 @@
 """Queries, keys and values of a layer on one text or two, as linear maps of the stream."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.nn.language.attention import rotate
@@ -18,11 +19,67 @@ from bilens.residual.layers import Heads, folded_input
 from bilens.residual.parts import LinearMap, Norm
 from bilens.residual.running import attention_call
 
-ROWS = 2048
-"""Rows that are rotated at once."""
-
 Pairs = tuple[Int[Tensor, " m"], ...]
 """Numbers of heads, of positions that attend, and of the positions that they attend to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary positions: coordinate i of a vector y at t becomes cos_ti y_i + sin_ti y_j.
+
+    Attributes:
+        cos: the factor of each coordinate itself; it may have a scale in it.
+        sin: the factor of its partner, with its sign.
+        partner: j, the other coordinate of the plane in which i turns; i if it does not turn.
+    """
+
+    cos: Float[Tensor, "time 1 d"]
+    sin: Float[Tensor, "time 1 d"]
+    partner: Int[Tensor, " d"]
+
+    @classmethod
+    def shown_by(
+        cls, rotate: Callable[[Tensor], Sequence[Tensor]], one: Float[Tensor, "time d"]
+    ) -> tuple["Rotation", "Rotation"]:
+        """Return the rotations of queries and of keys, which turn the same planes.
+
+        Args:
+            rotate: turns rows of vectors (rows, time, d), as queries and as keys.
+            one: a row of ones.
+        """
+        time, d = one.shape
+        # Unit vectors, each at some position but the first, where nothing turns, show the partners.
+        places = torch.arange(min(1, time - 1), time, device=one.device)
+        count = -(-d // len(places))
+        unit = torch.arange(count * len(places), device=one.device).reshape(count, -1) % d
+        units = one.new_zeros(count, time, d)
+        units[:, places] = functional.one_hot(unit, d).to(units)
+        turned = torch.stack(tuple(rotate(units))).abs().sum(0)[:, places]
+        turned = turned.scatter(2, unit[..., None], 0)
+        largest, other = turned.max(-1)
+        partner = torch.arange(d, device=one.device)
+        partner[unit[largest > 0]] = other[largest > 0]
+        # Ones at one coordinate of each plane return its cosine, and the sine of its partner.
+        first = torch.arange(d, device=one.device) <= partner
+        ones = torch.stack([first, ~first]).to(one)[:, None].expand(-1, time, -1)
+        by_first, by_second = torch.stack(tuple(rotate(ones.contiguous())), 1)[..., None, :]
+        cos, sin = (
+            torch.where(first, a, b) for a, b in ((by_first, by_second), (by_second, by_first))
+        )
+        q, k = (cls(*part, partner) for part in zip(cos, sin, strict=True))
+        return q, k
+
+    def __getitem__(self, at: Int[Tensor, " m"]) -> "Rotation":
+        """Return the rotations at some of the positions."""
+        return Rotation(self.cos[at], self.sin[at], self.partner)
+
+    def push(self, y: Float[Tensor, "time k d"]) -> Float[Tensor, "time k d"]:
+        """Return vectors of each position, turned."""
+        return self.cos * y + self.sin * y[..., self.partner]
+
+    def pull(self, w: Float[Tensor, "time k d"]) -> Float[Tensor, "time k d"]:
+        """Return the directions before the rotation that directions after it read: the adjoint."""
+        return self.cos * w + (self.sin * w)[..., self.partner]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +93,7 @@ class Projection:
         bias: added after W at each position; None where it does not count.
         inner: the norm of queries or keys, of each head or of all heads together; None without one.
         gain: of the inner norm.
-        rotation: R at each position; None without rotary positions.
+        rotation: R; None without rotary positions.
         over_heads: whether the inner norm is over all heads together.
         constant: last coordinate of each head, which no input changes; None without one.
         change: the part of the projection that the flow splits: its change, or all of it.
@@ -51,7 +108,7 @@ class Projection:
     bias: Float[Tensor, "#time kv_heads d_head"] | None = None
     inner: NormMap | None = None
     gain: Float[Tensor, "kv_heads d_head"] | None = None
-    rotation: Float[Tensor, "time d_head d_head"] | None = None
+    rotation: Rotation | None = None
     over_heads: bool = False
     constant: Float[Tensor, " heads"] | None = None
 
@@ -67,9 +124,7 @@ class Projection:
             return x, added if self.bias is None else added + rows[:, -1] * self.constant[head]
         shared = head // (len(self.change) // len(self.weight))
         if self.rotation is not None:
-            parts = zip(rows.split(ROWS), at.split(ROWS), strict=True)
-            # In parts, since a matrix is gathered for every row.
-            rows = torch.cat([(r[:, None] @ self.rotation[t])[:, 0] for r, t in parts])
+            rows = self.rotation[at].pull(rows[:, None])[:, 0]
         if self.gain is not None:
             rows = rows * self.gain[shared]
         if self.inner is not None and self.over_heads:
@@ -82,6 +137,28 @@ class Projection:
             of_head = shared == number
             x[of_head] = rows[of_head] @ self.weight[number]
         return self.stream[at].pull(x), self._constants(rows[:, None], shared[:, None], at)
+
+    def pull_all(
+        self, rows: Float[Tensor, "heads time d_head"]
+    ) -> tuple[Float[Tensor, "time d_model"], Float[Tensor, ""]]:
+        """Return the directions that rows of all heads and positions read, summed over heads."""
+        added = rows.new_zeros(())
+        if self.constant is not None:
+            if self.bias is not None:
+                added = (rows[..., -1] * self.constant[:, None]).sum()
+            rows = rows[..., :-1]
+        # All is linear, so that heads that share keys and values are summed first.
+        rows = rows.unflatten(0, (len(self.weight), -1)).sum(1).transpose(0, 1)
+        if self.rotation is not None:
+            rows = self.rotation.pull(rows)
+        if self.gain is not None:
+            rows = rows * self.gain
+        if self.inner is not None:
+            given = rows.flatten(1) if self.over_heads else rows
+            rows = self.inner.pull(given).reshape(rows.shape)
+        if self.bias is not None:
+            added = added + (rows * self.bias).sum()
+        return self.stream.pull(rows.flatten(1) @ self.weight.flatten(0, 1)), added
 
     def _pull_whole(
         self, rows: Tensor, head: Tensor, at: Tensor
@@ -150,10 +227,7 @@ class Reads:
         # Summed over the other end first: one row for each head and position instead of each pair.
         weights = self.weights * among
         rows = (weights.mT if self.at_source else weights) @ self.partner
-        heads, time, _ = rows.shape
-        head, at = torch.ones(heads, time, device=rows.device).nonzero(as_tuple=True)
-        x, constants = self.projection.pull(rows.flatten(0, 1), head, at)
-        return x.unflatten(0, (heads, time)).sum(0), constants.sum()
+        return self.projection.pull_all(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +235,14 @@ class AttentionCall:
     """The options of a layer's attention on texts of one length.
 
     Attributes:
-        rotations: of queries and of keys at each position; None without rotary positions.
+        rotations: of queries and of keys; None without rotary positions.
         scale: of the scores.
         mask: the positions (columns) that each position (rows) attends to.
         softcap: c where scores are c tanh(z / c).
         sink: a constant score of each head in the softmax's denominator.
     """
 
-    rotations: tuple[Float[Tensor, "time d d"], Float[Tensor, "time d d"]] | None
+    rotations: tuple[Rotation, Rotation] | None
     scale: float
     mask: Bool[Tensor, "time time"]
     softcap: float | None = None
@@ -198,7 +272,7 @@ class CallRecorder:
 
     def call(self, layer: int) -> AttentionCall:
         """Return the options of a layer's attention."""
-        heads = self.model.layer(layer).heads
+        heads = self.model.parts.layers[layer].heads
         causal = torch.ones(self.time, self.time, dtype=torch.bool, device=self.model.device).tril()
         if hasattr(heads.module, "queries_keys"):
             return AttentionCall(self._own_rotations(), float(heads.module.scale), causal)  # type: ignore[arg-type]
@@ -210,53 +284,32 @@ class CallRecorder:
             )
         return self._called(heads, causal)
 
-    def _own_rotations(self) -> tuple[Tensor, Tensor] | None:
+    def _own_rotations(self) -> tuple[Rotation, Rotation] | None:
         ids = torch.zeros(1, self.time, dtype=torch.int64, device=self.model.device)
         places = torch.arange(self.time, device=ids.device)[None]
         _, _, rope = self.model.model.embed_text(ids, places)
         if rope is None:
             return None
-        d_head = self.model.layer(0).heads.pairs[0][0].n_out // self.model.n_heads
-        eye = torch.eye(d_head, dtype=self.model.parts.dtype, device=ids.device)
-        # Row j of the batch is the unit vector e_j, so that it becomes column j of R.
-        columns = rotate(eye[:, None, None].expand(-1, 1, self.time, -1), rope)[:, 0]
-        rotation = columns.permute(1, 2, 0)
-        return rotation, rotation
+        d_head = self.model.parts.layers[0].heads.pairs[0][0].n_out // self.model.n_heads
+        one = torch.ones(self.time, d_head, dtype=self.model.parts.dtype, device=ids.device)
+        return Rotation.shown_by(lambda rows: [rotate(rows[:, None], rope)[:, 0]] * 2, one)
 
     def _called(self, heads: Heads, causal: Tensor) -> AttentionCall:
-        """Return the options of attention of transformers, by a call of the module itself.
+        """Return the options of attention of transformers, by calls of the module itself.
 
-        In the call queries and keys before their norms are unit vectors, and norms do nothing. So
-        the module returns the columns of its rotations, for every kind of rotary positions.
+        In the calls queries and keys before their norms are given, and norms do nothing. So the
+        module shows its rotations, for every kind of rotary positions.
         """
-        arguments, keywords = self.arguments[heads.module]
-        (query, key), *_ = heads.pairs
-        d_head = query.n_out // heads.n_heads
-        x = heads.out.stored.new_zeros(d_head, self.time, self.model.d_model)
-        # Families rotate in many ways. Unit vectors in place of queries and keys come out as the
-        # columns of whatever matrix the module itself applies.
-        with ExitStack() as stack:
-            modules = {part.module for part in (query, key, heads.value)}
-            for module in modules:
-                filled = _unit_rows(module, (query, key), d_head, x)
-                stack.enter_context(_instead(module, partial(_given, filled)))
-            for norm in heads.inner:
-                stack.enter_context(_instead(norm.module, lambda y: y))
-            if arguments:
-                arguments = (x, *arguments[1:])
-            else:
-                keywords = {**keywords, "hidden_states": x}
-            call = partial(heads.module, *arguments, **keywords)
-            options = attention_call(self.model.model, call)
-        if options is None:
-            raise BilensError(
-                f"{type(heads.module).__name__} is not built on the attention interface of "
-                "transformers, which a flow between two texts needs. A flow of one text, without "
-                "against, is available"
-            )
+        query, _ = heads.pairs[0]
+        options: dict[str, Any] = {}
+
+        def rotated(rows: Tensor) -> list[Tensor]:
+            options.update(self._options(heads, rows))
+            return [options[name][:, 0].to(rows) for name in ("query", "key")]
+
         wide = self.model.parts.dtype
-        # (j, head, time, d) -> (time, d, j), which are the same for every head.
-        q, k = (options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("query", "key"))
+        one = torch.ones(self.time, query.n_out // heads.n_heads, dtype=wide)
+        rotations = Rotation.shown_by(rotated, one.to(self.model.device))
         # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
         mask = options["mask"]
         if mask is not None:
@@ -264,26 +317,51 @@ class CallRecorder:
             causal = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
         sink = options.get("s_aux", getattr(heads.module, "sinks", None))
         return AttentionCall(
-            rotations=(q, k),
+            rotations=rotations,
             scale=float(options["scaling"]),
             mask=causal,
             softcap=options.get("softcap"),
             sink=None if sink is None else sink.detach().to(wide),
         )
 
+    def _options(self, heads: Heads, rows: Float[Tensor, "batch time d_head"]) -> dict[str, Any]:
+        """Return the options of attention if all queries and keys before their norms are rows."""
+        arguments, keywords = self.arguments[heads.module]
+        rows = rows.to(heads.out.stored.dtype)
+        # What the module reads does not matter, as its maps return the rows.
+        x = rows[..., :1].expand(*rows.shape[:2], self.model.d_model)
+        with ExitStack() as stack:
+            for module in {part.module for part in (*heads.pairs[0], heads.value)}:
+                filled = _in_every_head(module, heads.pairs[0], rows)
+                stack.enter_context(_instead(module, partial(_given, filled)))
+            for norm in heads.inner:
+                stack.enter_context(_instead(norm.module, lambda y: y))
+            if arguments:
+                arguments = (x, *arguments[1:])
+            else:
+                keywords = {**keywords, "hidden_states": x}
+            options = attention_call(
+                self.model.model, partial(heads.module, *arguments, **keywords)
+            )
+        if options is None:
+            raise BilensError(
+                f"{type(heads.module).__name__} is not built on the attention interface of "
+                "transformers, which a flow between two texts needs. A flow of one text, without "
+                "against, is available"
+            )
+        return options
 
-def _unit_rows(
-    module: nn.Module, maps: tuple[LinearMap, ...], d_head: int, x: Tensor
-) -> Float[Tensor, "d_head time n_out"]:
-    """Return an output of a linear map in which row j of the batch is e_j in every head."""
+
+def _in_every_head(
+    module: nn.Module, maps: tuple[LinearMap, ...], rows: Float[Tensor, "batch time d_head"]
+) -> Float[Tensor, "batch time n_out"]:
+    """Return an output of a linear map that has the same rows in every head."""
     # A fused module has the outputs of all its maps; those of values stay 0.
-    outputs = LinearMap("", module).n_out
-    filled = x.new_zeros(d_head, x.shape[1], outputs)
+    filled = rows.new_zeros(*rows.shape[:2], LinearMap("", module).n_out)
     for part in maps:
         if part.module is module:
-            rows = torch.arange(part.n_out) if part.rows is None else part.rows
-            for j, places in enumerate(rows.reshape(-1, d_head).T):
-                filled[j, :, places] = 1
+            places = torch.arange(part.n_out) if part.rows is None else part.rows
+            filled[..., places] = rows.repeat(1, 1, part.n_out // rows.shape[-1])
     return filled
 
 
@@ -308,14 +386,16 @@ def projections(
     model: ResidualModel,
     traces: tuple[Trace, Trace | None],
     layer: int,
-    rotations: tuple[Tensor, Tensor] | None,
+    rotations: tuple[Rotation, Rotation] | None,
 ) -> list[tuple[Projection, Projection]]:
     """Return the queries and keys of a layer, one or two pairs, on a text or between two.
 
     Without a second text its trace is None.
     """
     read = partial(_Projector(model, traces, layer).queries_or_keys, rotations)
-    return [(read(pair, 0), read(pair, 1)) for pair in range(len(model.layer(layer).heads.pairs))]
+    return [
+        (read(pair, 0), read(pair, 1)) for pair in range(len(model.parts.layers[layer].heads.pairs))
+    ]
 
 
 def _score_constant(heads: Heads, pair: int, side: int) -> Float[Tensor, " heads"] | None:
@@ -344,7 +424,7 @@ class _Projector:
         self, model: ResidualModel, traces: tuple[Trace, Trace | None], layer: int
     ) -> None:
         self.model, self.moment = model, Moment.input(layer)
-        self.heads = model.layer(layer).heads
+        self.heads = model.parts.layers[layer].heads
         runs = [trace.layers[layer] for trace in traces if trace is not None]
         self.n = [run.attn_n for run in runs]
         self.stream = _norm_map(self.heads.norm, [run.attn_input for run in runs])
@@ -355,7 +435,7 @@ class _Projector:
         return self._projection(matrix.mT, runs, bias=bias[None])
 
     def queries_or_keys(
-        self, rotations: tuple[Tensor, Tensor] | None, number: int, side: Literal[0, 1]
+        self, rotations: tuple[Rotation, Rotation] | None, number: int, side: Literal[0, 1]
     ) -> Projection:
         """Return queries (side 0) or keys of a pair: W and its bias, the norm, then the rotation.
 
@@ -389,7 +469,7 @@ class _Projector:
             runs = [y * gain for y in runs]
         rotation = None if rotations is None else rotations[side]
         if rotation is not None:
-            runs = [torch.einsum("the,tde->thd", y, rotation) for y in runs]
+            runs = [rotation.push(y) for y in runs]
         runs = [y.transpose(0, 1).repeat_interleave(heads.n_heads // count, 0) for y in runs]
         constant = _score_constant(heads, number, side)
         if constant is not None:

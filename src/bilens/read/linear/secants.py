@@ -49,13 +49,13 @@ class NormMap:
 
     def push(self, v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return the change of the normalised output, given the change of the input."""
-        c = self._centred(v)
+        c = self.centred(v)
         return self.scale[..., None] * c + self._along_middle(c)
 
     def pull(self, w: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return the direction of the input that a direction of the output reads: the adjoint."""
         # Centring is symmetric and comes last here, since `push` does it first.
-        return self._centred(self.scale[..., None] * w + self._along_middle(w))
+        return self.centred(self.scale[..., None] * w + self._along_middle(w))
 
     def _along_middle(self, v: Tensor) -> Tensor | float:
         if self.middle is None or self.slope is None:
@@ -63,7 +63,8 @@ class NormMap:
         along = (self.middle * v).sum(-1, keepdim=True)
         return self.slope[..., None] * along * self.middle
 
-    def _centred(self, v: Tensor) -> Tensor:
+    def centred(self, v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return v, without its mean if the norm subtracts it."""
         return v - v.mean(-1, keepdim=True) if self.centres else v
 
 
@@ -142,10 +143,12 @@ class OutputMap:
         `routed` is a change of the hidden numbers that is written like a bias.
         """
         weight, bias = part.weight(), part.bias()
-        # A bias cancels in a difference, but the norm after it depends on it.
-        outputs = [h @ weight.T + (0 if bias is None else bias) for h in hidden]
-        secant = norm_secant(norm, outputs[0], outputs[1])
-        gain, written = _gain(norm, weight, factor), torch.zeros_like(outputs[0])
+        secant = NormMap(torch.ones_like(hidden[0][:, 0]))
+        if norm is not None:
+            # A bias cancels in a difference, but the norm after it depends on it.
+            outputs = [h @ weight.T + (0 if bias is None else bias) for h in hidden]
+            secant = norm_secant(norm, outputs[0], outputs[1])
+        gain, written = _gain(norm, weight, factor), weight.new_zeros(len(hidden[0]), len(weight))
         if routed is not None:
             written = gain * secant.push(routed @ weight.T)
         return cls(weight, secant, gain, written)
