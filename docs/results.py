@@ -22,7 +22,7 @@ GROUPS = {
     ],
     "Circuits and flows": ["circuits", "patching", "truth", "agreement", "stream_directions"],
     "Exactness and speed": [
-        *("exactness", "robustness", "flow_memory", "attention", "kernels"),
+        *("exactness", "robustness", "flow_memory", "flow_time", "attention", "kernels"),
         *("gpu", "peers", "speed", "suite", "help"),
     ],
 }
