@@ -165,11 +165,11 @@ def test_there_has_to_be_something_to_resume(tmp_path):
         run_anneal(tmp_path, resume=True)
 
 
-def test_a_finished_annealing_is_not_trained_on(annealed, capsys):
+def test_a_finished_annealing_is_not_trained_on(annealed, caplog):
     run, model, history = annealed
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     again, same = run_anneal(run, resume=True)
-    assert f"{run} is finished" in capsys.readouterr().err
+    assert f"{run} is finished" in caplog.text
     assert same == history
     assert find_swish(again.config) == 0
     check_same_model(again, model)

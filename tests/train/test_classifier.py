@@ -154,11 +154,11 @@ def test_what_is_there_is_not_overwritten(digits, tmp_path):
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_a_finished_training_says_so(digits, tmp_path, capsys):
+def test_a_finished_training_says_so(digits, tmp_path, caplog):
     model, history = train_classifier(CONFIG, digits, BRIEF, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     again, same = train_classifier(CONFIG, digits, BRIEF, tmp_path, resume=True)
-    assert f"{tmp_path} is finished: nothing is left to train" in capsys.readouterr().err
+    assert f"{tmp_path} is finished: nothing is left to train" in caplog.text
     assert same_weights(model, again)
     assert same == history
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

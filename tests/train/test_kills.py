@@ -110,7 +110,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("how", [cut, flip, Path.unlink])
 @pytest.mark.parametrize(("kind", "start"), [(k, name) for k in DAMAGES for name in DAMAGES[k]])
-def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path, caplog):
     run, train = tmp_path / "run", {"words": train_words, "images": train_images}[kind]
     shutil.copytree(stopped[kind] / "stopped", run)
     steps = [int(path.name.split("-")[1]) for path in (run / "checkpoints").iterdir()]
@@ -122,21 +122,21 @@ def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path
     else:
         result = RunDirectory(run, {}).newest_checkpoint()
         assert result == run / "checkpoints" / f"checkpoint-{min(steps)}"
-    assert f"{newest} is damaged or incomplete; using an earlier one" in capsys.readouterr().err
+    assert f"{newest} is damaged or incomplete; using an earlier one" in caplog.text
     if how is not flip or start not in ("model", "training_state"):
         return
     a, b = (load_file(single / "model.safetensors") for single in (run, stopped[kind] / "whole"))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, capsys):
+def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, caplog):
     run = tmp_path / "run"
     shutil.copytree(stopped["images"] / "stopped", run)
     for checkpoint in (run / "checkpoints").iterdir():
         (checkpoint / "manifest.json").write_text("[]")
     (run / "checkpoints" / "checkpoint-of-mine").mkdir()
     train_images(run, resume=True)
-    assert "has no checkpoint; the training starts from the beginning" in capsys.readouterr().err
+    assert "has no checkpoint; the training starts from the beginning" in caplog.text
     a, b = (
         load_file(single / "model.safetensors") for single in (run, stopped["images"] / "whole")
     )

@@ -134,11 +134,11 @@ def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch):
     assert not torch.equal(orders[0][0], orders[-1][0])
 
 
-def test_a_finished_training_is_not_trained_on(trained, capsys):
+def test_a_finished_training_is_not_trained_on(trained, caplog):
     run, model, history = trained
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     again, same = train(run, resume=True)
-    assert f"{run} is finished: nothing is left to train" in capsys.readouterr().err
+    assert f"{run} is finished: nothing is left to train" in caplog.text
     assert same == history
     check_same_model(again, model)
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
