@@ -14,10 +14,6 @@ from bilens.lazy_imports import datasets
 
 HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of its http client
 
-PATIENCE = 3.0
-"""Seconds until a hub that does not answer counts as out of reach."""
-
-
 _LOCK = RLock()
 
 
@@ -49,7 +45,7 @@ def _hub_asked_once() -> Iterator[None]:
 
 def _answers() -> bool:
     try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+        get_session().head(constants.ENDPOINT, timeout=3.0)
     except HTTPError:
         return False
     return True

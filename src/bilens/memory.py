@@ -12,7 +12,6 @@ if sys.platform != "win32":
     import resource
 
 MEMINFO = Path("/proc/meminfo")
-STATM = Path("/proc/self/statm")
 CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -77,7 +76,8 @@ def _limits() -> Iterator[int]:
     if sys.platform != "win32":
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
         if soft != resource.RLIM_INFINITY:
-            pages = int(STATM.read_text().split()[0]) if STATM.exists() else 0
+            statm = Path("/proc/self/statm")
+            pages = int(statm.read_text().split()[0]) if statm.exists() else 0
             yield max(0, soft - pages * resource.getpagesize())
 
 

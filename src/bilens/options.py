@@ -20,10 +20,7 @@ Loader = Callable[[type, Mapping[str, Any], bool], Any]
 """A function that returns the data of a type for some settings; None if it may and is not named."""
 DATA = ("Corpus", "ImageData")
 """Types of texts and images, which are loaded by name."""
-DATA_HELP = "Name of the data; by default that of the training."
 DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
-PLAIN_MODULES = ("builtins", "typing", "pathlib", "collections.abc")
-"""Modules of the types that a command line can parse."""
 REQUIRED = inspect.Parameter.empty
 
 
@@ -98,8 +95,9 @@ class Parameter:
             help = carried.help.format(self.help.rstrip("."))
             return [Option(self.name, carried.type, carried.default, help)]
         if carried.__name__ in DATA:
+            data_help = "Name of the data; by default that of the training."
             return [
-                Option("data", str | None, None, DATA_HELP if is_required else self.help),
+                Option("data", str | None, None, data_help if is_required else self.help),
                 Option("data_dir", Path | None, None, DATA_DIR_HELP),
             ]
         options = [option for field in fields_of(carried) for option in field.options()]
@@ -223,10 +221,12 @@ def _parsed(kind: Any) -> Any:
         return Annotated[(_parsed(parts[0]), *parts[1:])]
     if origin in (Union, UnionType):
         # A text is given as text; token ids are for Python.
+        # Modules of the types that a command line can parse.
+        plain_modules = ("builtins", "typing", "pathlib", "collections.abc")
         simple = [
             _parsed(part)
             for part in parts
-            if part is NoneType or getattr(part, "__module__", "") in PLAIN_MODULES
+            if part is NoneType or getattr(part, "__module__", "") in plain_modules
         ]
         return Union[tuple(simple)]  # noqa: UP007
     if origin is Sequence:

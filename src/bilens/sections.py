@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 Fact = tuple[str, str | float]
 """A name and its value."""
 
-DIGITS = 3
-"""Significant digits of the largest number of a column."""
-
 
 class Percent(float):
     """A share of one, which is shown as a percentage and is a number in JSON."""
@@ -109,7 +106,8 @@ def _common_format(values: Iterable[float]) -> str:
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest == 0:
         return "z.0f"
-    decimals = DIGITS - 1 - math.floor(math.log10(largest))
+    # The largest number of a column has three significant digits.
+    decimals = 2 - math.floor(math.log10(largest))
     # Numbers that need more places than that are easier to read with an exponent.
     return f"z.{max(0, decimals)}f" if -4 <= decimals <= 5 else "z.2e"
 

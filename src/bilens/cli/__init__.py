@@ -31,7 +31,6 @@ __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 JSON = "--json"
 OUTPUTS = ("output", "viewer", "save_graph", "figure", "neuronpedia", "space")
 """Options that name a file or a folder to write."""
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
@@ -262,7 +261,8 @@ def whole_number(text: str) -> int:
         ValueError: it is not one.
     """
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
-    value = float(match[1]) * UNITS[match[2]] if match else 0.5
+    units = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+    value = float(match[1]) * units[match[2]] if match else 0.5
     if match and not match[2] and "." not in text:
         return int(match[1])
     if value % 1:

@@ -16,9 +16,6 @@ from bilens.options import REQUIRED, Option
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import check_settings
 
-ROWS = 30
-"""Rows of a table that are printed."""
-
 MODEL_HELP = "run directory, folder or name of a model of a known family, or .gguf file."
 OUTPUT_HELP = (
     "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
@@ -169,12 +166,13 @@ def show_reading(reading: Reading) -> None:
     out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
     for section in reading.sections():
         for part in section.parts:
+            rows = 30
             if isinstance(part, Table):
-                table = replace(part, frame=part.frame.head(ROWS))
+                table = replace(part, frame=part.frame.head(rows))
                 caption = part.caption or section.title
                 show_table(table.header, table.rows, caption, words=table.is_word)
-                if len(part.frame) > ROWS:
-                    out.print(f"{ROWS} of {len(part.frame):,} rows; --json and --output have all")
+                if len(part.frame) > rows:
+                    out.print(f"{rows} of {len(part.frame):,} rows; --json and --output have all")
             elif isinstance(part, ContextList):
                 out.print(f"\n{part.title}", style="bold", highlight=False)
                 for line in part.lines:

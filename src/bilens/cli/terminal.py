@@ -19,8 +19,6 @@ UNPRINTABLE = re.compile(
 
 Tabs and line ends stay.
 """
-WIDEST = 100_000
-"""Columns of text without a terminal, so that no line is folded."""
 
 
 def printable(text: str) -> str:
@@ -35,7 +33,8 @@ class PlainConsole(Console):
         super().__init__(**{"markup": False, "highlight": False, "soft_wrap": True, **settings})
         if "width" not in settings and not self.is_terminal:
             # Pipes and files get whole lines, which tools can split.
-            self.width = WIDEST
+            # No line is folded.
+            self.width = 100_000
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         """Return the printed segments; Rich's own colours are separate from their text."""

@@ -41,7 +41,6 @@ from bilens.residual.parts import LinearMap
 from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
 
-SWISH_NAME = "swish on its way to a line: bilens.load opens this model"
 LINEAR_NAME = "linear in some layers: bilens.load opens this model"
 """Names of activations in a configuration; transformers raises KeyError with the name."""
 START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
@@ -50,8 +49,6 @@ START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
 """Beta at which Swish is an activation, or nearly."""
 RIDGE = 1e-9
 """Added to S_gg, relative to it: keeps the equations solvable if g hardly varies."""
-TINY = 1e-100
-"""Added to both: units that are never active get the line 0."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +221,7 @@ def give_swish(model: PreTrainedModel) -> Swish:
         if was == "linear":
             mlp.scale_gate(2.0)
         setattr(mlp.module, mlp.activation, gate)
-    setattr(model.config, key, SWISH_NAME)
+    setattr(model.config, key, "swish on its way to a line: bilens.load opens this model")
     # The doubled gates are in the weights: a model that is opened again does not double them.
     write_record(model.config, SwishRecord("silu" if was == "linear" else was, gate.beta))
     return Swish(model.config, gate)
@@ -322,7 +319,9 @@ class GateSums:
             raise BilensError("texts hold no token at which the MLP is active; pass other texts")
         check_finite(texts=self.sums)
         # Units that are never active would divide 0 by 0. The ridge is on the slope only.
-        S_1, S_gg = S_1 + TINY, S_gg * (1 + RIDGE) + TINY
+        # Added to both: units that are never active get the line 0.
+        tiny = 1e-100
+        S_1, S_gg = S_1 + tiny, S_gg * (1 + RIDGE) + tiny
         # Cramer's rule for the two equations of each unit
         det = S_gg * S_1 - S_g * S_g
         a = (S_gact * S_1 - S_act * S_g) / det
@@ -330,7 +329,7 @@ class GateSums:
         # E[(act - a g - b)^2 u^2], expanded into the sums
         remaining = S_actact - 2 * (a * S_gact + b * S_act)
         remaining = remaining + a * a * S_gg + 2 * a * b * S_g + b * b * S_1
-        share = float(remaining.clamp_min(0).sum() / S_actact.sum().clamp_min(TINY))
+        share = float(remaining.clamp_min(0).sum() / S_actact.sum().clamp_min(tiny))
         return Line(a.float(), b.float(), share)
 
 

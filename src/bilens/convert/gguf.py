@@ -52,8 +52,6 @@ CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-LARGEST = {"num_hidden_layers": 1024}
-"""Sizes that allow no more; other sizes are at most a million or so, 2**24."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +80,8 @@ ARCHITECTURES = {
 }
 RENAMED = {"gpt2": {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}}
 """Settings that have other names in a family."""
-SCALED = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models with 27 billion weights, whose queries are scaled by d_model / n_heads."""
-UNUSED = ("tensor_data_layout",)
-"""Settings that change nothing."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with the factors of Llama 3's rotary positions, which transformers has as settings."""
-BLOCKS = 8192
-"""Blocks of a tensor that are dequantised at a time: few calls, and arrays that stay in a cache."""
 SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad"}
 """Special tokens of a file's tokenizer by their names in transformers."""
 
@@ -231,12 +223,14 @@ def _config(header: Header) -> Any:
         )
     with reading_files(path):
         config = AutoConfig.for_model(architecture.model_type, **values)
-    if name in SCALED:
+    # Layers of the models with 27 billion weights, whose queries are scaled by d_model / n_heads.
+    scaled = {"gemma2": 46, "gemma3": 62}
+    if name in scaled:
         # The format has no setting for the scale of scores of Gemma. The largest size differs from
         # the others, and is recognised by its number of layers, as in llama.cpp.
         config.query_pre_attn_scalar = (
             config.hidden_size // config.num_attention_heads
-            if layers == SCALED[name]
+            if layers == scaled[name]
             else config.head_dim
         )
     _apply_scaling(header, config, given)
@@ -253,7 +247,7 @@ def _check_setting(path: Path, name: str, setting: str, value: Any) -> None:
     elif setting in CAPS.values():
         allowed, fits = "a number above 0", _is_real(value) and value > 0
     else:
-        most = LARGEST.get(setting, 2**24)
+        most = 1024 if setting == "num_hidden_layers" else 2**24
         allowed, fits = f"1 to {most:,}", type(value) is int and 1 <= value <= most
     if not fits:
         raise CheckpointError(f"{path} has {name}={value!r:.80}, expected {allowed}")
@@ -342,7 +336,7 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
                     f"{header.path} has {name}={value!r:.80}, expected {expected[key]}, as the "
                     "architecture and its other settings say"
                 )
-        elif key not in UNUSED and value not in (0, "none"):
+        elif key != "tensor_data_layout" and value not in (0, "none"):
             raise CheckpointError(
                 f"{header.path} has {name}={value!r:.80}, a setting that bilens does not know "
                 "and the model may compute with. Open the model's folder in the format of "
@@ -383,7 +377,8 @@ def _dequantised(
     for name in header.tensors if names is None else names:
         tensor = header.tensors[name]
         stored = content[None, tensor.start : tensor.start + tensor.size]
-        step = BLOCKS * gguf.GGML_QUANT_SIZES[tensor.kind][1]
+        # 8192 blocks at a time: few calls, and arrays that stay in a cache.
+        step = 8192 * gguf.GGML_QUANT_SIZES[tensor.kind][1]
         try:
             # As single rows: gguf takes 16 rows at a time, which are short in most models.
             parts = [

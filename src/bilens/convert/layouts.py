@@ -263,8 +263,6 @@ VARIANT_ATTENTION = {
     (False, True): "differential",
 }
 """Kinds of attention by `squared_attn` and `bilinear_attn` of the post's models."""
-VARIANT_LENGTH = 512
-"""Longest text. It is not a setting; the largest of these models is reported to fail beyond."""
 
 
 def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan:
@@ -279,13 +277,14 @@ def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) 
     mlp: MlpName = "bilinear" if settings["bilinear"] or settings["squared_mlp"] else "relu2"
     if settings["bilinear"] and settings["gated"]:
         mlp = "swiglu"
+    # Longest text. It is not a setting; the largest of these models is reported to fail beyond.
     config = LanguageConfig(
         vocab_size=settings["vocab_size"],
         d_model=width,
         n_layers=settings["n_layer"],
         n_heads=heads,
         d_hidden=(settings["expansion_factor"] if settings["bilinear"] else 4) * width,
-        n_ctx=VARIANT_LENGTH,
+        n_ctx=512,
         mlp=mlp,
         mlp_bias="out",
         norm="rms",

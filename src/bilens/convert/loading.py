@@ -53,8 +53,6 @@ LARGEST = {
     "max_position_embeddings": 2**31,
 }
 """Largest sizes that are believed: larger ones in a damaged file would take hours or all memory."""
-UNKNOWN = "\U000f0000"
-"""A text that no vocabulary holds."""
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -225,7 +223,8 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
             place, **HARMLESS, **options, **hub_options(place)
         )
         # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
-        tokenizer(UNKNOWN)
+        # A text that no vocabulary holds.
+        tokenizer("\U000f0000")
     # Fewer tokens are usual: embeddings are padded to multiples of 64 or so. The tokens of a GGUF
     # file were counted, and transformers adds special ones that no text has.
     if len(tokenizer) > size and not is_gguf:

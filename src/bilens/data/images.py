@@ -412,12 +412,6 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
 INK = 0.25
 """Share of the darkest pixel above which a pixel belongs to the drawing."""
 
-LARGEST_SIDE = 1024
-"""Largest number of pixels of a side."""
-
-SEEN = 2000
-"""Number of images in the measurement of a data set's framing."""
-
 
 @checked
 def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
@@ -429,7 +423,7 @@ def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     if 0 in picture.size:
         raise BilensError(f"picture has size {picture.size}, expected at least one pixel")
     picture = picture.convert("RGBA")
-    picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    picture.thumbnail((1024, 1024))
     solid = Image.new("RGBA", picture.size, "white")
     solid.alpha_composite(picture)
     ink = 1 - np.asarray(solid.convert("L"), dtype=np.float64) / 255
@@ -494,7 +488,8 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
 @lru_cache(maxsize=4)
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     """Return the median longer side of an image's bounding box, and the mean centre of mass."""
-    images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
+    # Enough for the median.
+    images = data.train_images[:2000].double().cpu().numpy().reshape(-1, *data.shape)
     # Empty images have no box.
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]

@@ -22,7 +22,6 @@ from bilens.settings import Size
 
 HUB = {"tinystories": "roneneldan/TinyStories"}
 SUFFIXES = {".txt": "text", ".txt.gz": "text", ".parquet": "parquet", ".jsonl": "json"}
-END_OF_STORY = "<|endoftext|>"
 
 
 @checked
@@ -119,12 +118,13 @@ def _read_file(path: Path) -> Iterator[str]:
 
 def _read_lines(path: Path) -> Iterator[str]:
     opened = gzip.open if path.suffix.lower() == ".gz" else open
+    end_of_story = "<|endoftext|>"
     with opened(path, "rt", encoding="utf-8-sig") as file:
         # How a file separates stories is seen from its head; the file is then read by lines.
         head = file.read(2**23).strip()
         file.seek(0)
-        marked = re.search(rf"^[^\S\n]*{re.escape(END_OF_STORY)}[^\S\n]*$", head, re.MULTILINE)
-        separator = END_OF_STORY if marked else ""
+        marked = re.search(rf"^[^\S\n]*{re.escape(end_of_story)}[^\S\n]*$", head, re.MULTILINE)
+        separator = end_of_story if marked else ""
         every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
         lines: list[str] = []
         for line in file:
@@ -167,7 +167,6 @@ MAPPED = {
     **LETTERS,
 }
 PATTERN = re.compile("|".join(map(re.escape, MAPPED)))
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PIECE = 1000
 
 
@@ -190,7 +189,7 @@ def clean(text: str) -> str:
         pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
         text = "".join(unicodedata.normalize("NFKD", piece) for piece in pieces)
         text = PATTERN.sub(_mapped, text).encode("ascii", "ignore").decode("ascii")
-    return " ".join(CONTROL.sub(" ", text).split())
+    return " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text).split())
 
 
 def _mapped(match: re.Match[str]) -> str:
@@ -203,8 +202,6 @@ SPECIAL_TOKENS = {
     "bos_token": "[BOS]",
     "eos_token": "[EOS]",
 }
-LONGEST_WORD = 100
-"""Largest number of letters of a word; WordPiece maps a longer one to the unknown token."""
 
 
 @checked
@@ -231,7 +228,8 @@ def train_tokenizer(
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
     )
-    draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), LONGEST_WORD)
+    # WordPiece maps a word of more letters to the unknown token.
+    draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), 100)
     draft.train_from_iterator(texts, trainer)
     vocabulary = draft.get_vocab()
     if len(vocabulary) > vocab_size:

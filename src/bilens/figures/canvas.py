@@ -34,8 +34,6 @@ DARK = {
 DIVERGING = ("#67001f", RED.upper(), "#f4a582", "#f7f7f7", "#92c5de", BLUE.upper(), "#053061")
 """Negative is red, zero is white, positive is blue, as in Pearce et al. 2024, figure 2."""
 
-FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
-
 
 def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -> "go.Figure":
     """Set the common look of a figure in place, or that of plotly's default template.
@@ -78,11 +76,12 @@ def _template() -> "go.layout.Template":
     layout = pio.templates["simple_white"].layout.to_plotly_json()
     colours = {"linecolor": INK, "tickcolor": INK, "zerolinecolor": INK}
     axes = {name: {**layout[name], **colours} for name in ("xaxis", "yaxis")}
+    font = "Inter, 'Helvetica Neue', Arial, sans-serif"
     return go.layout.Template(
         layout={
             **axes,
             "hovermode": layout["hovermode"],
-            "font": {"family": FONT, "size": 12, "color": INK},
+            "font": {"family": font, "size": 12, "color": INK},
             "paper_bgcolor": PAPER,
             "plot_bgcolor": PAPER,
         }
@@ -145,8 +144,6 @@ def _png(pixels: np.ndarray) -> str:
 
 BAR, STRIP = 1.2, 0.3
 """Width of the colour bar, and height of the strip below the figure of it."""
-THUMB = 0.32
-"""Width of a small input beside a picture."""
 
 
 class Canvas:
@@ -199,9 +196,11 @@ class Canvas:
         self, images: Iterable[Tensor], shape: tuple[int, int], *, x: float, y: float
     ) -> None:
         """Put up to three small inputs one below the other, as high as one picture together."""
-        step = (1 - THUMB) * shape[0] / shape[1] / 2
+        # Width of a small input beside a picture.
+        thumb = 0.32
+        step = (1 - thumb) * shape[0] / shape[1] / 2
         for number, image in enumerate(images):
-            self.image(image, shape, x=x, y=y + number * step, width=THUMB)
+            self.image(image, shape, x=x, y=y + number * step, width=thumb)
 
     def line(
         self, start: tuple[float, float], end: tuple[float, float], *, color: str, width: float

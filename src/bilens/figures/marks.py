@@ -30,8 +30,6 @@ else:  # The extra `figures` installs it; `paper.require_matplotlib` says so.
 
 POINT = 72 / 96
 """Points of a CSS pixel."""
-LETTER = 0.9
-"""Size of letters relative to the page's: DejaVu Sans, which matplotlib brings, is a wide font."""
 SYMBOLS = {
     **{"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "star": "*"},
     **{"triangle-up": "^", "triangle-down": "v"},
@@ -366,7 +364,8 @@ def rgba(color: Any, opacity: float = 1) -> tuple[float, float, float, float]:
 
 def points(font: Item) -> float:
     """Return the size of letters in points."""
-    return float(font["size"] * LETTER * POINT)
+    # DejaVu Sans, which matplotlib brings, is wider than the page's letters.
+    return float(font["size"] * 0.9 * POINT)
 
 
 def plain(text: str) -> str:

@@ -45,15 +45,11 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
     mpl_style = lazy_import("matplotlib.style")
     mpl_ticker = lazy_import("matplotlib.ticker")
 
-ENDINGS = (".png", ".svg", ".pdf")
-DEFAULT_WIDTH = 900
 OTHER_SCRIPTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC"),
     *("Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS"),
 )
 """Fonts for letters that DejaVu Sans, which matplotlib brings, lacks; those installed are used."""
-NAMED = 60
-"""Names on an axis; of more, every second or third is shown."""
 
 
 def require_matplotlib() -> None:
@@ -79,7 +75,7 @@ def save_figure(
         BilensError: matplotlib is missing, or the figure has something other than scatters, bars
             and heatmaps on one pair of axes.
     """
-    if path.suffix not in ENDINGS:
+    if path.suffix not in (".png", ".svg", ".pdf"):
         raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
     require_matplotlib()
     dates: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -100,7 +96,7 @@ def save_figures(figures: "Mapping[str, go.Figure]", folder: Path, kind: str) ->
 def _natural_width(figure: "go.Figure") -> int:
     layout = figure.layout
     if not (layout.meta and "aspect" in layout.meta):
-        return DEFAULT_WIDTH
+        return 900
     # Pictures keep their proportions, so the width follows from the height.
     inner = layout.height - layout.margin.t - layout.margin.b
     return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)
@@ -241,7 +237,8 @@ def _set_ticks(axis: Axis, drawn: Any) -> None:
         names = look.get("ticktext", look["tickvals"])
         drawn.set_ticks(look["tickvals"], [plain(str(name)) for name in names])
     elif axis.names:
-        step = -(-len(axis.names) // NAMED)
+        # Of more than 60 names every second or third is shown.
+        step = -(-len(axis.names) // 60)
         names = [plain(name) for name in axis.names]
         drawn.set_ticks(range(0, len(names), step), names[::step])
     elif axis.is_log:

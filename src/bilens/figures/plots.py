@@ -92,7 +92,6 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
 
 ROW_HEIGHT, NARROW = 22, 10
 """Pixels of height of a row: with a name, and with too many rows for names."""
-NAMED = 40
 
 
 @checked
@@ -138,9 +137,10 @@ def heat_figure(
             colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
         )
     )
+    named = 40
     for axis, names, heading in (("xaxis", columns, across), ("yaxis", rows, down)):
         # Too many names would be unreadable; the hover text has them all.
-        shown = len(names) <= NAMED
+        shown = len(names) <= named
         figure.update_layout(
             {
                 axis: {
@@ -155,5 +155,5 @@ def heat_figure(
     # Matrices are read from the top.
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(automargin=True)
-    height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= NAMED else NARROW)
+    height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= named else NARROW)
     return dress(figure, height=height, title=plotly_text(title))

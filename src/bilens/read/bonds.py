@@ -49,15 +49,12 @@ from bilens.tensor.jacobian_bonds import Measure
 
 BONDS_NAME = "bonds.json"
 """File in a run with the record of its cut."""
-COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
 INPUTS = {
     "images": "the training images",
     "gaussian": "a Gaussian of the images' mean and covariance",
     "weights": "standard normal inputs",
 }
 """Names of the inputs that a metric uses."""
-FLOOR = 1e-8
-"""Shares below are rounding, or soon will be."""
 
 BondKind = Literal["tree", "function"]
 """Bonds of the tree (`bilens.tensor.bonds`) or of the function (`function_bonds`)."""
@@ -381,10 +378,13 @@ def _sum(ranks: Sequence[int]) -> str:
 def bond_figure(reading: BondReading) -> "go.Figure":
     """Draw the squared singular values of each bond, with a mark at the end of the cut."""
     figure = go.Figure()
+    # Shares below are rounding, or soon will be.
+    floor = 1e-8
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        color, name = COLORS[number % len(COLORS)], bond_name(number)
+        colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
+        color, name = colors[number % len(colors)], bond_name(number)
         # A logarithmic axis has no place for zero.
-        shares = [share for share in bond.shares.tolist() if share > FLOOR]
+        shares = [share for share in bond.shares.tolist() if share > floor]
         figure.add_scatter(
             x=list(range(1, len(shares) + 1)),
             y=shares,
@@ -395,7 +395,7 @@ def bond_figure(reading: BondReading) -> "go.Figure":
         )
         figure.add_scatter(
             x=[rank],
-            y=[max(float(bond.shares[rank - 1]), FLOOR)],
+            y=[max(float(bond.shares[rank - 1]), floor)],
             mode="markers",
             marker={"color": color, "size": 11, "symbol": "diamond"},
             hovertemplate=f"{name}: {rank} kept<extra></extra>",

@@ -298,8 +298,6 @@ def _draw_node(
 
 ROW_GAP, NAMES, NAMED = 0.16, 1.7, 3
 TILE, COLUMNS = 1.3, 7
-LEAST = 0.25
-"""Share of the largest effect of a direction; smaller effects are not named."""
 
 
 @checked
@@ -371,8 +369,9 @@ def _moved(end: End, names: Sequence[str]) -> str:
     largest = max(abs(effect) for effect in end.effects)
     lines = []
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):
+        # Effects below a quarter of the largest are not named.
         by_size = sorted(
-            (i for i, e in enumerate(end.effects) if sign * e > LEAST * largest),
+            (i for i, e in enumerate(end.effects) if sign * e > 0.25 * largest),
             key=lambda i: -sign * end.effects[i],
         )
         if by_size:

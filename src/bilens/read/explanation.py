@@ -20,16 +20,6 @@ from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, TensorChain, cluster
 
-ALIKE = 0.7
-"""Smallest |cosine| at which two eigenvectors count as one feature.
-
-In an MNIST classifier hardly any eigenvectors of different classes reach 0.9. At 0.5 nearly all
-are in groups whose pictures have little in common.
-"""
-
-MAX_PATHS = 1000
-"""Number of paths compared; time grows with its square."""
-
 COLUMNS, STEP, LINE = 4, 1.42, 0.18
 SHOWN = 12
 LETTERS, LINES = 15, 2
@@ -154,7 +144,8 @@ def shared_by_paths(paths: Paths) -> SharedFeatures:
     one direction for each class.
     """
     # Time grows with the square of the number of paths.
-    first = paths.truncate(min(MAX_PATHS, len(paths)))
+    # Time grows with the square of the number.
+    first = paths.truncate(min(1000, len(paths)))
     return _shared(
         vectors=first.vectors,
         weights=first.effective.abs(),
@@ -177,7 +168,10 @@ def _shared(
     if not len(heavy):
         return SharedFeatures((), compared=0, groups=0)
     # A group has the sign of its heaviest vector.
-    clusters = cluster(vectors[heavy], weights[heavy], ALIKE)
+    # Smallest |cosine| at which two eigenvectors count as one feature. In an MNIST classifier
+    # hardly any eigenvectors of different classes reach 0.9. At 0.5 nearly all are in groups
+    # whose pictures have little in common.
+    clusters = cluster(vectors[heavy], weights[heavy], 0.7)
     shares = (weights.double() / weights.double().sum()).tolist()
     features = []
     for vector, members, agreement in zip(

@@ -177,26 +177,10 @@ def loss_recovered(
     return (guess - rebuilt) / (guess - model)
 
 
-DEVIATIONS = 3.09
-"""Standard errors between a measured loss and the limit of a cut, at least."""
-MEASURED_SHARE = 0.5
-"""Images on which the loss will be measured, over those of the check."""
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
 """Ranks of the uniform cuts whose accuracy is measured."""
-TRAINING_IMAGES = 30_000
-"""Number of training images for the choice of ranks, a third for the search, others for a check."""
-PER_DECADE = 10
-"""Numbers of products, per factor of 10, at which accuracy is measured."""
 CONFIDENCE = 0.95
 """Confidence of the interval of the accuracy."""
-BOUND_DEVIATIONS = 6
-"""Standard errors between an estimate and its upper bound.
-
-They are 4.2 of the difference between the estimates from two sets of as many images. By Cantelli's
-inequality the second exceeds the bound with a chance of at most 1 / 19, for any distribution of
-this variance.
-"""
-BISECTIONS = 60
 
 
 @dataclass(frozen=True)
@@ -240,13 +224,16 @@ def held_out(
     deviation = float(residuals.std()) / n_images**0.5
     right = int((smaller.argmax(-1) == labels.to(smaller.device)).sum())
     changed = (smaller.argmax(-1) != logits.to(smaller.device).argmax(-1)).double().mean()
+    # 6 standard errors are 4.2 of the difference between the estimates from two sets of as many
+    # images. By Cantelli's inequality the second
+    # exceeds the bound with a chance of at most 1 / 19, for any distribution of this variance.
     return HeldOut(
         n_images=n_images,
         accuracy=right / n_images,
         interval=clopper_pearson(right, n_images, CONFIDENCE),
         changed=float(changed),
         error=math.sqrt(ratio),
-        error_bound=math.sqrt(ratio + BOUND_DEVIATIONS * deviation),
+        error_bound=math.sqrt(ratio + 6 * deviation),
     )
 
 
@@ -269,7 +256,7 @@ def _solve(k: int, n: int, tail: float) -> float:
     ways = math.lgamma(n + 1) - torch.lgamma(counts + 1) - torch.lgamma(n - counts + 1)
     # The chance grows with p, so bisection finds the only solution.
     low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
+    for _ in range(60):
         p = (low + high) / 2
         logs = ways + counts * math.log(p) + (n - counts) * math.log1p(-p)
         low, high = (p, high) if float(logs.logsumexp(0)) < math.log(tail) else (low, p)
@@ -287,7 +274,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     """
     full = tuple(bond.k for bond in model_bonds.bonds)
     # Evenly spaced, since images may be sorted by class.
-    spaced = slice(None, None, max(1, len(data.train_images) // TRAINING_IMAGES))
+    # 30,000 images are enough: a third for the search, others for a check.
+    spaced = slice(None, None, max(1, len(data.train_images) // 30_000))
     x, labels = data.train_images[spaced], data.train_labels[spaced]
     # The input coordinates of every cut are the first of these, so they are computed once. Single
     # precision decides the same images within rounding, in half the time.
@@ -304,8 +292,10 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     def loss_bound(cut: Cut, images: Bool[Tensor, " images"]) -> float:
         lost = reference[images] - is_right(cut, images)
         # The mean over the check and the loss that is measured later both vary.
-        variance = (1 + 1 / MEASURED_SHARE) / checks
-        return float(lost.mean() + DEVIATIONS * lost.std() * variance**0.5)
+        # The loss will be measured on half as many images as the check has, and a cut keeps 3.09
+        # standard errors from its limit.
+        variance = (1 + 2) / checks
+        return float(lost.mean() + 3.09 * lost.std() * variance**0.5)
 
     with progress_bar() as bar:
         task = bar.add_task("choosing directions", total=None, note="")
@@ -356,8 +346,10 @@ def full_cut(model_bonds: Bonds) -> Cut:
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
     """Return (k, test accuracy) with only the k products of largest share, for growing k."""
     most = len(cut.products())
-    steps = range(PER_DECADE, 1 + int(PER_DECADE * math.log10(most)))
-    counts = sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most})
+    # Numbers of products, per factor of 10, at which accuracy is measured.
+    per_decade = 10
+    steps = range(per_decade, 1 + int(per_decade * math.log10(most)))
+    counts = sorted({round(10 ** (step / per_decade)) for step in steps} | {most})
     x = data.test_images.to(cut.read)
     rows = []
     for k in counts:

@@ -19,7 +19,6 @@ from bilens.read.language import DirectionReading, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.train import TRAINING_NAME
 
-METADATA = "graph-metadata.json"
 KINDS = {
     "head": "lorsa",
     "mlp": "cross layer transcoder",
@@ -164,7 +163,7 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
     Raises:
         BilensError: the folder's list of graphs is damaged.
     """
-    path, about = folder / METADATA, graph["metadata"]
+    path, about = folder / "graph-metadata.json", graph["metadata"]
     try:
         known = json.loads(path.read_text(encoding="utf-8"))["graphs"] if path.exists() else []
         others = [other for other in known if other["slug"] != about["slug"]]
@@ -177,7 +176,6 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
     write_json(path, {"graphs": [*others, about]})
 
 
-HISTOGRAM = 50
 UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
 """Neighbours of a feature among neurons and features, which eigenvectors have none of."""
 
@@ -214,7 +212,7 @@ def feature_batch(
         logits = written @ W_U
         most = min(k, model.vocab_size)
         high, low = logits.topk(most), logits.topk(most, largest=False)
-        counts, edges = torch.histogram(logits.float().cpu(), HISTOGRAM)
+        counts, edges = torch.histogram(logits.float().cpu(), 50)
         texts = torch.stack([ids.context.ids for ids in statistics])
         read = model.mlp_inputs(reading.layer, texts)
         width = read.shape[-1]

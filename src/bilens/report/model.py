@@ -13,9 +13,6 @@ from bilens.read.bonds import recorded_settings
 from bilens.read.language import TokenDirection, corpus_for, read_language
 from bilens.read.summary import is_bilinear, read_summary
 
-AMONG = 5000
-"""Tokens of a language model that a report reads by default."""
-
 
 def report_readings(
     model: Any, settings: Mapping[str, Any], *, source: str | Path = "", add: Sequence[str] = ()
@@ -80,6 +77,6 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
     if "layer" not in given and not is_bilinear(model):
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
-    among = given.get("among", AMONG)
+    among = given.get("among", 5000)
     directions = [overview.flow.question.direction]
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

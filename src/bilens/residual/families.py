@@ -20,9 +20,6 @@ from bilens.nn.layers import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
 from bilens.residual.parts import ConstantNorm, Embedding, ExpertMap, LinearMap, Norm, working_dtype
 
-NORM_ROUNDING = 1e-5
-"""Norms of transformers compute in float32, also in a model of float64."""
-
 ConfigNumber = Callable[[Any], float | None]
 """A number by a model's configuration."""
 
@@ -630,7 +627,8 @@ def known_norm(name: str, module: nn.Module) -> Norm:
         ]
         errors = [_norm_error(norm, x, expected) for norm in norms]
     best = min(range(len(norms)), key=errors.__getitem__)
-    if not errors[best] <= NORM_ROUNDING:
+    # Norms of transformers compute in float32, also in a model of float64.
+    if not errors[best] <= 1e-5:
         raise BilensError(
             f"{name} is a {type(module).__name__} and computes something else than gain * x / |x| "
             "+ bias, centred or not, so it cannot be folded. The closest formula is off by "

@@ -33,9 +33,6 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Cut, fewest_hidden, joined
 from bilens.tensor.factors import checked_positive, hidden_product, square_root
 
-SLACK = 4
-"""Directions at each bond, above those of a uniform cut, where a greedy search starts."""
-
 
 @checked
 @dataclass(frozen=True, eq=False)
@@ -156,7 +153,8 @@ class Bonds(Reading):
             else:
                 too_few = k
         # A uniform cut is rarely the smallest: some bonds need more than it has, others fewer.
-        best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + SLACK)
+        # The greedy search starts four directions above the uniform cut.
+        best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + 4)
         missed = 0
         while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
             fewer = [

@@ -33,9 +33,6 @@ from bilens.tensor.similarity import unit_rows
 COST_LIMIT = 1e12
 """Default limit of the operations of `expected_inner`: about 30 s on one core."""
 
-ADDITION = 600
-"""Multiplications in a matrix product that take as long as one addition to a table."""
-
 Polynomials = dict[int, Float64[Tensor, "_ _"]]
 """Coefficients of polynomials of the same variables, by degree."""
 
@@ -412,7 +409,8 @@ def _cost(chain: Sequence[BilinearTensor], span: Tensor) -> tuple[float, int]:
     cost = 0.0
     for i, tensor in enumerate(chain):
         terms = n_monomials(variables, 2**i)
-        cost += terms**2 / 2 * tensor.n_out * (2 * tensor.n_in + ADDITION)
+        # An addition to a table takes as long as 600 multiplications in a matrix product.
+        cost += terms**2 / 2 * tensor.n_out * (2 * tensor.n_in + 600)
     return cost, n_monomials(variables, 2 ** len(chain))
 
 

@@ -47,12 +47,6 @@ from bilens.tensor.factors import checked_positive, fit_input, square_root
 Measure = Literal["outputs", "relative", "probabilities"]
 """Size of a change of the outputs, by the module's table."""
 
-BLOCK_NUMBERS = 2**24
-"""Numbers in the largest array of a block of samples."""
-
-BATCHES = 10
-"""Batches of samples, for the spread over them."""
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -136,10 +130,10 @@ def function_bonds(
     if len(x) < 2:
         raise BilensError(f"x has shape {tuple(x.shape)}, expected at least 2 samples")
     x, W = fit_input(x, E, constant), directions.to(like).reshape(-1, directions.shape[-1])
-    # Batches of a fixed number give the spread of shares. Blocks inside them bound the memory.
+    # Ten batches give the spread of shares. Blocks inside them bound the memory.
     batches = [
         _batch_moments(chain, W, batch, E, measure=measure)
-        for batch in x.tensor_split(min(BATCHES, len(x)))
+        for batch in x.tensor_split(min(10, len(x)))
     ]
     moments = _mean(batches)
     if not 0 < moments.square < torch.inf:
@@ -211,7 +205,8 @@ def _batch_moments(
 ) -> Moments:
     """Return the moments over a batch of samples, in blocks that fit the memory."""
     widest = max(max(tensor.rank, tensor.n_in) for tensor in chain)
-    block = max(1, BLOCK_NUMBERS // (len(W) * widest))
+    # At most 2^24 numbers in the largest array of a block.
+    block = max(1, 2**24 // (len(W) * widest))
     return _mean([_block_moments(chain, W, rows, E, measure) for rows in x.split(block)])
 
 

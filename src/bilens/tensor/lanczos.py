@@ -34,15 +34,6 @@ from torch.nn import functional
 MISS = 1e-4
 """Largest chance of missing an eigenvalue of the top k."""
 
-ALLOWANCE = 0.01
-"""Part of t by which the sum over further pairs may lower b; more pairs make a test shorter."""
-
-MARGIN = 0.98
-"""Part of b that Ritz values of A may reach when a test begins; nearer to b it takes long."""
-
-ROUNDING = 1000
-"""Treat eigenvalues below this many units of rounding as zero."""
-
 MOST_STEPS = 16
 """Steps between two checks at most, and on a GPU always, which each check makes wait."""
 
@@ -51,9 +42,6 @@ LEAST_STEPS = 3
 
 MANY = 32
 """Forms from which a step of a single one costs much more than its share of a step of all."""
-
-IN_CACHE = 256
-"""Forms in a batch on a CPU. More make products no faster, and their bases leave the cache."""
 
 
 @dataclass
@@ -133,7 +121,8 @@ class Search:
         # Of many forms the last are slow ones, for which products with L and R are no longer large:
         # decomposing them is cheaper.
         self.most_steps = n // (4 if forms >= MANY else 2)
-        self.slots = min(slots, IN_CACHE) if on_cpu else slots
+        # More forms at a time make products no faster, and their bases leave the cache.
+        self.slots = min(slots, 256) if on_cpu else slots
         self.least_steps = LEAST_STEPS if on_cpu else MOST_STEPS
         # The sum of p_j(b)^2 at which the chance sqrt(2 n c / pi), c = 1 / sum, is MISS.
         self.enough = 2 * n / (math.pi * MISS**2)
@@ -290,14 +279,17 @@ class Search:
         # Schur complement: pairs beside the top k lower b by r_i^2 / (t - |theta_i|). As many are
         # taken into the basis as `ALLOWANCE` permits, so that A and its test become smaller.
         lowered = (errors[:, k:].double() ** 2 / (t[:, None] - sizes[:, k:])).cumsum(-1)
-        n_pairs = k + (lowered[:, :-1] <= ALLOWANCE * t[:, None]).sum(-1)
+        # The sum over further pairs may lower b by 0.01 t; more pairs make a test shorter.
+        n_pairs = k + (lowered[:, :-1] <= 0.01 * t[:, None]).sum(-1)
         lowered = torch.cat([torch.zeros_like(lowered[:, :k]), lowered], 1)
         b = t - lowered.gather(1, n_pairs[:, None] - 1)[:, 0]
         left_out = sizes.gather(1, n_pairs[:, None])[:, 0]
         residuals = errors[:, :k] / sizes[:, :1].to(errors)
         # A form of rank below k has its other eigenvalues at 0, with rounding as residual.
-        low_rank = sizes[:, k - 1] <= ROUNDING * self.eps * sizes[:, 0]
-        ready = (residuals <= self.tolerance).all(-1) & (left_out <= MARGIN * b) & ~low_rank
+        # Eigenvalues below 1000 units of rounding count as zero.
+        low_rank = sizes[:, k - 1] <= 1000 * self.eps * sizes[:, 0]
+        # A test begins below 0.98 b; nearer to b it takes long.
+        ready = (residuals <= self.tolerance).all(-1) & (left_out <= 0.98 * b) & ~low_rank
         # Eigenvalues of 0 have any vector as eigenvector: no test of them would end.
         leaves[rows] = ready | low_rank
         # By numbers: each use of a mask would wait for its count.

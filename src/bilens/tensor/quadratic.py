@@ -291,9 +291,6 @@ class Spectrum(Reading):
 WORKING_BYTES = 512 * 1024**2
 """Bytes of working memory of a batch; more forms are processed in turns."""
 
-SMALL = 128
-"""Forms of at most this many inputs are decomposed in full: iteration would save nothing."""
-
 SHOWN = 2**10
 """Largest number of inputs of a form that is decomposed for display."""
 
@@ -501,7 +498,8 @@ def top_eigenpairs(
     """
     n, size = left.shape[1], basis_size(k)
     # A basis of half of the inputs costs as much as the full decomposition.
-    if n <= SMALL or 2 * size > n:
+    # Forms of at most this many inputs are decomposed in full: iteration would save nothing.
+    if n <= 128 or 2 * size > n:
         return dense_eigenpairs(left, right, weights, k)
     # Each form has its basis and the images of it, n numbers each, and the projected form.
     slots = WORKING_BYTES // ((2 * n + size) * size * left.element_size())

@@ -21,7 +21,6 @@ CONTRACTIONS = {"einsum", "matmul", "__matmul__", "mm", "bmm", "linear", "inner"
 # Both relative, in float64. Outputs of exact tensors agree to about 1e-13; entries below ROUNDING
 # are differences of equal numbers.
 TOLERANCE, ROUNDING = 1e-8, 1e-12
-SAMPLES = 16
 REMEDY = (
     "Give a part without it, such as one layer. Norms with running statistics, as BatchNorm1d in "
     "evaluation mode, are folded in; norms that divide by the length of their input cannot be."
@@ -431,7 +430,7 @@ def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
 def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
     """Raise unless maps, one after another, of flat inputs equal their module on random ones."""
     copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
-    x = _random(SAMPLES, probe.shape)
+    x = _random(16, probe.shape)
     expected, outputs = copied(x).flatten(1), x.flatten(1)
     for step in steps:
         outputs = step(outputs)

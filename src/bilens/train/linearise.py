@@ -56,7 +56,6 @@ RIDGE = 2.0
 
 With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
 TINY = 1e-30
-CLOSED_FORM = Distillation(steps=0)
 
 
 @dataclass(frozen=True)
@@ -219,18 +218,19 @@ def linearise(
     def measure(layer: int) -> None:
         losses[layer] = next_token_loss(model, held_out)
 
+    closed_form = Distillation(steps=0)
     if alone or budget is not None:
-        _fit(model, mlps, texts, selected, CLOSED_FORM, alone=measure)
+        _fit(model, mlps, texts, selected, closed_form, alone=measure)
     if budget is not None:
         order = sorted(selected, key=lambda layer: losses[layer])
 
         def within(subset: list[int]) -> bool:
             with _restored(mlps, subset):
-                _fit(model, mlps, texts, subset, CLOSED_FORM)
+                _fit(model, mlps, texts, subset, closed_form)
                 return next_token_loss(model, held_out) <= before + budget
 
         selected = _most_within(order, within)
-    fits = _fit(model, mlps, texts, selected, distillation or CLOSED_FORM, run)
+    fits = _fit(model, mlps, texts, selected, distillation or closed_form, run)
     if selected:
         mark_linear(model, mlps, selected)
     return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)

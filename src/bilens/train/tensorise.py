@@ -248,10 +248,6 @@ class OwnText(Dataset[dict[str, Tensor]]):
         return self._rows[row]
 
 
-EPS = 1e-6
-"""Smallest attention that the cross-entropy resolves."""
-
-
 def teach_patterns(
     student: LanguageModel,
     teacher: LanguageModel,
@@ -322,14 +318,16 @@ def pattern_loss(
 
     the mean over heads and rows, with A the teacher's pattern and A' the student's.
     """
+    # Smallest attention that the cross-entropy resolves.
+    eps = 1e-6
     with torch.no_grad():
         target = teacher.attention_pattern(x, None, rope)
         values = teacher.values(x).repeat_interleave(teacher.n_heads // teacher.n_kv_heads, 1)
         outputs = target @ values
-        size = outputs.square().sum(-1).mean(-1, keepdim=True).clamp_min(EPS)
+        size = outputs.square().sum(-1).mean(-1, keepdim=True).clamp_min(eps)
     pattern = student.attention_pattern(x, None, rope)
     # A product of two scores may be negative, where the cross-entropy has no slope.
-    entropy = -(target * (pattern.clamp_min(0) + EPS).log()).sum(-1)
+    entropy = -(target * (pattern.clamp_min(0) + eps).log()).sum(-1)
     error = (pattern @ values - outputs).square().sum(-1) / size
     return (entropy + error).mean()
 

@@ -22,8 +22,6 @@ except ImportError as error:
         "bilens.nn.language.lens needs TransformerLens: pip install 'transformer-lens>=4'"
     ) from error
 
-ARCHITECTURE = "BilensLanguageModel"
-
 
 def to_transformer_lens(
     model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
@@ -49,7 +47,8 @@ def to_transformer_lens(
             f"model is a {type(model).__name__}, expected a LanguageModel of bilens; "
             "TransformerLens opens models of transformers itself"
         )
-    ArchitectureAdapterFactory.register_adapter(ARCHITECTURE, _Adapter)
+    architecture = "BilensLanguageModel"
+    ArchitectureAdapterFactory.register_adapter(architecture, _Adapter)
     config = model.config
     settings = TransformerBridgeConfig(
         d_model=config.d_model,
@@ -71,7 +70,7 @@ def to_transformer_lens(
     settings.n_pairs = attn.pairs
     settings.has_pos_embed = hasattr(model, "pos_embed")
     return build_bridge_from_module(
-        model, ARCHITECTURE, tl_config=settings, tokenizer=tokenizer, model_name="bilens"
+        model, architecture, tl_config=settings, tokenizer=tokenizer, model_name="bilens"
     )
 
 

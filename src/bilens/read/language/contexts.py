@@ -30,12 +30,6 @@ from bilens.sections import Fact, Section
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum
 
-COLD = 1e-6
-"""Temperatures below count as 0: logits divided by them would leave the range of numbers."""
-
-LONGEST = 256
-"""Largest number of tokens of a text, in which contexts are looked up."""
-
 EXAMPLES = (
     TokenDirection("swim", ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")),
     TokenDirection('"'),
@@ -328,8 +322,9 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
             tokenizer=tokenizer,
             data_dir=data_dir,
         )
+    # Contexts are looked up in texts of at most 256 tokens.
     return load_documents(
-        data, tokenizer, n_ctx=min(LONGEST, max_tokens(model.model.config)), data_dir=data_dir
+        data, tokenizer, n_ctx=min(256, max_tokens(model.model.config)), data_dir=data_dir
     )
 
 
@@ -348,7 +343,8 @@ def generate_text(
     probabilities. The seed does not affect other random numbers of the process.
     """
     given = model.ids(prompt)[None]
-    draws = temperature > COLD
+    # Temperatures below count as 0: logits divided by them would leave the range of numbers.
+    draws = temperature > 1e-6
     drawing = {"temperature": temperature, "top_k": 0} if draws else {}
     config = GenerationConfig(max_new_tokens=tokens, do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []

@@ -53,8 +53,6 @@ from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.factors import with_constant
 
-CHECKED_TOKENS = 32
-"""Number of the model's own logits that a row of a matrix is checked against."""
 BigramPart = Literal["direct", "mlp", "both"]
 """Path through the residual stream, through the MLP of a layer, or the sum of both."""
 TrigramPart = Literal["ov", "mlp", "both"]
@@ -82,7 +80,8 @@ def bigram_parts(
     e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
     # One row is compared with a run in which everything else is silent.
-    token, checked_tokens = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
+    # A row is checked against 32 of the model's own logits.
+    token, checked_tokens = int(tokens[0]), tokens[:32].tolist()
     W_U, b_U = model.parts.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
     check_alone(model, layer, token, position, checked_tokens, row)
@@ -264,8 +263,6 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
 PARTS: tuple[BigramPart, ...] = ("direct", "mlp")
 WORDS = {"virtual": "earlier token", "direct": "present token"}
 """Names of columns in tables that are shown."""
-PAIRS_AT_ONCE = 1024
-"""Texts of two tokens that run at once; each has the probability of every token."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -485,8 +482,9 @@ def pair_trigrams(
         def gains() -> Iterator[Tensor]:
             # One B at a time, so that the probabilities after all its texts fit in memory.
             for second in tokens:
+                # Texts of two tokens that run at once; each has the probability of every token.
                 probabilities = torch.cat(
-                    [_next_token(model, firsts, second) for firsts in tokens.split(PAIRS_AT_ONCE)]
+                    [_next_token(model, firsts, second) for firsts in tokens.split(1024)]
                 )
                 bar.advance(task)
                 # Minus the mean over A, which is the part that B explains by itself.

@@ -20,9 +20,6 @@ from bilens.residual.sums import check_split
 from bilens.sections import Fact
 from bilens.tensor import FactoredMatrix
 
-SHOWN = 10
-"""Logits in the table of a split."""
-
 
 @dataclass(frozen=True, eq=False)
 class Stream:
@@ -155,7 +152,7 @@ class LogitTerms(Reading):
     def frame(self) -> pd.DataFrame:
         """Return the ten largest logits: their token, value and terms."""
         # Largest logits first: the others are improbable.
-        best = self.total().topk(min(SHOWN, self.residual.shape[1]))
+        best = self.total().topk(min(10, self.residual.shape[1]))
         names = [in_words(name) for name in token_names(self.model, best.indices)]
         frame = pd.DataFrame({"token": names, "logit": best.values.tolist()})
         for name, row in zip(self.sources, self.residual, strict=True):
