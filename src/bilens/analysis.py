@@ -69,11 +69,8 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""
-KINDS = {"ResidualModel": "language models", "TensorChain": "image classifiers"}
-"""Kinds of models by the names of their types, for errors."""
 SHOWN = 10
 """Rows of a reading in a notebook."""
-BARS = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
 
 
 class Reading:
@@ -162,7 +159,8 @@ class Reading:
         # Whole frames would fill a notebook.
         style = frame.head(SHOWN).style.hide(axis="index")
         if self.axes:
-            style = style.bar(subset=[self.axes["y"]], **BARS)
+            bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
+            style = style.bar(subset=[self.axes["y"]], **bars)
         numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
         table: str = style.format(numbers, escape="html").to_html()
         return table + (f"<p>{SHOWN} of {len(frame):,} rows</p>" if len(frame) > SHOWN else "")
@@ -238,9 +236,11 @@ class Analysis:
         """
         if not self.fits(model):
             kind = getattr(self.on, "__name__", str(self.on))
+            # Kinds of models by the names of their types, for errors.
+            kinds = {"ResidualModel": "language models", "TensorChain": "image classifiers"}
             raise BilensError(
                 f"{source or 'The model'} holds {type(model).__name__}, and `bilens {self.name}` "
-                f"reads {KINDS.get(kind, kind)}"
+                f"reads {kinds.get(kind, kind)}"
             )
         values = {}
         for name, parameter in self.parameters.items():

@@ -18,16 +18,8 @@ from torch import Tensor
 
 from bilens.errors import CheckpointError
 
-LOCK = ".lock"
 UNFINISHED = ".unfinished-"
 """First part of the names of files and folders that are being written."""
-SPECIAL = {
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-}
-"""Kinds of entries that are neither files nor folders."""
 
 
 @contextmanager
@@ -65,7 +57,14 @@ def check_target(path: Path) -> Path:
     """
     with file_errors(path):
         try:
-            kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+            # Kinds of entries that are neither files nor folders.
+            special = {
+                stat.S_IFCHR: "a device",
+                stat.S_IFBLK: "a device",
+                stat.S_IFIFO: "a named pipe",
+                stat.S_IFSOCK: "a socket",
+            }
+            kind = special.get(stat.S_IFMT(path.stat().st_mode))
         except FileNotFoundError:  # a new file, or a link to one
             kind = None
         if kind is not None:
@@ -132,7 +131,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
     """
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK)
+        lock = FileLock(folder / ".lock")
         try:
             lock.acquire(timeout=0)
         except Timeout as error:

@@ -20,7 +20,6 @@ Loader = Callable[[type, Mapping[str, Any], bool], Any]
 """A function that returns the data of a type for some settings; None if it may and is not named."""
 DATA = ("Corpus", "ImageData")
 """Types of texts and images, which are loaded by name."""
-DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
 REQUIRED = inspect.Parameter.empty
 
 
@@ -96,9 +95,10 @@ class Parameter:
             return [Option(self.name, carried.type, carried.default, help)]
         if carried.__name__ in DATA:
             data_help = "Name of the data; by default that of the training."
+            data_dir_help = "Folder of the data; by default the environment variable BILENS_DATA."
             return [
                 Option("data", str | None, None, data_help if is_required else self.help),
-                Option("data_dir", Path | None, None, DATA_DIR_HELP),
+                Option("data_dir", Path | None, None, data_dir_help),
             ]
         options = [option for field in fields_of(carried) for option in field.options()]
         if not is_required:

@@ -13,9 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-LIGHT = ("bilens.options", "bilens.settings", "collections.abc", "dataclasses", "pathlib", "typing")
-"""Modules that are imported: they need nothing but the standard library."""
-
 
 @cache
 def outline(module: str, name: str) -> Any:
@@ -24,7 +21,16 @@ def outline(module: str, name: str) -> Any:
     Functions have no body and no type of their first parameter. Dataclasses have no methods. Other
     classes, results of functions, and types of other libraries are empty classes of that name.
     """
-    if module in LIGHT:
+    # Modules that are imported: they need nothing but the standard library.
+    light = (
+        "bilens.options",
+        "bilens.settings",
+        "collections.abc",
+        "dataclasses",
+        "pathlib",
+        "typing",
+    )
+    if module in light:
         return getattr(import_module(module), name)
     for node in source(module).body if module.startswith("bilens.") else []:
         if isinstance(node, ast.ImportFrom):

@@ -29,8 +29,6 @@ else:  # It imports torch, and `bilens --help` does without it.
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
 JSON = "--json"
-OUTPUTS = ("output", "viewer", "save_graph", "figure", "neuronpedia", "space")
-"""Options that name a file or a folder to write."""
 
 COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
@@ -109,7 +107,9 @@ def check_outputs(command: Any) -> None:
     Refused are devices and named pipes, and default places with files that bilens did not write.
     """
     settings = getattr(command, "what", command)
-    for name in OUTPUTS:
+    # Options that name a file or a folder to write.
+    outputs = ("output", "viewer", "save_graph", "figure", "neuronpedia", "space")
+    for name in outputs:
         path = getattr(settings, name, None)
         paths = path if isinstance(path, tuple) else (path,)
         for target in filter(None, paths):

@@ -16,19 +16,8 @@ from bilens.options import REQUIRED, Option
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import check_settings
 
-MODEL_HELP = "run directory, folder or name of a model of a known family, or .gguf file."
-OUTPUT_HELP = (
-    "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
-    "numbers only (.json), or a folder with each table as CSV."
-)
-
 Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 """An option that may be given several times."""
-
-LOW_MEMORY_HELP = (
-    "Leave the weights in their files and read those of a layer when it is worked on, for "
-    "transformers larger than memory."
-)
 
 
 @dataclass(frozen=True)
@@ -143,8 +132,13 @@ class ReadingCommand:
 
 def command_of(analysis: Analysis) -> type[ReadingCommand]:
     """Return the command of an analysis: a dataclass with its options, for tyro."""
-    fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
-    options = [*analysis.options, Option("output", Path | None, None, OUTPUT_HELP)]
+    model_help = "run directory, folder or name of a model of a known family, or .gguf file."
+    fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=model_help)])]
+    output_help = (
+        "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
+        "numbers only (.json), or a folder with each table as CSV."
+    )
+    options = [*analysis.options, Option("output", Path | None, None, output_help)]
     for exporter in EXPORTERS.get(analysis.hints["return"].__name__, ()):
         options.append(Option(exporter.name, Files, (), exporter.help))
     # tyro reads names, types, help and defaults from the fields of a class.
@@ -153,7 +147,11 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
         default = MISSING if option.default is REQUIRED else option.default
         fields.append((option.name, kind, field(default=default)))
     fields.append(("device", Device, field(default="auto")))
-    low_memory = Annotated[bool, tyro.conf.arg(help=LOW_MEMORY_HELP)]
+    low_memory_help = (
+        "Leave the weights in their files and read those of a layer when it is worked on, for "
+        "transformers larger than memory."
+    )
+    low_memory = Annotated[bool, tyro.conf.arg(help=low_memory_help)]
     fields.append(("low_memory", low_memory, field(default=False)))
     namespace = {"analysis": analysis}
     command = make_dataclass(analysis.name, fields, bases=(ReadingCommand,), namespace=namespace)

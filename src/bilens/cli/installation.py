@@ -100,7 +100,6 @@ BIBTEX = f"""\
   version = {{{__version__}}}
 }}"""
 """The entry as it is in README; a test compares both with CITATION.cff."""
-NEEDED = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
 OPTIONAL = {
     "triton": "attention without softmax on a GPU; computed in chunks without it",
     "gradio": "bilens explore",
@@ -131,12 +130,13 @@ class Doctor:
         if optional["triton"] is not None and (problem := triton_problem()) is not None:
             optional["triton"] = f"{problem}; the chunked kernel is used"
         data = os.environ.get("BILENS_DATA")
+        needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
         checks: dict[str, Any] = {
             "versions": {
                 "bilens": __version__,
                 "python": platform.python_version(),
                 "system": platform.platform(),
-                **{name: _version(name) for name in NEEDED},
+                **{name: _version(name) for name in needed},
             },
             "devices": {
                 "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",

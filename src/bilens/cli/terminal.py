@@ -12,18 +12,13 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.table import Table
 
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that move the cursor, start an escape sequence or reverse text, and halves of pairs.
-
-Tabs and line ends stay.
-"""
-
 
 def printable(text: str) -> str:
     r"""Return a text with control characters written out: `\x1b[2J` instead of an empty screen."""
-    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+    # Characters that move the cursor, start an escape sequence or reverse text, and halves of
+    # pairs. Tabs and line ends stay.
+    unprintable = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(unprintable, lambda match: ascii(match[0])[1:-1], text)
 
 
 class PlainConsole(Console):

@@ -82,8 +82,6 @@ RENAMED = {"gpt2": {"max_position_embeddings": "n_positions", "intermediate_size
 """Settings that have other names in a family."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with the factors of Llama 3's rotary positions, which transformers has as settings."""
-SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad"}
-"""Special tokens of a file's tokenizer by their names in transformers."""
 
 
 def gguf_model(
@@ -268,8 +266,9 @@ def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
                 f"has {vocab_size:,} tokens"
             )
     # Families have defaults for these, which are tokens of another vocabulary.
-    special: dict[str, int | None] = dict.fromkeys(f"{name}_token_id" for name in SPECIAL.values())
-    for key, name in SPECIAL.items():
+    special: dict[str, int | None] = {}
+    for key, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        special[f"{name}_token_id"] = None
         number = settings.get(f"tokenizer.ggml.{key}_token_id")
         if number is None:
             continue

@@ -13,12 +13,6 @@ from bilens.residual.layers import Moment, Parts
 from bilens.residual.parts import Norm
 from bilens.residual.sums import check_unchanged, log_probabilities
 
-GATES: dict[type[nn.Module], Any] = {
-    LinearActivation: "bilinear",
-    nn.SiLU: "swiglu",
-    type(ACT2FN["silu"]): "swiglu",
-}
-
 
 def as_language_model(model: Any) -> LanguageModel:
     """Return a Llama-like transformer as a `LanguageModel` with the same logits.
@@ -106,7 +100,8 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
     }
     _check_none(type(config).__name__, missing)
     activation = mlp.activation_function()
-    gate = GATES.get(type(activation))
+    gates = {LinearActivation: "bilinear", nn.SiLU: "swiglu", type(ACT2FN["silu"]): "swiglu"}
+    gate = gates.get(type(activation))
     if gate is None:
         raise BilensError(
             f"{mlp.name} has the activation {activation}, expected SiLU or a linear one; "

@@ -30,9 +30,6 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ATTENTIONS, ClassifierConfig, ImageClassifier, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel
 
-GENERAL = frozenset(PreTrainedConfig().to_dict()) | {"torch_dtype", "auto_map"}
-"""Settings that transformers adds to any configuration, and that no layout reads."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,8 +86,10 @@ class Layout:
             CheckpointError: a setting or a weight is missing, unknown or out of range, or a file
                 missing or damaged.
         """
+        # Settings that transformers adds to any configuration, and that no layout reads.
+        general = frozenset(PreTrainedConfig().to_dict()) | {"torch_dtype", "auto_map"}
         _compare(
-            source, f"settings for {self.name}", settings, self.settings, self.others | GENERAL
+            source, f"settings for {self.name}", settings, self.settings, self.others | general
         )
         weights = read_weights(source, **place)
         try:
@@ -158,17 +157,6 @@ def _fill(model: nn.Module, plan: Plan, weights: dict[str, Tensor], source: str 
     check_weights(model)
 
 
-PAPER_MLPS: dict[tuple[bool, str | None], MlpName] = {
-    (True, None): "bilinear",
-    (True, "relu"): "reglu",
-    (True, "silu"): "swiglu",
-    (True, "gelu"): "geglu",
-    (False, "relu"): "relu",
-    (False, "gelu"): "gelu",
-}
-"""Kinds of MLPs by `bilinear` and `gate` of the paper's models."""
-
-
 def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan:
     """Return the plan of a language model of the paper.
 
@@ -178,7 +166,16 @@ def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan
     Raises:
         CheckpointError: bilens has no such MLP, or rotary positions have other frequencies.
     """
-    mlp = PAPER_MLPS.get((bool(settings["bilinear"]), settings["gate"]))
+    # Kinds of MLPs by `bilinear` and `gate` of the paper's models.
+    paper_mlps = {
+        (True, None): "bilinear",
+        (True, "relu"): "reglu",
+        (True, "silu"): "swiglu",
+        (True, "gelu"): "geglu",
+        (False, "relu"): "relu",
+        (False, "gelu"): "gelu",
+    }
+    mlp = paper_mlps.get((bool(settings["bilinear"]), settings["gate"]))
     if mlp is None:
         raise CheckpointError(
             f"bilinear={settings['bilinear']} with gate={settings['gate']!r} in config.json: "
@@ -256,15 +253,6 @@ def paper_classifier(settings: Mapping[str, Any], _: dict[str, Tensor]) -> Plan:
     return Plan(ImageClassifier, config, config.n_layers, names)
 
 
-VARIANT_ATTENTION = {
-    (False, False): "softmax",
-    (True, False): "squared",
-    (True, True): "bilinear",
-    (False, True): "differential",
-}
-"""Kinds of attention by `squared_attn` and `bilinear_attn` of the post's models."""
-
-
 def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan:
     """Return the plan of a model of the post.
 
@@ -273,7 +261,14 @@ def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) 
     neither needs a setting.
     """
     heads, width = settings["n_head"], settings["n_embd"]
-    attention = VARIANT_ATTENTION[bool(settings["squared_attn"]), bool(settings["bilinear_attn"])]
+    # Kinds of attention by `squared_attn` and `bilinear_attn` of the post's models.
+    variant_attention = {
+        (False, False): "softmax",
+        (True, False): "squared",
+        (True, True): "bilinear",
+        (False, True): "differential",
+    }
+    attention = variant_attention[bool(settings["squared_attn"]), bool(settings["bilinear_attn"])]
     mlp: MlpName = "bilinear" if settings["bilinear"] or settings["squared_mlp"] else "relu2"
     if settings["bilinear"] and settings["gated"]:
         mlp = "swiglu"

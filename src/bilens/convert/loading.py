@@ -39,20 +39,11 @@ from bilens.nn.language import LanguageConfig
 from bilens.progress import no_progress
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
-PLACE = ("revision", "token", "cache_dir", "local_files_only")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
 TOKENIZERS += ("tokenizer.model", "spiece.model")  # type: ignore[assignment]
 """Files of which a folder with a tokenizer has one at least."""
 FINGERPRINT = "bilens_tokenizer"
 """Setting of a model that bilens saved: the tokenizer that was saved with it."""
-LARGEST = {
-    "num_hidden_layers": 1024,
-    "num_attention_heads": 2**20,
-    "hidden_size": 2**20,
-    "vocab_size": 2**24,
-    "max_position_embeddings": 2**31,
-}
-"""Largest sizes that are believed: larger ones in a damaged file would take hours or all memory."""
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -96,7 +87,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     if Path(source).suffix == ".gguf":
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     hub |= hub_options(source)
-    place = {name: value for name, value in hub.items() if name in PLACE}
+    place_options = ("revision", "token", "cache_dir", "local_files_only")
+    place = {name: value for name, value in hub.items() if name in place_options}
     settings = read_config(source, **place)
     layout = layouts.find_layout(settings)
     if layout is not None:
@@ -120,7 +112,15 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     with reading_files(source):
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
     # Checked one by one before any weight is read: a damaged file must not take memory or time.
-    for name, most in LARGEST.items():
+    # Larger sizes in a damaged file would take hours or all memory.
+    largest = {
+        "num_hidden_layers": 1024,
+        "num_attention_heads": 2**20,
+        "hidden_size": 2**20,
+        "vocab_size": 2**24,
+        "max_position_embeddings": 2**31,
+    }
+    for name, most in largest.items():
         with reading_files(source):
             check_count(name, getattr(config, name, 1), most)
     swish = gates.find_swish(config)

@@ -142,10 +142,6 @@ def _png(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-BAR, STRIP = 1.2, 0.3
-"""Width of the colour bar, and height of the strip below the figure of it."""
-
-
 class Canvas:
     """Collects pictures, lines and labels, and makes one figure of them.
 
@@ -241,10 +237,11 @@ class Canvas:
 
     def _scale(self) -> None:
         # Below everything else, so that callers need not leave room for it.
-        middle, self.height = self.height + STRIP / 2, self.height + STRIP
-        left = (self.width - BAR) / 2
-        self.picture(colour_bar(), x=left, y=middle - 0.05, width=BAR, height=0.1)
-        for name, x in (("negative", left - 0.6), ("positive", left + BAR + 0.6)):
+        bar, strip = 1.2, 0.3
+        middle, self.height = self.height + strip / 2, self.height + strip
+        left = (self.width - bar) / 2
+        self.picture(colour_bar(), x=left, y=middle - 0.05, width=bar, height=0.1)
+        for name, x in (("negative", left - 0.6), ("positive", left + bar + 0.6)):
             self.label(name, x=x, y=middle, on_line=True)
 
     def figure(self) -> "go.Figure":
@@ -270,8 +267,7 @@ class Canvas:
         )
 
 
-STEP, RISE_GAP, THICKEST = 2.4, 0.42, 7.0
-ROOT, MOST = 0.5, 24
+STEP, THICKEST, ROOT = 2.4, 7.0, 0.5
 Name = tuple[int, ...]
 
 
@@ -290,15 +286,16 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     Source:
         Pearce et al. 2024, figures 1C and 6.
     """
-    if len(set(paths.roots.tolist())) != 1 or len(paths) > MOST:
+    most = 24
+    if len(set(paths.roots.tolist())) != 1 or len(paths) > most:
         raise BilensError(
-            f"tree_figure() draws up to {MOST} paths of one direction; these are {len(paths)} of "
+            f"tree_figure() draws up to {most} paths of one direction; these are {len(paths)} of "
             f"{len(set(paths.roots.tolist()))}. Choose some with paths.truncate() or paths.of()."
         )
     aspect, depth = shape[0] / shape[1], paths.depth
     # In the order of the tree, so that no two edges cross.
     rows = sorted(range(len(paths)), key=lambda row: paths.indices[row].tolist())
-    rise, leaf = aspect + RISE_GAP, ROOT + STEP * depth
+    rise, leaf = aspect + 0.42, ROOT + STEP * depth
     canvas = Canvas(leaf + 1.05, rise * len(rows), unit=88, title=title)
     heights: dict[Name, list[float]] = {}
     eigenvalue: dict[Name, float] = {}

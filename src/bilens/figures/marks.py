@@ -34,16 +34,8 @@ SYMBOLS = {
     **{"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "star": "*"},
     **{"triangle-up": "^", "triangle-down": "v"},
 }
-DASHES = {
-    "solid": "solid",
-    "dot": (0, (1, 1.5)),
-    "dash": (0, (4, 3)),
-    "longdash": (0, (7, 3)),
-    "dashdot": (0, (4, 2, 1, 2)),
-    "longdashdot": (0, (7, 2, 1, 2)),
-}
 # What is above covers what is below, in plotly's order.
-PICTURES_BELOW, SHAPES_BELOW, TRACES, PICTURES, SHAPES, LABELS = 1, 1.5, 3, 4, 5, 6
+TRACES, LABELS = 3, 6
 CLEAR, GREY = "rgba(0,0,0,0)", "#444"
 Item = Mapping[str, Any]
 """A part of a figure as plotly's JSON has it."""
@@ -216,7 +208,7 @@ def draw_picture(plot: Plot, picture: Item) -> None:
         plot.axes,
         interpolation="none",
         extent=(left, left + picture["sizex"], bottom, top),
-        zorder=PICTURES_BELOW if picture.get("layer") == "below" else PICTURES,
+        zorder=1 if picture.get("layer") == "below" else 4,
     )
     image.set_data(pixels)
     plot.axes.add_image(image)
@@ -242,7 +234,7 @@ def draw_shape(plot: Plot, shape: Item) -> None:
         facecolor=rgba(shape.get("fillcolor", CLEAR), opacity),
         edgecolor=rgba(line.get("color", GREY), opacity),
         transform=_transform(plot, shape),
-        zorder=SHAPES_BELOW if shape.get("layer") == "below" else SHAPES,
+        zorder=1.5 if shape.get("layer") == "below" else 5,
         **pen(line),
     )
     plot.axes.add_patch(patch)
@@ -346,9 +338,17 @@ def unpacked(values: Any) -> Any:
 def pen(line: Item) -> dict[str, Any]:
     """Return the width and dashes of a line."""
     dash = line.get("dash") or "solid"
-    if dash not in DASHES:
-        raise BilensError(f"line.dash={dash!r}, expected one of {', '.join(DASHES)}")
-    return {"linewidth": line.get("width", 2) * POINT, "linestyle": DASHES[dash]}
+    dashes = {
+        "solid": "solid",
+        "dot": (0, (1, 1.5)),
+        "dash": (0, (4, 3)),
+        "longdash": (0, (7, 3)),
+        "dashdot": (0, (4, 2, 1, 2)),
+        "longdashdot": (0, (7, 2, 1, 2)),
+    }
+    if dash not in dashes:
+        raise BilensError(f"line.dash={dash!r}, expected one of {', '.join(dashes)}")
+    return {"linewidth": line.get("width", 2) * POINT, "linestyle": dashes[dash]}
 
 
 def rgba(color: Any, opacity: float = 1) -> tuple[float, float, float, float]:

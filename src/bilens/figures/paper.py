@@ -45,12 +45,6 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
     mpl_style = lazy_import("matplotlib.style")
     mpl_ticker = lazy_import("matplotlib.ticker")
 
-OTHER_SCRIPTS = (
-    *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC"),
-    *("Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS"),
-)
-"""Fonts for letters that DejaVu Sans, which matplotlib brings, lacks; those installed are used."""
-
 
 def require_matplotlib() -> None:
     """Raise an error, before figures are computed, if they cannot be saved.
@@ -105,7 +99,12 @@ def _natural_width(figure: "go.Figure") -> int:
 def own_style() -> AbstractContextManager[None]:
     """Return matplotlib's defaults in place of the user's settings, with text as text."""
     installed = {font.name for font in mpl_fonts.fontManager.ttflist}
-    others = [name for name in OTHER_SCRIPTS if name in installed]
+    # For letters that DejaVu Sans, which matplotlib brings, lacks.
+    other_scripts = (
+        *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC"),
+        *("Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS"),
+    )
+    others = [name for name in other_scripts if name in installed]
     settings = {
         "font.family": ["DejaVu Sans", *others, "sans-serif"],
         "svg.fonttype": "none",

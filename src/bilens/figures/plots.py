@@ -90,10 +90,6 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     return figure.update_layout(showlegend=False)
 
 
-ROW_HEIGHT, NARROW = 22, 10
-"""Pixels of height of a row: with a name, and with too many rows for names."""
-
-
 @checked
 def heat_figure(
     values: Float[Tensor, "n_rows n_columns"],
@@ -155,5 +151,5 @@ def heat_figure(
     # Matrices are read from the top.
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(automargin=True)
-    height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= named else NARROW)
+    height = 130 + len(rows) * (22 if len(rows) <= named else 10)
     return dress(figure, height=height, title=plotly_text(title))

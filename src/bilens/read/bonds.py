@@ -49,12 +49,6 @@ from bilens.tensor.jacobian_bonds import Measure
 
 BONDS_NAME = "bonds.json"
 """File in a run with the record of its cut."""
-INPUTS = {
-    "images": "the training images",
-    "gaussian": "a Gaussian of the images' mean and covariance",
-    "weights": "standard normal inputs",
-}
-"""Names of the inputs that a metric uses."""
 
 BondKind = Literal["tree", "function"]
 """Bonds of the tree (`bilens.tensor.bonds`) or of the function (`function_bonds`)."""
@@ -180,6 +174,12 @@ class BondReading(Reading):
             if accuracy >= self.accuracy - self.drop:
                 products += f"; the {count:,} largest keep the accuracy within {self.drop:.1%}"
                 break
+        # Names of the inputs that a metric uses.
+        inputs = {
+            "images": "the training images",
+            "gaussian": "a Gaussian of the images' mean and covariance",
+            "weights": "standard normal inputs",
+        }
         return [
             Section(self.title, self.answer(), [[Picture("kept-directions", curve)]]),
             Section(
@@ -197,7 +197,7 @@ class BondReading(Reading):
             Section(
                 "How fast the directions lose weight",
                 "Each layer's output reaches the next layer through a bond. The share of each of "
-                f"its directions is measured over {INPUTS[self.metric]}, the largest first. A "
+                f"its directions is measured over {inputs[self.metric]}, the largest first. A "
                 "diamond is the last direction that is kept.",
                 [[Picture("bonds", partial(bond_figure, self))]],
             ),

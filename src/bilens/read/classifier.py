@@ -40,11 +40,8 @@ from bilens.sections import Fact, Percent, Picture, Section, Table, signed
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum, TensorChain
 
-TOP_INPUTS = 3
 CELL, LABEL = 1.42, 0.3
 """Width of a picture with its inputs, and height of the line below it, in widths of a picture."""
-
-ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over the test images"}
 
 
 @checked
@@ -170,6 +167,10 @@ class ClassifierReading(Reading):
             ]
             classes.append(rows)
         examples = explanation_pictures(self.model, self.data, self.spectrum)
+        order_text = {
+            "eigenvalue": "eigenvalue",
+            "activation": "mean activation over the test images",
+        }
         return [
             Section(
                 self.title,
@@ -202,7 +203,7 @@ class ClassifierReading(Reading):
                 "negative λ, which only ever lower it. An eigenvector reacts to its blue part or "
                 "to its red part, but not to both at once: overlaps cancel before they are "
                 "squared. Beside each are the three test images that it reacts to most. Ordered "
-                f"by {ORDER_TEXT[self.order]}.",
+                f"by {order_text[self.order]}.",
                 classes,
             ),
         ]
@@ -259,7 +260,8 @@ def eigenvector_figure(
     """
     if spectrum.batch_shape:
         raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
-    best = top_inputs(spectrum, x, min(TOP_INPUTS, len(x)))
+    shown_inputs = 3
+    best = top_inputs(spectrum, x, min(shown_inputs, len(x)))
     aspect = shape[0] / shape[1]
     canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):

@@ -15,20 +15,9 @@ from bilens.lazy_imports import go
 from bilens.sections import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
 
-SHOWN_IMAGES, END_SHARE = 4, 0.02
-"""Images shown at the end of a direction, and the share of images that its effect averages."""
-OF_OUTPUT, OF_NODE = 4, 2
-"""Products drawn into a logit, and into each coordinate."""
 LEAST_DRAWN = 0.03
 """Share of a direction's squared norm, below which a product is neither drawn nor listed."""
-LEGEND = (
-    "Blue raises, red lowers; % is the share of a product.",
-    "Two lines into a dot are a product of two directions, one line is a square.",
-    "2.1 is direction 1 between layers 2 and 3; 0.1 is a direction of the pixels.",
-    "At + and − are the images on which a direction is largest and smallest.",
-)
-"""Explanation of a network, below it."""
-STEP, GAP, SPREAD, JOINT, THICKEST = 2.9, 0.3, 0.42, 0.8, 6.0
+STEP = 2.9
 BondNode = tuple[int, int]
 
 
@@ -94,11 +83,11 @@ class CutReading:
         """Return one coordinate with its effects at both ends."""
         z = self.coordinates[bond]
         # A few images would be chance, and many would not be at the end.
-        near = max(1, round(END_SHARE * len(z)))
+        near = max(1, round(0.02 * len(z)))
         order = z[:, number].argsort(descending=True)
         ends = [
             End(
-                images=tuple(images[:SHOWN_IMAGES].tolist()),
+                images=tuple(images[:4].tolist()),
                 effects=tuple(_effects(self.cut, bond, z[images[:near]], number).tolist()),
             )
             for images in (order, order.flip(0))
@@ -174,9 +163,7 @@ def chosen_edges(products: Products, depth: int, output: int) -> list[Edge]:
     for layer in reversed(range(depth)):
         sources: set[int] = set()
         for target in sorted(wanted):
-            into = edges_into(
-                products, (layer + 1, target), OF_OUTPUT if layer == depth - 1 else OF_NODE
-            )
+            into = edges_into(products, (layer + 1, target), 4 if layer == depth - 1 else 2)
             # Thinner lines hide the others; the strongest product is always there.
             into = [edge for edge in into if edge.part >= LEAST_DRAWN] or into[:1]
             edges += into
@@ -213,7 +200,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
     edges = chosen_edges(reading.products, depth, output)
     columns = _ordered(edges, (depth, output))
-    rise = aspect + GAP
+    rise = aspect + 0.3
     height = rise * max(len(column) for column in columns)
     # Columns of fewer nodes are centred between the others.
     tall = {
@@ -224,8 +211,15 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     name = reading.data.class_names[output]
     into = sum(edge.part for edge in edges if edge.target == (depth, output))
     title = f"The logit of {name}: products drawn into it, {into:.0%} of its squared norm"
-    canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(LEGEND) + 0.15, unit=78, title=title)
-    for line, text in enumerate(LEGEND):
+    # Explanation of a network, below it.
+    legend = (
+        "Blue raises, red lowers; % is the share of a product.",
+        "Two lines into a dot are a product of two directions, one line is a square.",
+        "2.1 is direction 1 between layers 2 and 3; 0.1 is a direction of the pixels.",
+        "At + and − are the images on which a direction is largest and smallest.",
+    )
+    canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(legend) + 0.15, unit=78, title=title)
+    for line, text in enumerate(legend):
         canvas.label(text, x=(STEP * depth + 1.6) / 2, y=height + 0.1 + 0.25 * line)
     for edge in edges:
         # Edges into one node end side by side, in the order of their share.
@@ -263,10 +257,10 @@ def _ordered(edges: Sequence[Edge], root: BondNode) -> list[list[BondNode]]:
 def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[BondNode, float]) -> None:
     """Two lines into a dot, one for a square, and one from the dot to the target."""
     color = BLUE if edge.coefficient > 0 else RED
-    width = 1 + (THICKEST - 1) * edge.part**0.5
+    width = 1 + 5 * edge.part**0.5
     end = STEP * edge.target[0] + 0.55
-    y = tall[edge.target] + SPREAD * offset
-    dot = (end - JOINT, y)
+    y = tall[edge.target] + 0.42 * offset
+    dot = (end - 0.8, y)
     for source in dict.fromkeys(edge.sources):
         right = STEP * source[0] + (1.0 if source[0] == 0 else 1.6)
         canvas.line((right, tall[source]), dot, color=color, width=width)
@@ -296,8 +290,7 @@ def _draw_node(
     canvas.label(node_name(node), x=x + 0.5, y=below, color=GREY)
 
 
-ROW_GAP, NAMES, NAMED = 0.16, 1.7, 3
-TILE, COLUMNS = 1.3, 7
+NAMES = 1.7
 
 
 @checked
@@ -309,7 +302,7 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     check_index("bond", bond, len(reading.cut.ranks))
     rows = [reading.direction(bond, number) for number in range(reading.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
-    rise = aspect + ROW_GAP
+    rise = aspect + 0.16
     shown = 1 + (bond > 0)
     start = 1.1 + shown * 1.08
     images = len(rows[0].ends[0].images)
@@ -350,12 +343,14 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
         if is_last
         else [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
     )
-    n_rows = -(-len(names) // COLUMNS)
+    n_columns = 7
+    n_rows = -(-len(names) // n_columns)
     title = f"Layer {layer + 1}: {core.n_out} matrices of {core.n_in} x {core.n_in}"
-    canvas = Canvas(TILE * COLUMNS, TILE * n_rows, unit=96, title=title)
+    tile = 1.3
+    canvas = Canvas(tile * n_columns, tile * n_rows, unit=96, title=title)
     for place, (name, matrix) in enumerate(zip(names, matrices, strict=True)):
-        row, column = divmod(place, COLUMNS)
-        x, y = TILE * column + (TILE - 1) / 2, TILE * row
+        row, column = divmod(place, n_columns)
+        x, y = tile * column + (tile - 1) / 2, tile * row
         # Square roots: the few large entries would leave the others white.
         shown = (matrix.sign() * (matrix.abs() / limit).sqrt()).numpy()
         canvas.picture(diverging(shown, 1.0), x=x, y=y, width=1, height=1)
@@ -375,6 +370,6 @@ def _moved(end: End, names: Sequence[str]) -> str:
             key=lambda i: -sign * end.effects[i],
         )
         if by_size:
-            text = plotly_text(", ".join(names[i] for i in by_size[:NAMED]))
+            text = plotly_text(", ".join(names[i] for i in by_size[:3]))
             lines.append(f'<span style="color:{color}">{mark} {text}</span>')
     return "<br>".join(lines)

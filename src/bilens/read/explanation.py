@@ -20,10 +20,10 @@ from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, TensorChain, cluster
 
-COLUMNS, STEP, LINE = 4, 1.42, 0.18
+COLUMNS = 4
+LINE = 0.18
 SHOWN = 12
-LETTERS, LINES = 15, 2
-"""Room below a picture: letters of a line, and lines of each sign."""
+LINES = 2
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,15 @@ def shared_figure(
     rise = aspect + LINE * (max(map(len, below)) + 0.5)
     n_rows = -(-len(features) // COLUMNS)
     alt = f"{len(features)} pictures of features, each with the classes that it moves"
-    canvas = Canvas(STEP * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
+    step_width = 1.42
+    canvas = Canvas(step_width * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
     for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
         row, column = divmod(place, COLUMNS)
-        left, top = STEP * column, rise * row
-        canvas.eigenvector(feature.vector, shape, x=left + (STEP - 1) / 2, y=top)
+        left, top = step_width * column, rise * row
+        canvas.eigenvector(feature.vector, shape, x=left + (step_width - 1) / 2, y=top)
         for number, (text, color, full) in enumerate(lines):
             y = top + aspect + 0.01 + LINE * number
-            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=full)
+            canvas.label(text, x=left + step_width / 2, y=y, color=color, hover=full)
     return canvas.figure()
 
 
@@ -252,7 +253,7 @@ def _wrapped(names: Sequence[str]) -> list[str]:
     lines = [""]
     for number, name in enumerate(names):
         longer = f"{lines[-1]}, {name}" if lines[-1] else name
-        if len(longer) <= LETTERS or not lines[-1]:
+        if len(longer) <= 15 or not lines[-1]:
             lines[-1] = longer
         elif len(lines) < LINES:
             lines.append(name)
@@ -260,10 +261,6 @@ def _wrapped(names: Sequence[str]) -> list[str]:
             lines[-1] += f" +{len(names) - number}"
             break
     return lines if names else []
-
-
-BETWEEN, VERDICT, LABEL = 0.12, 1.6, 0.34
-"""Room between pictures and rows of a drawing, in widths of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,8 +364,11 @@ def explanation_figure(
     a row sums to its logit.
     """
     n_columns = max(len(part.numbers) for part in explanation.parts)
-    aspect, step = shape[0] / shape[1], 1 + BETWEEN
-    rise, width = aspect + LABEL, 1 + BETWEEN + n_columns * step + VERDICT
+    between = 0.12
+    aspect, step = shape[0] / shape[1], 1 + between
+    # In widths of a picture: room between pictures, and beside a row.
+    verdict = 1.6
+    rise, width = aspect + 0.34, 1 + between + n_columns * step + verdict
     canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
     # The input is beside the middle row, and each row ends with its logit.
     middle = rise * (len(explanation.parts) - 1) / 2
@@ -377,12 +377,12 @@ def explanation_figure(
     for row, part in enumerate(explanation.parts):
         top = row * rise
         for column, activation in enumerate(part.activations.tolist()):
-            left = 1 + 2 * BETWEEN + column * step
+            left = 1 + 2 * between + column * step
             canvas.eigenvector(part.vectors[column], shape, x=left, y=top)
             color = BLUE if activation > 0 else RED
             text = signed(activation, ".2f")
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
-        name, end = plotly_text(class_names[part.label]), width - VERDICT / 2
+        name, end = plotly_text(class_names[part.label]), width - verdict / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
         canvas.label(

@@ -20,8 +20,6 @@ from bilens.read.explanation import check_classes
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Spectrum
 
-STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
-"""Numbers of eigenvectors in tables."""
 BLOCK = 512
 """Samples in memory together, each with a number for every class and rank."""
 
@@ -41,7 +39,7 @@ class TruncationCurve:
     def frame(self) -> "pd.DataFrame":
         """Return a row for some k up to all of them; see `accuracy_frame`."""
         total = len(self.accuracy)
-        steps = [k for k in STEPS if k < total] + [total]
+        steps = [k for k in (1, 2, 3, 5, 10, 20, 50, 100) if k < total] + [total]
         rows = [(k, self.accuracy[k - 1]) for k in steps]
         return accuracy_frame("eigenvectors per class", rows, self.full)
 

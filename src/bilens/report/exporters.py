@@ -19,21 +19,6 @@ from bilens.read.language import DirectionReading, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.train import TRAINING_NAME
 
-KINDS = {
-    "head": "lorsa",
-    "mlp": "cross layer transcoder",
-    "direction": "cross layer transcoder",
-    "token": "embedding",
-    "position": "embedding",
-    "bias": "bias",
-    "output": "logit",
-}
-DESCRIPTION = (
-    "An exact flow: nothing is replaced by transcoders, so that there are no error nodes. Heads "
-    "are drawn as lorsa nodes, MLPs at a position and their directions as transcoder features. "
-    "Nodes with little flow are left out."
-)
-
 
 def attribution_graph(
     page: FlowPage, *, slug: str, prompt: str, probability: float, scan: str = "bilens"
@@ -60,6 +45,11 @@ def attribution_graph(
         held += abs(node.flow) if number else 0.0
         nodes.append(_node(page, number, held / (page.absolute or 1.0), probability))
     _trace_queries_and_keys(page, nodes)
+    description = (
+        "An exact flow: nothing is replaced by transcoders, so that there are no error nodes. "
+        "Heads are drawn as lorsa nodes, MLPs at a position and their directions as transcoder "
+        "features. Nodes with little flow are left out."
+    )
     return {
         "metadata": {
             "slug": _plain(slug),
@@ -69,7 +59,7 @@ def attribution_graph(
             "prompt": prompt,
             "node_threshold": 1.0,
             "info": {
-                "description": DESCRIPTION,
+                "description": description,
                 "generator": {"name": "bilens", "version": version("bilens")},
             },
             "generation_settings": {
@@ -102,7 +92,16 @@ def _plain(name: str) -> str:
 
 def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[str, Any]:
     node = page.nodes[number]
-    kind = KINDS[node.kind]
+    kinds = {
+        "head": "lorsa",
+        "mlp": "cross layer transcoder",
+        "direction": "cross layer transcoder",
+        "token": "embedding",
+        "position": "embedding",
+        "bias": "bias",
+        "output": "logit",
+    }
+    kind = kinds[node.kind]
     # Neuronpedia refuses graphs whose highest layer is 0, so that layers count from 1.
     layer = "E" if node.layer is None else str(node.layer + 1)
     starts = f"from {', '.join(node.sources)}" if node.sources else ""
@@ -176,10 +175,6 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
     write_json(path, {"graphs": [*others, about]})
 
 
-UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
-"""Neighbours of a feature among neurons and features, which eigenvectors have none of."""
-
-
 @torch.no_grad()
 def feature_batch(
     model: ResidualModel, reading: DirectionReading, *, name: str, data: str, k: int = 10
@@ -217,11 +212,13 @@ def feature_batch(
         read = model.mlp_inputs(reading.layer, texts)
         width = read.shape[-1]
         active = (read @ v[:width] + v[width:].sum()).square()
+        # Neighbours of a feature among neurons and features, which eigenvectors have none of.
+        unused = ("neuron_alignment", "correlated_neurons", "correlated_features")
         features.append(
             {
                 "feature_index": number,
-                **{f"{what}_indices": [] for what in UNUSED},
-                **{f"{what}_l1": [] for what in UNUSED},
+                **{f"{what}_indices": [] for what in unused},
+                **{f"{what}_l1": [] for what in unused},
                 "neuron_alignment_values": [],
                 "correlated_neurons_pearson": [],
                 "correlated_features_pearson": [],

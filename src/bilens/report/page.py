@@ -39,8 +39,6 @@ else:  # They import transformers, which takes seconds, and pages do without it.
     inputs, models = lazy_import("bilens.inputs"), lazy_import("bilens.models")
     contents = lazy_import("bilens.report.model")
 
-OPTIONS = (*("basis", "drop", "metric", "order"), *("token", "minus", "layer", "among", "prompt"))
-"""Settings of a model's report; `bilens report --help` has a line on each."""
 CONFIG = {
     "displaylogo": False,
     "responsive": True,
@@ -182,8 +180,13 @@ def report(
     Raises:
         BilensError: this kind of model has no report, or a setting does not exist or fit.
     """
-    if unknown := settings.keys() - set(OPTIONS):
-        raise BilensError(f"{unknown.pop()} is no setting of a report, expected {OPTIONS}")
+    # Settings of a model's report; `bilens report --help` has a line on each.
+    options = (
+        *("basis", "drop", "metric", "order"),
+        *("token", "minus", "layer", "among", "prompt"),
+    )
+    if unknown := settings.keys() - set(options):
+        raise BilensError(f"{unknown.pop()} is no setting of a report, expected {options}")
     readings = [source] if isinstance(source, Reading) else source
     name = source if isinstance(source, str | Path) else ""
     title = f"{Path(name).name or type(source).__name__}, read from its weights"

@@ -371,8 +371,7 @@ def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
 
 FLOOR = 0.05
 """Square root of the share below which a product counts by its square."""
-MOMENTUM, RATE = 0.9, 0.5 * FLOOR
-"""Of the descent: its curvature is at most of the size of 1 / FLOOR."""
+MOMENTUM = 0.9
 
 
 @detached
@@ -404,7 +403,8 @@ def sparse_basis(cut: Cut, *, steps: Count = 100) -> Cut:
     speeds = [torch.zeros_like(turn) for turn in turns]
     for _ in range(steps):
         for i, slope in enumerate(_slopes(cores, environments)):
-            speeds[i] = MOMENTUM * speeds[i] - RATE * slope
+            # The curvature is at most of the size of 1 / FLOOR.
+            speeds[i] = MOMENTUM * speeds[i] - 0.5 * FLOOR * slope
             step = torch.matrix_exp(speeds[i])
             turns[i] = turns[i] @ step
             cores[i] = step.T @ cores[i] @ step

@@ -21,10 +21,6 @@ CONTRACTIONS = {"einsum", "matmul", "__matmul__", "mm", "bmm", "linear", "inner"
 # Both relative, in float64. Outputs of exact tensors agree to about 1e-13; entries below ROUNDING
 # are differences of equal numbers.
 TOLERANCE, ROUNDING = 1e-8, 1e-12
-REMEDY = (
-    "Give a part without it, such as one layer. Norms with running statistics, as BatchNorm1d in "
-    "evaluation mode, are folded in; norms that divide by the length of their input cannot be."
-)
 
 
 class Factors(NamedTuple):
@@ -440,5 +436,7 @@ def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], 
         raise NotBilinearError(
             f"{type(module).__name__} is {float(expected.flatten()[worst]):.6g} at a random input, "
             f"and its tensor {float(outputs.flatten()[worst]):.6g}; expected the same "
-            f"number{_culprit(copied, probe.shape)}. {REMEDY}"
+            f"number{_culprit(copied, probe.shape)}. Give a part without it, such as one layer. "
+            "Norms with running statistics, as BatchNorm1d in evaluation mode, are folded in; norms "
+            "that divide by the length of their input cannot be."
         )

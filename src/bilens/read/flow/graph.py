@@ -25,8 +25,6 @@ from bilens.sections import Fact, Percent
 Sublayer = Literal["attention", "mlp"]
 DRAWN = 20
 """Nodes of a figure, and those that are measured and named."""
-SINK, FOLLOWING = 0.3, 3
-"""An attention sink draws this share of the attention of at least that many later positions."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,8 +103,8 @@ class Flow(Reading):
         even = 1 / torch.arange(1, time + 1, device=pattern.device)
         return tuple(
             s
-            for s in range(time - FOLLOWING)
-            if float(pattern[s + 1 :, s].mean()) > max(SINK, 1.5 * float(even[s + 1 :].mean()))
+            for s in range(time - 3)
+            if float(pattern[s + 1 :, s].mean()) > max(0.3, 1.5 * float(even[s + 1 :].mean()))
         )
 
     @property

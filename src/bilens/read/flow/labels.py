@@ -12,9 +12,8 @@ from bilens.read.flow.nodes import LEAVES
 from bilens.read.language.names import readable_tokens
 from bilens.residual import ResidualModel
 
-LIKELY, AT_ONCE, AMONG = 200, 32, 1000
-"""Most probable tokens that may be in a label; runs whose logits are in memory at a time; nodes
-through which sources are followed."""
+LIKELY = 200
+"""Most probable tokens that may be in a label."""
 
 
 class Ends(NamedTuple):
@@ -53,11 +52,12 @@ def token_changes(
         return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
 
     changed: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, count, AT_ONCE):
+    at_once = 32  # runs whose logits are in memory
+    for start in range(0, count, at_once):
         scores: Tensor | float = 0.0
         for ends in runs:
             logs = [
-                log_probabilities(rows if len(rows) == 1 else rows[start : start + AT_ONCE])
+                log_probabilities(rows if len(rows) == 1 else rows[start : start + at_once])
                 for rows in ends
             ]
             logs = list(torch.broadcast_tensors(*logs))
@@ -96,7 +96,8 @@ def sources(flow: Flow, numbers: Sequence[int], k: int = 2) -> list[tuple[str, .
         k: most tokens of a node.
     """
     leaves = [i for i, node in enumerate(flow.nodes) if node.kind in (*LEAVES, "rest")]
-    strongest = flow.strongest()[: max(AMONG - len(leaves), 0)]
+    # Nodes through which sources are followed.
+    strongest = flow.strongest()[: max(1000 - len(leaves), 0)]
     picked = sorted({0, *leaves, *strongest, *numbers})
     place = {number: row for row, number in enumerate(picked)}
     edges = flow.edges(picked).double()

@@ -173,12 +173,6 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
     return frame.drop(columns=empty)
 
 
-LABELLED, EDGES = 20, 40
-"""Nodes with labels, and edges that are drawn."""
-GAP, LETTER = 0.75, 0.0066
-"""Rows between two labels, and the share of a figure's width that a letter takes."""
-
-
 def graph_figure(
     nodes: Sequence[Node],
     tokens: Sequence[str],
@@ -208,7 +202,7 @@ def graph_figure(
         ticks["columns"][node.source] if node.source not in (None, node.position) else x
         for node, x in zip(nodes, xs, strict=True)
     ]
-    strongest = weights.abs().flatten().argsort(descending=True)[:EDGES].tolist()
+    strongest = weights.abs().flatten().argsort(descending=True)[:40].tolist()
     most = float(weights.abs().max()) or 1.0
     for a, b in (divmod(i, len(nodes)) for i in strongest):
         weight = float(weights[a, b])
@@ -243,7 +237,7 @@ def graph_figure(
     # Flows of early layers are large and cancel, so that labels go by the share that reaches the
     # logit on paths among these nodes.
     reaching = weights.sum(0).abs().tolist()
-    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:LABELLED]]
+    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
     longest = 0
     for column in {round(x) for x in xs}:
         members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
@@ -264,7 +258,8 @@ def graph_figure(
     columns = ticks["columns"]
     names = [plotly_text(f'"{tokens[p]}"') for p in columns]
     # Labels of the last column have a fixed width in letters, and columns share the remainder.
-    last, taken = max(columns.values()), min(0.6, (longest + 6) * LETTER)
+    # A letter's share of a figure's width.
+    last, taken = max(columns.values()), min(0.6, (longest + 6) * 0.0066)
     right = (last + 0.2 + 0.6 * taken) / (1 - taken)
     figure.update_xaxes(
         tickvals=list(columns.values()), ticktext=names, range=[-0.6, right], zeroline=False
@@ -282,12 +277,14 @@ def _spread(heights: Sequence[float]) -> list[float]:
     """Return the nearest heights, in descending order, that are a gap apart."""
     # Pooled adjacent violators: labels that touch are moved as one block to their mean place.
     blocks: list[list[float]] = []
+    # Rows between two labels.
+    gap = 0.75
     for place, height in enumerate(heights):
-        blocks.append([height + GAP * place])
+        blocks.append([height + gap * place])
         while len(blocks) > 1 and mean(blocks[-2]) < mean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     moved = [mean(block) for block in blocks for _ in block]
-    return [height - GAP * place for place, height in enumerate(moved)]
+    return [height - gap * place for place, height in enumerate(moved)]
 
 
 def _arranged(

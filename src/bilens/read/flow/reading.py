@@ -29,10 +29,8 @@ from bilens.settings import Between, Count
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
-ROWS, LABELLED = 20, 10
-"""Nodes in tables, and labels in figures."""
-OPENED, INSIDE = 6, 4
-"""MLPs of a page that open to their directions, and directions of each."""
+ROWS, INSIDE = 20, 4
+"""Nodes in tables, and directions of an MLP that is opened."""
 HOW_TO_READ = (
     "Positions are across, layers upwards. A square is a head: its line comes from the token that "
     "it attends to. A circle is an MLP at a position, or a token. Area is |flow|; blue raises the "
@@ -279,7 +277,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     for i in sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max())):
         # A label is about a third of the width of a phone, and a twentieth of the height.
         near = [(places[i] - places[j]).abs() for j in labelled]
-        if len(labelled) < LABELLED and not any(dx < 0.35 and dy < 0.05 for dx, dy in near):
+        if len(labelled) < 10 and not any(dx < 0.35 and dy < 0.05 for dx, dy in near):
             labelled.append(i)
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
@@ -528,7 +526,8 @@ def answer_question(
     through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
     opened = None
     if directions == 0 and ablate:
-        mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:OPENED]
+        # MLPs of a page that open to their directions.
+        mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:6]
         places = {(node.layer, node.position) for node in mlps}
         opened = adjoints.run(INSIDE, threshold)
         inside = [i for i in opened.direction_numbers if _place(opened.nodes[i]) in places]

@@ -260,7 +260,6 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
     return position
 
 
-PARTS: tuple[BigramPart, ...] = ("direct", "mlp")
 WORDS = {"virtual": "earlier token", "direct": "present token"}
 """Names of columns in tables that are shown."""
 
@@ -421,7 +420,7 @@ def bigrams(
     """
     # The ranking is by one part, and the table shows both.
     matrices = bigram_parts(model, layer, position, among)
-    parts: dict[str, FactoredMatrix] = {name: matrices[name] for name in PARTS}
+    parts: dict[str, FactoredMatrix] = {name: matrices[name] for name in ("direct", "mlp")}
     return top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among)
 
 

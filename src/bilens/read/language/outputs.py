@@ -29,9 +29,6 @@ from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, si
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
-BEFORE, AFTER = 28, 4
-"""Tokens shown before and after the focal one."""
-
 
 @dataclass(frozen=True, eq=False)
 class FoundContext:
@@ -268,8 +265,9 @@ def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
     context = explained.context
     # A line of a page has room for few tokens.
-    start = max(0, context.position - BEFORE)
-    ids = context.ids[start : context.position + 1 + AFTER]
+    # 28 tokens before the focal one and 4 after it.
+    start = max(0, context.position - 28)
+    ids = context.ids[start : context.position + 5]
     shares = explained.contribution.tokens()[start:].tolist()
     names = [name.replace("Ċ", "↵") for name in token_names(model, ids)]
     if any(name.startswith(("Ġ", "▁")) for name in names):
