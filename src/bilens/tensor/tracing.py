@@ -437,6 +437,6 @@ def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], 
             f"{type(module).__name__} is {float(expected.flatten()[worst]):.6g} at a random input, "
             f"and its tensor {float(outputs.flatten()[worst]):.6g}; expected the same "
             f"number{_culprit(copied, probe.shape)}. Give a part without it, such as one layer. "
-            "Norms with running statistics, as BatchNorm1d in evaluation mode, are folded in; norms "
-            "that divide by the length of their input cannot be."
+            "Norms with running statistics, as BatchNorm1d in evaluation mode, are folded in; "
+            "norms that divide by the length of their input cannot be."
         )
