@@ -100,7 +100,11 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
     }
     _check_none(type(config).__name__, missing)
     activation = mlp.activation_function()
-    gates = {LinearActivation: "bilinear", nn.SiLU: "swiglu", type(ACT2FN["silu"]): "swiglu"}
+    gates: dict[type[nn.Module], Any] = {
+        LinearActivation: "bilinear",
+        nn.SiLU: "swiglu",
+        type(ACT2FN["silu"]): "swiglu",
+    }
     gate = gates.get(type(activation))
     if gate is None:
         raise BilensError(

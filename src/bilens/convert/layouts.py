@@ -167,7 +167,7 @@ def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan
         CheckpointError: bilens has no such MLP, or rotary positions have other frequencies.
     """
     # Kinds of MLPs by `bilinear` and `gate` of the paper's models.
-    paper_mlps = {
+    paper_mlps: dict[tuple[bool, str | None], MlpName] = {
         (True, None): "bilinear",
         (True, "relu"): "reglu",
         (True, "silu"): "swiglu",
