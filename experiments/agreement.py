@@ -45,7 +45,6 @@ from bilens.models import load
 from bilens.read.flow import (
     Ablation,
     Flow,
-    TaskDirections,
     edit_heads,
     edit_mlp_along,
     flow,
@@ -53,6 +52,7 @@ from bilens.read.flow import (
     task_directions,
 )
 from bilens.read.flow.reading import ablation_figure
+from bilens.read.flow.recurring import TaskDirections
 from bilens.read.language import TokenDirection
 from bilens.read.linear.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel

@@ -19,24 +19,26 @@ Small: d = 300, 10 epochs, 3 initialisations: 8 minutes on one core, 2 of them f
 Paper: d = 1000, 20 epochs, 3 initialisations, with the settings of the small one: not run.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, INK, dress
 from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
-from bilens.read import SparsityReport, loss_recovered, sparsity
+from bilens.read import SparsityReport, sparsity
 from bilens.tensor import Dictionary
 from bilens.train import AutoencoderTraining, row_sampler
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 
-__all__ = ["Comparison", "compare", "run", "scatter_figure"]
+__all__ = ["Comparison", "compare", "loss_recovered", "run", "scatter_figure"]
 
 SEEDS, FEATURES, SHOWN, POINTS = 3, 2000, 4, 1500
 TRAINING = AutoencoderTraining(steps=2400, learning_rate=1e-2, l1=0.11, similarity=2.0)
@@ -132,6 +134,23 @@ def compare(model: ImageClassifier, autoencoder: SparseAutoencoder, data: ImageD
     )
     report = sparsity(relu, y, rebuilt)
     return Comparison(dictionary, relu[:, active], pseudo, report, relu_recovered, pseudo_recovered)
+
+
+def loss_recovered(
+    logits: Float[Tensor, "samples classes"],
+    rebuilt_logits: Float[Tensor, "samples classes"],
+    labels: Int[Tensor, " samples"],
+) -> float:
+    """Share of the model's advantage over random guessing that is left after a replacement.
+
+    (L_guess - L_rebuilt) / (L_guess - L_model), with L_guess = log(classes).
+
+    Source:
+        Pearce & Dooms 2024, "SAE features using the pseudoinverse trick".
+    """
+    guess = math.log(logits.shape[-1])
+    model, rebuilt = (float(cross_entropy(x, labels)) for x in (logits, rebuilt_logits))
+    return (guess - rebuilt) / (guess - model)
 
 
 def scatter_figure(comparison: Comparison) -> go.Figure:

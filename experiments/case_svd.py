@@ -28,12 +28,13 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
-from bilens.tensor import TensorSVD, form_cosines
+from bilens.tensor import QuadraticForm, TensorSVD
+from bilens.tensor.factors import hidden_product
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
 
-__all__ = ["bottleneck_curve", "reproducibility", "run"]
+__all__ = ["bottleneck_curve", "form_cosines", "reproducibility", "run"]
 
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
@@ -123,6 +124,18 @@ def bottleneck_curve(
         return (svd.components(rows)[..., None] * component_logits).cumsum(1)
 
     return accuracy_by_rank(logits, x, labels)
+
+
+def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
+    """Return the cosines <Q_i, Q'_j> / (|Q_i| |Q'_j|) of two batches of interaction matrices.
+
+    A zero form has cosine 0. Computed from the factors, at O(rank_a rank_b n_in).
+    """
+    a, b = a.without_scale()[0], b.without_scale()[0]
+    K = hidden_product(a.left.double(), a.right.double(), b.left.double(), b.right.double())
+    inner = a.weights.double() @ K @ b.weights.double().T
+    norms = a.norm()[:, None] * b.norm()
+    return torch.where(norms > 0, inner / norms, torch.zeros_like(inner))
 
 
 def reproducibility(

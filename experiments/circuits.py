@@ -46,14 +46,13 @@ from bilens.read.flow.circuit import (
     parts_in,
     search,
 )
-from bilens.read.flow.patching import gradient_effects
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.gim import gim_rules
-from experiments.patching import GRADIENTS
+from experiments.patching import GRADIENTS, gradient_effects
 from experiments.pretrained import SavedRows, open_models
 from experiments.tasks import FAMILIES, questions_of
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, spectra
-from bilens.tensor.similarity import best_match, unit_rows
+from bilens.tensor.similarity import unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure, picture_figure
@@ -114,7 +114,7 @@ def similarity_curves(
     curves = []
     for seed, other in enumerate(others):
         pairs = [
-            best_match(a[:ranks], b)
+            (unit_rows(a[:ranks]) @ unit_rows(b).T).abs().amax(-1)
             for number, model in enumerate(references)
             if number != seed
             for a, b in zip(model, other, strict=True)

@@ -46,16 +46,17 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import gradient_effects, patched_effects, runs_of
+from bilens.read.flow.patching import patched_effects, runs_of
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
-from bilens.residual.interventions import Run, logit_of
+from bilens.residual.interventions import Number, Run, logit_of, mixed_site, mlp_site, slopes
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
@@ -105,6 +106,33 @@ def run(context: RecipeContext) -> Outcome:
             numbers[name]["unseen kinds"] = unseen_kinds(rows).to_dict("records")
             parts.append(Table(unseen_kinds(rows), f"{name}: R2 over the seven unseen kinds"))
     return Outcome(numbers, parts=parts)
+
+
+def gradient_effects(
+    runs: tuple[Run, Run], number: Number, points: Sequence[float]
+) -> Float[Tensor, "layers parts"]:
+    """Return the change of each head and MLP times the mean gradient at some points.
+
+    A point is a share of the way of the embeddings from the second text (0) to the first (1). The
+    point 1 is attribution patching; the points 1/8, 2/8, ... 1 are EAP-IG of 8 steps.
+
+    Source:
+        Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
+    """
+    first, second = runs
+    model = first.model
+    shares = first.tokens.new_tensor(points)[:, None, None]
+    tokens = second.tokens + shares * (first.tokens - second.tokens)
+    layers = range(model.n_layers)
+    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
+    of_sites = slopes(first, number, sites, tokens)
+    rows = []
+    for layer in layers:
+        of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
+        heads = (first.mixed[layer] - second.mixed[layer]) * of_heads
+        mlp = ((first.outputs[layer] - second.outputs[layer]) * of_mlp).sum()
+        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
+    return torch.stack(rows).double().cpu() / len(points)
 
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:

@@ -35,14 +35,14 @@ from transformers.models.llama import modeling_llama
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import gradient_effects, runs_of
+from bilens.read.flow.patching import runs_of
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
-from experiments.patching import measure, summary, tables
+from experiments.patching import gradient_effects, measure, summary, tables
 from experiments.pretrained import model_paths
 
 MODEL = "SmolLM2-135M-Instruct"

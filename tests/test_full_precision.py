@@ -85,8 +85,6 @@ TENSOR = {
     "features": lambda: (DICTIONARY.features_tensor(T)(X), DICTIONARY.projector()),
     "reexpressed": lambda: bilens.tensor.reexpress(T, U, 3).tensor()(X),
     "steer": lambda: bilens.tensor.steer(T.with_bias(normal(8)), X[0], X).total(),
-    "best match": lambda: bilens.tensor.best_match(X, U),
-    "form cosines": lambda: bilens.tensor.form_cosines(FORM, T.svd(2).components),
     "expected cosine": lambda: bilens.tensor.expected_cosine([T, T], [T, layer(seed=5)]),
     "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
     "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
@@ -110,9 +108,6 @@ READ = {
         ).fooled
     ),
     "sparsity": lambda m: numbers(bilens.read.sparsity(X, X, X + 0.1).relative_error),
-    "loss recovered": lambda m: numbers(
-        bilens.read.loss_recovered(4 * torch.eye(6, device="cpu")[LABELS], X, LABELS)
-    ),
     "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.spectra(m)).weight),
 }
 

@@ -1,6 +1,7 @@
 """The recipes of the MNIST case study, on the bundled digits with tiny models."""
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -11,16 +12,19 @@ import pytest
 import torch
 from experiments.case import direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
-from experiments.case_sae import compare
-from experiments.case_svd import reproducibility
+from experiments.case_sae import compare, loss_recovered
+from experiments.case_svd import form_cosines, reproducibility
 from experiments.context import Outcome, RecipeContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
-from bilens.read import loss_recovered, spectra
+from bilens.read import spectra
+from bilens.tensor.similarity import unit_rows
 from bilens.train import AutoencoderTraining, ClassifierTraining, row_sampler, train_autoencoder
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
-from tests.tensor.factors import close, dense, normal, random_tensor
+from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 FIGURES = {
     "case_digits": {"digits"},
@@ -194,3 +198,30 @@ def test_autoencoders_are_kept(tmp_path, monkeypatch):
     again = context.autoencoder("rows", config, sample, training)
     assert torch.equal(first.features, again.features)
     assert not again.features.requires_grad
+
+
+@given(shapes, st.integers(1, 6), st.integers(1, 6))
+def test_form_cosines_are_those_of_the_matrices(shape, rank, k):
+    a = random_tensor(**shape).svd().components
+    b = random_tensor(shape["n_in"], rank, k, shape["seed"] + 1).interaction(normal(k, k))
+    Q, other = (unit_rows(form.dense().flatten(1)) for form in (a, b))
+    assert close(form_cosines(a, b), Q @ other.T, 1e-7)
+
+
+def test_components_of_a_turned_layer_come_back():
+    layer = random_tensor(5, 8, 6, 0)
+    rotation = torch.linalg.qr(normal(6, 6)).Q
+    svd, turned = layer.svd(), layer.change_basis(outputs=rotation).svd()
+    result = form_cosines(svd.components, turned.components).abs()
+    assert close(result, torch.eye(6, dtype=torch.float64), 1e-6)
+    dead = random_tensor(5, 2, 3, 0).svd().components
+    assert (form_cosines(dead, svd.components)[2] == 0).all()
+
+
+def test_recovered_loss_runs_from_guessing_to_the_model():
+    labels = torch.tensor([0, 1, 2, 1])
+    logits = 3 * torch.nn.functional.one_hot(labels, 3).float()
+    assert math.isclose(loss_recovered(logits, logits, labels), 1.0)
+    assert math.isclose(loss_recovered(logits, torch.zeros(4, 3), labels), 0.0, abs_tol=1e-6)
+    assert 0 < loss_recovered(logits, 0.3 * logits, labels) < 1
+    assert loss_recovered(logits, -logits, labels) < 0

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import Bilinear, Gate, GatedLayer, GateName
+from bilens.nn import Bilinear, Gate, GatedLayer
+from bilens.nn.settings import GateName
 
 layers = st.fixed_dictionaries(
     {

@@ -14,11 +14,10 @@ from bilens.read import (
     classifier_bonds,
     classifier_function_bonds,
     product_accuracies,
-    rank_accuracies,
     read_bonds,
 )
 from bilens.read.cuts import chosen_edges
-from bilens.read.fidelity import clopper_pearson, held_out
+from bilens.read.fidelity import clopper_pearson, held_out, rank_accuracies
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_model, digits
 

@@ -9,7 +9,6 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import flow
 from bilens.read.language import (
     Context,
-    ContextIndex,
     TokenDirection,
     bigrams,
     contribution,
@@ -24,7 +23,7 @@ from bilens.read.language import (
     token_names,
     top_contexts,
 )
-from bilens.read.language.contexts import contributions
+from bilens.read.language.contexts import ContextIndex, contributions
 from bilens.residual import ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import loss_recovered, sparsity
+from bilens.read import sparsity
 
 
 def test_sparsity_counts():
@@ -23,18 +23,3 @@ def test_nothing_to_measure_is_an_error():
             sparsity(x[: len(wrong)], wrong, wrong)
     with pytest.raises(BilensError, match="rebuilt holds NaN"):
         sparsity(x, y, y * torch.nan)
-    with pytest.raises(BilensError, match="rebuilt_logits holds NaN"):
-        loss_recovered(x, x * torch.nan, torch.tensor([0, 1]))
-    with pytest.raises(BilensError, match="labels holds 0 to 3, expected .* 0 to 2"):
-        loss_recovered(x, x, torch.tensor([0, 3]))
-
-
-def test_recovered_loss_runs_from_guessing_to_the_model():
-    labels = torch.tensor([0, 1, 2, 1])
-    logits = 3 * torch.nn.functional.one_hot(labels, 3).float()
-    assert math.isclose(loss_recovered(logits, logits, labels), 1.0)
-    assert math.isclose(loss_recovered(logits, torch.zeros(4, 3), labels), 0.0, abs_tol=1e-6)
-    assert 0 < loss_recovered(logits, 0.3 * logits, labels) < 1
-    assert loss_recovered(logits, -logits, labels) < 0
-    with pytest.raises(BilensError, match="no better than guessing"):
-        loss_recovered(-logits, logits, labels)

@@ -6,14 +6,9 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, read_bonds
-from bilens.read.cuts import LEAST_DRAWN, chosen_edges
-from bilens.report import (
-    bond_figure,
-    directions_figure,
-    kept_directions_figure,
-    matrices_figure,
-    network_figure,
-)
+from bilens.read.bonds import bond_figure, kept_directions_figure
+from bilens.read.cuts import LEAST_DRAWN, chosen_edges, directions_figure, matrices_figure
+from bilens.report import network_figure
 from tests.models import digit_model, digits
 
 SHAPE = (8, 8)

@@ -19,11 +19,11 @@ from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.report import (
     eigenvector_figure,
     explanation_figure,
-    render_page,
     spectrum_figure,
     truncation_figure,
     write_report,
 )
+from bilens.report.page import render_page
 from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.models import digit_model, digits
 

@@ -1,7 +1,6 @@
 import torch
 
-from bilens.read import SharedFeature, SharedFeatures, Use
-from bilens.read.explanation import shared_section
+from bilens.read.explanation import SharedFeature, SharedFeatures, Use, shared_section
 from bilens.report import shared_figure
 
 

@@ -12,12 +12,10 @@ from bilens.tensor import (
     BilinearTensor,
     FactoredMatrix,
     Spectrum,
-    best_match,
     cluster,
     decompile,
     expected_cosine,
     expected_inner,
-    form_cosines,
 )
 from bilens.tensor.factors import take_out_scale
 from tests.tensor.factors import close, normal, random_tensor, shapes
@@ -42,7 +40,6 @@ def test_tensors_of_any_size(shape, left, right, out):
     assert torch.allclose(large.inner(b) / size, a.inner(b), atol=1e-12 * a.norm() * b.norm())
     form, expected = large.interaction(output=[0]), a.interaction(output=[0])
     assert torch.allclose(form.norm() / size, expected.norm())
-    assert torch.allclose(form_cosines(form, expected), torch.ones(1, 1).double())
     k = min(2, a.n_in)
     assert close(form.eigh(k).values / size, expected.eigh(k).values)
     assert torch.allclose(form.eigh().effective_rank(), expected.eigh().effective_rank())
@@ -121,10 +118,8 @@ USES = {
     "svd": BilinearTensor.svd,
     "form norm": lambda t: t.interaction(output=0).norm(),
     "eigh": lambda t: t.interaction(output=0).eigh(),
-    "form_cosines": lambda t: form_cosines(t.interaction(output=[0]), ONES.interaction(output=[0])),
     "expected_cosine": lambda t: expected_cosine([ONES], [t]),
     "decompile": lambda t: decompile([t], torch.ones(2), 1),
-    "best_match": lambda t: best_match(t.left, ONES.left),
     "cluster": lambda t: cluster(t.left, torch.ones(3)),
     "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left.T).svd(),
     "matrix norm": lambda t: FactoredMatrix(t.left, ONES.left.T).norm(),

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, best_match, expected_cosine, expected_inner, form_cosines
-from bilens.tensor.similarity import unit_rows
+from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
 from tests.tensor.deep import KINDS, random_chain
-from tests.tensor.factors import close, normal, random_tensor, shapes
+from tests.tensor.factors import close, normal, random_tensor
 
 Chain = list[BilinearTensor]
 
@@ -169,24 +168,6 @@ def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
     assert torch.autograd.gradcheck(square, (left,))
 
 
-@given(st.sampled_from([(), (2,), (2, 3)]), st.integers(1, 4), st.integers(1, 5))
-def test_best_match(batch, k_a, k_b):
-    a, b = normal(*batch, k_a, 3), normal(*batch, k_b, 3, seed=1)
-    expected = torch.cosine_similarity(a[..., :, None, :], b[..., None, :, :], dim=-1)
-    assert close(best_match(a, b), expected.abs().amax(-1))
-
-
-def test_matching_ignores_sign_scale_and_order():
-    a = normal(4, 6)
-    b = a[[2, 0, 3, 1]] * torch.tensor([[-1.0], [1e-200], [1e200], [-3.0]], dtype=torch.float64)
-    assert close(best_match(a, b), torch.ones(4, dtype=torch.float64))
-    assert (best_match(torch.zeros(2, 6, dtype=torch.float64), b) == 0).all()
-    assert (best_match(a, torch.zeros(2, 6, dtype=torch.float64)) == 0).all()
-    assert (best_match(a.float(), a.float()) <= 1).all()
-    tiny = torch.full((1, 2), 1e-40)
-    assert close(unit_rows(tiny).norm(), torch.tensor(1.0), 1e-6)
-
-
 def many_points(a: Chain, b: Chain, mean: Tensor, root: Tensor) -> Tensor:
     """Return the expectation under N(mean, root root'), exact for any polynomial of degree 17."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(9)
@@ -267,11 +248,6 @@ MISUSES = [
         lambda a: expected_cosine(widened(a, EYE[:4]), widened(a, EYE[4:]), max_operations=2e4),
         "9.8e.*8 input dimensions",
     ),
-    (lambda a: best_match(normal(2, 3), normal(2, 4)), r"b is .* \(2, 4\).* beside a \(2, 3\)"),
-    (lambda a: best_match(normal(2, 3), normal(5, 2, 3)), r"b is .* \(5, 2, 3\)"),
-    (lambda a: best_match(normal(2, 3), normal(0, 3)), "b has shape .*at least one row"),
-    (lambda a: best_match(normal(2, 3), normal(2, 3) * float("nan")), "b holds NaN"),
-    (lambda a: best_match(normal(2, 3) * float("inf"), normal(2, 3)), "a holds NaN or infinite"),
 ]
 
 
@@ -279,29 +255,3 @@ MISUSES = [
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(TWO_LAYERS)
-
-
-@given(shapes, st.integers(1, 6), st.integers(1, 6))
-def test_form_cosines_are_those_of_the_matrices(shape, rank, k):
-    a = random_tensor(**shape).svd().components
-    b = random_tensor(shape["n_in"], rank, k, shape["seed"] + 1).interaction(normal(k, k))
-    Q, other = (unit_rows(form.dense().flatten(1)) for form in (a, b))
-    assert close(form_cosines(a, b), Q @ other.T, 1e-7)
-
-
-def test_components_of_a_turned_layer_come_back():
-    layer = random_tensor(5, 8, 6, 0)
-    rotation = torch.linalg.qr(normal(6, 6)).Q
-    svd, turned = layer.svd(), layer.change_basis(outputs=rotation).svd()
-    result = form_cosines(svd.components, turned.components).abs()
-    assert close(result, torch.eye(6, dtype=torch.float64), 1e-6)
-    dead = random_tensor(5, 2, 3, 0).svd().components
-    assert (form_cosines(dead, svd.components)[2] == 0).all()
-
-
-def test_misuse_of_form_cosines_is_explained():
-    forms, other = (random_tensor(n, 4, 3, 0).svd().components for n in (5, 6))
-    with pytest.raises(BilensError, match=r"a has batch shape \(\), expected one axis"):
-        form_cosines(forms[0], forms)
-    with pytest.raises(BilensError, match="a has n_in=5, constant=False; b has n_in=6"):
-        form_cosines(forms, other)

@@ -22,7 +22,6 @@ from bilens.train import (
     ClassifierTraining,
     autoencoder,
     is_begun,
-    read_metrics,
     row_sampler,
     train_autoencoder,
     train_classifier,
@@ -30,6 +29,7 @@ from bilens.train import (
 )
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
+from bilens.train.run_directory import read_metrics
 from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.train.test_anneal import TRAINING as ANNEALING

@@ -18,7 +18,8 @@ from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow.contrast import Target
 from bilens.read.flow.graph import first_texts
-from bilens.read.language import example_directions, model_facts, token_names
+from bilens.read.language import model_facts, token_names
+from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import in_words
 from bilens.read.summary import (
     EXAMPLE,

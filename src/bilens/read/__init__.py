@@ -1,6 +1,6 @@
 """From a model to findings."""
 
-from bilens.options import Basis, Metric, Order
+from bilens.options import Basis, Metric
 from bilens.read.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.read.classifier import (
     Attack,
@@ -13,25 +13,13 @@ from bilens.read.classifier import (
     spectra,
     top_inputs,
 )
-from bilens.read.cuts import BondDirection, CutReading, End
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
-from bilens.read.explanation import (
-    Explanation,
-    LogitExplanation,
-    SharedFeature,
-    SharedFeatures,
-    Use,
-    explain,
-    shared_by_classes,
-    shared_by_paths,
-)
+from bilens.read.explanation import Explanation, explain, shared_by_classes, shared_by_paths
 from bilens.read.fidelity import (
     SparsityReport,
     TruncationCurve,
     accurate_ranks,
-    loss_recovered,
     product_accuracies,
-    rank_accuracies,
     sparsity,
     truncation_curve,
 )
@@ -39,32 +27,22 @@ from bilens.read.fidelity import (
 __all__ = [
     "Attack",
     "Basis",
-    "BondDirection",
     "BondReading",
     "ClassifierReading",
-    "CutReading",
     "DeepReading",
-    "End",
     "Explanation",
-    "LogitExplanation",
     "MaskReading",
     "Metric",
-    "Order",
-    "SharedFeature",
-    "SharedFeatures",
     "SparsityReport",
     "TruncationCurve",
-    "Use",
     "accurate_ranks",
     "attack",
     "class_mask",
     "classifier_bonds",
     "classifier_function_bonds",
     "explain",
-    "loss_recovered",
     "path_accuracies",
     "product_accuracies",
-    "rank_accuracies",
     "read_bonds",
     "read_classifier",
     "read_deep",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
-from torch.nn import functional
 
 from bilens.checks import check_count, check_finite, check_labels, checked, detached
 from bilens.data import ImageData
@@ -142,37 +141,6 @@ def sparsity(
         active=active,
         dead=activations.shape[-1] - active,
     )
-
-
-@detached
-def loss_recovered(
-    logits: Float[Tensor, "samples classes"],
-    rebuilt_logits: Float[Tensor, "samples classes"],
-    labels: Int[Tensor, " samples"],
-) -> float:
-    """Share of the model's advantage over random guessing that is left after a replacement.
-
-    (L_guess - L_rebuilt) / (L_guess - L_model), with L_guess = log(classes).
-
-    Raises:
-        BilensError: the model itself is no better than guessing.
-
-    Source:
-        Pearce & Dooms 2024, "SAE features using the pseudoinverse trick".
-    """
-    check_finite(logits=logits, rebuilt_logits=rebuilt_logits)
-    check_labels(labels, logits.shape[-1])
-    # A uniform guess has the loss log(classes).
-    guess = math.log(logits.shape[-1])
-    model, rebuilt = (
-        float(functional.cross_entropy(x, labels.long())) for x in (logits, rebuilt_logits)
-    )
-    if model >= guess:
-        raise BilensError(
-            f"The model's loss {model:.3f} is no better than guessing ({guess:.3f}), so there is "
-            "nothing to recover"
-        )
-    return (guess - rebuilt) / (guess - model)
 
 
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)

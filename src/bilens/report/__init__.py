@@ -4,32 +4,19 @@ from bilens.figures.canvas import tree_figure
 from bilens.figures.paper import save_figure, save_figures
 from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
 from bilens.lazy_imports import make_callable
-from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.classifier import eigenvector_figure
-from bilens.read.cuts import directions_figure, matrices_figure, network_figure
+from bilens.read.cuts import network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
 from bilens.read.fidelity import truncation_figure
-from bilens.report.page import (
-    contexts_html,
-    render_page,
-    report,
-    table_html,
-    write_page,
-    write_report,
-)
+from bilens.report.page import contexts_html, report, table_html, write_page, write_report
 
 __all__ = [
-    "bond_figure",
     "contexts_html",
-    "directions_figure",
     "eigenvector_figure",
     "explanation_figure",
     "heat_figure",
-    "kept_directions_figure",
-    "matrices_figure",
     "network_figure",
     "path_figure",
-    "render_page",
     "save_figure",
     "save_figures",
     "shared_figure",

@@ -11,12 +11,12 @@ from bilens.tensor.chain import (
 )
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
 from bilens.tensor.expectation import expected_cosine, expected_inner
-from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
+from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.reexpression import Dictionary, Reexpression, Steering, reexpress, steer
-from bilens.tensor.similarity import Features, best_match, cluster, form_cosines
+from bilens.tensor.similarity import Features, cluster
 from bilens.tensor.tree import Paths, decompile
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Cut",
     "Dictionary",
     "FactoredMatrix",
-    "FactoredSVD",
     "Features",
     "FunctionBonds",
     "Paths",
@@ -38,16 +37,13 @@ __all__ = [
     "TensorChain",
     "TensorSVD",
     "TensorStack",
-    "TopEntries",
     "TreeBonds",
     "affine",
-    "best_match",
     "bonds",
     "cluster",
     "decompile",
     "expected_cosine",
     "expected_inner",
-    "form_cosines",
     "function_bonds",
     "gaussian_samples",
     "product_weight",

@@ -1,64 +1,17 @@
-"""Similar vectors and forms: best matches, cosines, and clusters of vectors up to sign."""
+"""Clusters of vectors up to sign."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.settings import Between
-from bilens.tensor.factors import hidden_product
-from bilens.tensor.quadratic import QuadraticForm
 
 Cosine = Annotated[float, Between(0, 1, above=True)]
-
-
-@checked
-def best_match(
-    a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
-) -> Float[Tensor, "*batch k_a"]:
-    """Return the |cosine| of each row of `a` with the best matching row of `b`, (*batch, k_a).
-
-    max_j |a_i . b_j| / (|a_i| |b_j|), and 0 for a row of zeros.
-
-    Source: Pearce et al. 2024, figure 4.
-    """
-    if b.shape[-2] == 0:
-        raise BilensError(f"b has shape {tuple(b.shape)}, expected at least one row to match with")
-    check_finite(a=a, b=b)
-    cosines = unit_rows(a) @ unit_rows(b).mT.to(a)
-    return cosines.abs().amax(-1).clamp_max(1)
-
-
-@checked
-def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
-    """Return the cosines <Q_i, Q'_j> / (|Q_i| |Q'_j|) of two batches of interaction matrices.
-
-    Applied to `svd.components` they compare the components of two layers: take absolute values,
-    since signs are arbitrary there. A zero form has cosine 0. Computed from the factors in float64,
-    at O(rank_a rank_b n_in).
-
-    Source: Pearce & Dooms 2024, appendix "MNIST training".
-    """
-    for name, form in (("a", a), ("b", b)):
-        if len(form.batch_shape) != 1:
-            raise BilensError(
-                f"{name} has batch shape {tuple(form.batch_shape)}, expected one axis: the "
-                "components of an SVD, or tensor.interaction(...) of several directions"
-            )
-    if (a.n_in, a.constant) != (b.n_in, b.constant):
-        raise BilensError(
-            f"a has n_in={a.n_in}, constant={a.constant}; b has n_in={b.n_in}, "
-            f"constant={b.constant}; they should be the same"
-        )
-    a, b = a.without_scale()[0], b.without_scale()[0]
-    K = hidden_product(a.left.double(), a.right.double(), b.left.double(), b.right.double())
-    inner = a.weights.double() @ K @ b.weights.double().T
-    norms = a.norm()[:, None] * b.norm()
-    return torch.where(norms > 0, inner / norms, torch.zeros_like(inner))
 
 
 def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:

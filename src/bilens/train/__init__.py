@@ -14,14 +14,7 @@ if TYPE_CHECKING:
         train_autoencoder,
     )
     from bilens.train.classifier import train_classifier, train_classifiers
-    from bilens.train.run_directory import (
-        METRICS_NAME,
-        TRAINING_NAME,
-        is_begun,
-        is_finished,
-        read_metrics,
-        read_training,
-    )
+    from bilens.train.run_directory import TRAINING_NAME, is_begun, is_finished, read_training
     from bilens.train.settings import (
         AnnealTraining,
         ClassifierTraining,
@@ -32,7 +25,6 @@ else:  # Settings of commands do without torch.
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
-    "METRICS_NAME",
     "TRAINING_NAME",
     "AnnealTraining",
     "AutoencoderTraining",
@@ -43,7 +35,6 @@ __all__ = [
     "is_begun",
     "is_finished",
     "pair_sampler",
-    "read_metrics",
     "read_training",
     "row_sampler",
     "similarity_penalty",

@@ -4,18 +4,12 @@ from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
 from bilens.read.flow.circuit import Circuit
 from bilens.read.flow.circuit_reading import CircuitReading, circuits, read_circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
-from bilens.read.flow.graph import Flow, FlowGraph
-from bilens.read.flow.nodes import Node, Rows
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
-from bilens.read.flow.recurring import (
-    MLPDirections,
-    TaskDirection,
-    TaskDirections,
-    read_recurring,
-    task_directions,
-)
+from bilens.read.flow.recurring import read_recurring, task_directions
 from bilens.read.flow.split import flow
 
 __all__ = [
@@ -24,15 +18,10 @@ __all__ = [
     "CircuitReading",
     "Effects",
     "Flow",
-    "FlowGraph",
     "FlowReading",
-    "MLPDirections",
     "Node",
     "Question",
-    "Rows",
     "StreamDirection",
-    "TaskDirection",
-    "TaskDirections",
     "circuits",
     "edit",
     "edit_head_along",

@@ -1,4 +1,4 @@
-"""Measured effects of heads and MLPs between two texts, and their estimates by gradients."""
+"""Measured effects of heads and MLPs between two texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,7 @@ from bilens.checks import checked
 from bilens.read.flow.contrast import Against, Other, other_of
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import (
-    Change,
-    Number,
-    Part,
-    Run,
-    exchanged,
-    logit_of,
-    mixed_site,
-    mlp_site,
-    slopes,
-)
+from bilens.residual.interventions import Change, Number, Part, Run, exchanged, logit_of
 from bilens.sections import Fact, signed
 
 
@@ -177,30 +167,3 @@ def patched_effects(runs: tuple[Run, Run], number: Number) -> Effects:
         change = end - number(run.again(sets, kept=kept)).double().cpu()
         effects.append(sign * change.reshape(model.n_layers, -1))
     return Effects(ends[0] - ends[1], *effects)
-
-
-def gradient_effects(
-    runs: tuple[Run, Run], number: Number, points: Sequence[float]
-) -> Float[Tensor, "layers parts"]:
-    """Return the change of each head and MLP times the mean gradient at some points.
-
-    A point is a share of the way of the embeddings from the second text (0) to the first (1). The
-    point 1 is attribution patching; the points 1/8, 2/8, ... 1 are EAP-IG of 8 steps.
-
-    Source:
-        Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
-    """
-    first, second = runs
-    model = first.model
-    shares = first.tokens.new_tensor(points)[:, None, None]
-    tokens = second.tokens + shares * (first.tokens - second.tokens)
-    layers = range(model.n_layers)
-    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
-    of_sites = slopes(first, number, sites, tokens)
-    rows = []
-    for layer in layers:
-        of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
-        heads = (first.mixed[layer] - second.mixed[layer]) * of_heads
-        mlp = ((first.outputs[layer] - second.outputs[layer]) * of_mlp).sum()
-        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
-    return torch.stack(rows).double().cpu() / len(points)

@@ -2,18 +2,14 @@
 
 from bilens.read.language.contexts import (
     Context,
-    ContextIndex,
     Contribution,
     contribution,
     corpus_for,
-    example_directions,
     generate_text,
     top_contexts,
 )
 from bilens.read.language.heads import (
     AttentionReading,
-    Composition,
-    HeadPairs,
     HeadReading,
     attention_pairs,
     composition_scores,
@@ -23,9 +19,7 @@ from bilens.read.language.heads import (
 )
 from bilens.read.language.names import TokenDirection, shown_tokens, token_names
 from bilens.read.language.ngrams import (
-    BigramPart,
     NGramReading,
-    TrigramPart,
     attention_scores,
     bigram_matrix,
     bigrams,
@@ -39,7 +33,6 @@ from bilens.read.language.ngrams import (
 )
 from bilens.read.language.outputs import (
     DirectionReading,
-    FoundContext,
     LanguageReading,
     model_facts,
     read_direction,
@@ -49,21 +42,15 @@ from bilens.read.language.stream import LogitTerms, Stream, read_stream, split_l
 
 __all__ = [
     "AttentionReading",
-    "BigramPart",
-    "Composition",
     "Context",
-    "ContextIndex",
     "Contribution",
     "DirectionReading",
-    "FoundContext",
-    "HeadPairs",
     "HeadReading",
     "LanguageReading",
     "LogitTerms",
     "NGramReading",
     "Stream",
     "TokenDirection",
-    "TrigramPart",
     "attention_pairs",
     "attention_scores",
     "bigram_matrix",
@@ -71,7 +58,6 @@ __all__ = [
     "composition_scores",
     "contribution",
     "corpus_for",
-    "example_directions",
     "following",
     "generate_text",
     "head_outputs",
