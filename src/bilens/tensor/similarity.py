@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bilens.checks import check_finite, checked
