@@ -25,6 +25,9 @@ from rich.progress import (
 
 from bilens.errors import BilensError
 
+PACE = 30.0
+"""Seconds between two lines."""
+
 
 class _StandardError(logging.Handler):
     """Prints lines of a program that has configured no logging."""
@@ -84,8 +87,7 @@ class _Display(Progress):
         self._print_line(task_id)
 
     def _print_line(self, task_id: TaskID) -> None:
-        # A line every 30 seconds.
-        if not self.disable or time.monotonic() - self.last_line < 30.0:
+        if not self.disable or time.monotonic() - self.last_line < PACE:
             return
         self.last_line = time.monotonic()
         task = next(task for task in self.tasks if task.id == task_id)
