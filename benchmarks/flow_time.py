@@ -1,25 +1,28 @@
 """Time of a flow of SmolLM2 between two texts over a forward and a backward pass of one of them.
 
 `python -m benchmarks.flow_time` takes a minute of the processor, after `make test-models`. The
-backward pass is that of a logit to the embeddings. Both take turns; times are the processor's.
+backward pass is that of a logit to the embeddings. Both take turns. Times are the processor's, or
+wall time on a GPU. With `--llama 2048 8192 16` the model is a Llama with random weights, and these
+are its width, hidden units and layers.
 """
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from tests.real.packages import SMOLLM2, gguf_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
 from benchmarks.clock import machine
+from benchmarks.texts import spent
 from bilens.read.flow import flow
 from bilens.residual import ResidualModel
 
-TOKEN = 5
+TOKEN, VOCAB = 5, 20_000
 
 
 def both_ways(model: ResidualModel, ids: Tensor) -> None:
@@ -30,11 +33,24 @@ def both_ways(model: ResidualModel, ids: Tensor) -> None:
         torch.autograd.grad(logit, x)
 
 
-def spent(call: Callable[[], object]) -> float:
-    """Return the processor's seconds of a call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+def opened(sizes: list[int] | None) -> ResidualModel:
+    """Return SmolLM2, or a Llama of these sizes with random weights, on a GPU if present."""
+    model: Any
+    if sizes is None:
+        model = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
+    else:
+        width, hidden, depth = sizes
+        config = LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=width,
+            intermediate_size=hidden,
+            num_hidden_layers=depth,
+            num_attention_heads=width // 64 or 1,
+            num_key_value_heads=width // 256 or 1,
+        )
+        model = ResidualModel(LlamaForCausalLM(config).requires_grad_(False))
+    assert isinstance(model, ResidualModel)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def main() -> None:
@@ -42,14 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128])
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--llama", type=int, nargs=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    model = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
-    assert isinstance(model, ResidualModel)
+    model = opened(given.llama)
     direction, generator = model.direction(TOKEN), torch.Generator().manual_seed(0)
     for length in given.tokens:
-        ids = torch.randint(1000, 20_000, (length,), generator=generator)
+        ids = torch.randint(1000, VOCAB, (length,), generator=generator).to(model.device)
         other = ids.clone()
         other[length // 4] = 500
         calls = (
