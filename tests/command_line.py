@@ -1,9 +1,16 @@
 """Commands as scripts run them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import torch
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
 from bilens.cli import main
+from bilens.convert import give_swish, save_model
+from tests.families import tiny
+from tests.language import toy_tokenizer
 
 
 def in_json(capsys: Any, *args: str) -> Any:
@@ -13,3 +20,15 @@ def in_json(capsys: Any, *args: str) -> Any:
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     return json.loads(shown)
+
+
+def write_sources(folder: Path) -> None:
+    """Write a model, one in the middle of annealing, and texts of their tokens."""
+    tokenizer = toy_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
+    annealed = tiny("llama", dtype=torch.float32)
+    give_swish(annealed).beta = 0
+    save_model(folder / "annealed", annealed, tokenizer)
+    lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
+    (folder / "texts.txt").write_text("\n".join(lines))

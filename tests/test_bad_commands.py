@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bilens.cli import main
-from bilens.convert import give_swish, save_model
-from tests.families import tiny
-from tests.language import toy_tokenizer
+from tests.command_line import write_sources
 
 DEVICES = ["meta", "cuda:99", "abacus", "", "mps", "cpu:-1", "\udcff", "9" * 30]
 COMMANDS = {
@@ -48,14 +45,7 @@ COMMANDS = {
 def sources(tmp_path_factory):
     """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("attacked")
-    tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
-    annealed = tiny("llama", dtype=torch.float32)
-    give_swish(annealed).beta = 0
-    save_model(folder / "annealed", annealed, tokenizer)
-    lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
-    (folder / "texts.txt").write_text("\n".join(lines))
+    write_sources(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         main(["export", "annealed", "--output", "bilinear"])

@@ -4,15 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import bilens
 from bilens.cli import COMMANDS, main
-from bilens.convert import give_swish, save_model
 from bilens.files import write_json
-from tests.families import tiny
-from tests.language import toy_tokenizer
+from tests.command_line import write_sources
 
 TRAINED = ["--data", "texts.txt", "--length", "8", "--device", "cpu"]
 WRITERS = {
@@ -62,14 +58,7 @@ FILES = ("flow", "report", "ngrams", "heads")
 def sources(tmp_path_factory):
     """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("sources")
-    tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
-    annealed = tiny("llama", dtype=torch.float32)
-    give_swish(annealed).beta = 0
-    save_model(folder / "annealed", annealed, tokenizer)
-    lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
-    (folder / "texts.txt").write_text("\n".join(lines))
+    write_sources(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         main(["export", "annealed", "--output", "bilinear"])

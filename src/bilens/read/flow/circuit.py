@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Other
+from bilens.read.flow.labels import token_scores
 from bilens.read.flow.patching import first_change, runs_of
 from bilens.read.flow.question import Question
 from bilens.read.language.names import shown_tokens
@@ -327,40 +328,14 @@ def part_effects(cases: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
         lost += case.ends[0] - case.number(noised[1:]).double().cpu()
         denoised = second.again([[exchanged(part, first)] for part in parts], kept=kept)
         gained += case.number(denoised).double().cpu() - case.ends[1]
-        moved += moved_tokens(model, noised[0, -1], noised[1:, -1]) / len(cases)
+        ends = model.parts.normalised(noised[:, -1].to(model.parts.dtype))
+        moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
     total = float(cases.changes.sum())
     effects = []
     for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
         raises, lowers = (named(model, sign * scores) for sign in (1, -1))
         effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
     return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
-
-
-def moved_tokens(
-    model: ResidualModel, whole: Float[Tensor, " d_model"], rows: Float[Tensor, "n d_model"]
-) -> Float[Tensor, "n vocab"]:
-    """Return the rise of each token's log-probability by a part, times the root of its probability.
-
-    Tokens that are not among the 200 most probable with the part or without it have 0.
-
-    Args:
-        model: the model.
-        whole: the last stream of the model as it is.
-        rows: the last streams without a part.
-    """
-    W, b = model.parts.logit_weights()
-    logits = model.parts.normalised(torch.cat([whole[None], rows]).to(W)) @ W + b
-    if (cap := model.parts.softcap) is not None:
-        logits = cap * torch.tanh(logits / cap)
-    logs = logits.log_softmax(-1)
-    with_part, without_part = logs[:1], logs[1:]
-    weight = ((with_part.exp() + without_part.exp()) / 2).sqrt()
-    scores = weight * (with_part - without_part)
-    likely = torch.zeros_like(scores, dtype=torch.bool)
-    count = min(200, model.vocab_size)
-    likely.scatter_(1, without_part.topk(count).indices, True)
-    likely[:, with_part[0].topk(count).indices] = True
-    return scores.masked_fill(~likely, 0).cpu()
 
 
 def named(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> tuple[str, ...]:

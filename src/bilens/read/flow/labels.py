@@ -28,48 +28,55 @@ class Ends(NamedTuple):
     absent: Float[Tensor, "_ d_model"]
 
 
+def token_scores(
+    model: ResidualModel, present: Float[Tensor, "_ d_model"], absent: Float[Tensor, "_ d_model"]
+) -> Float[Tensor, "parts vocab"]:
+    """Return by how much each part raises each token.
+
+    (log p1 - log p0) sqrt((p1 + p0) / 2), p1 and p0 the token's probabilities with the part and
+    without it, if it is among the most probable ones of either run, else 0. Without the root the
+    changes of tokens that nobody expects would be the largest; with p itself only one or two
+    tokens would count.
+
+    Args:
+        model: the model.
+        present: normalised streams at the last position in runs with each part, or one for all.
+        absent: the same without the part.
+    """
+    W, b = model.parts.logit_weights()
+    cap, likely = model.parts.softcap, min(LIKELY, model.vocab_size)
+    logs = []
+    for rows in (present, absent):
+        logits = rows @ W + b
+        logs.append((logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1))
+    log_1, log_0 = torch.broadcast_tensors(*logs)
+    among = torch.zeros_like(log_1, dtype=torch.bool)
+    for log in (log_1, log_0):
+        among.scatter_(1, log.topk(likely).indices, True)
+    weight = ((log_1.exp() + log_0.exp()) / 2).sqrt()
+    return torch.where(among, (log_1 - log_0) * weight, 0)
+
+
 def token_changes(
     model: ResidualModel, runs: Sequence[Ends], k: int
 ) -> list[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
     """Return the tokens that each part raises most and lowers most, k of each.
-
-    A token counts by (log p1 - log p0) sqrt((p1 + p0) / 2), p1 and p0 its probabilities with the
-    part and without it, if it is among the most probable ones of either run. Without the root the
-    changes of tokens that nobody expects would be the largest; with p itself only one or two
-    tokens would count.
 
     Args:
         model: the model.
         runs: with and without the parts, in one or more ways, whose scores are added up.
         k: number of tokens.
     """
-    W, b = model.parts.logit_weights()
-    cap, likely = model.parts.softcap, min(LIKELY, model.vocab_size)
     count = max(len(rows) for ends in runs for rows in ends)
-
-    def log_probabilities(n: Tensor) -> Tensor:
-        logits = n @ W + b
-        return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
-
     changed: list[tuple[Tensor, Tensor]] = []
     at_once = 32  # runs whose logits are in memory
     for start in range(0, count, at_once):
-        scores: Tensor | float = 0.0
+        scores = torch.zeros((), device=model.device)
         for ends in runs:
-            logs = [
-                log_probabilities(rows if len(rows) == 1 else rows[start : start + at_once])
-                for rows in ends
-            ]
-            logs = list(torch.broadcast_tensors(*logs))
-            among = torch.zeros_like(logs[0], dtype=torch.bool)
-            for log in logs:
-                among.scatter_(1, log.topk(likely).indices, True)
-            weight = ((logs[0].exp() + logs[1].exp()) / 2).sqrt()
-            scores = scores + torch.where(among, (logs[0] - logs[1]) * weight, 0)
-        assert isinstance(scores, Tensor)
-        up, down = (sign * scores for sign in (1, -1))
-        for row in range(len(scores)):
-            sides = [side[row].topk(min(k, model.vocab_size)) for side in (up, down)]
+            batch = (rows if len(rows) == 1 else rows[start : start + at_once] for rows in ends)
+            scores = scores + token_scores(model, *batch)
+        for row in scores:
+            sides = [side.topk(min(k, model.vocab_size)) for side in (row, -row)]
             raised, lowered = (top.indices[top.values > 0] for top in sides)
             changed.append((raised, lowered))
     return changed

@@ -13,7 +13,8 @@ from torch import Tensor
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.circuit import Case, moved_tokens, named
+from bilens.read.flow.circuit import Case, named
+from bilens.read.flow.labels import token_scores
 from bilens.read.flow.patching import first_change
 from bilens.read.flow.question import Question, of_equal_kind, read_questions
 from bilens.read.flow.split import split
@@ -284,7 +285,8 @@ def _measured(
         kept = first_change(case.runs)
         without = first.again([[], *removing], kept=kept)
         # A direction that is written from the second text's side moves tokens the other way.
-        moved += signs[:, None] * moved_tokens(model, without[0, -1], without[1:, -1])
+        ends = model.parts.normalised(without[:, -1].to(model.parts.dtype))
+        moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
         sides += signs
         if question >= learning:
             lost = case.ends[0] - case.number(without[1:])
