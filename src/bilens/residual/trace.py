@@ -207,11 +207,6 @@ def max_tokens(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", 2**31 - 1))
 
 
-def prepare_text(text: str, tokenizer: Any) -> str:
-    """Clean a text if the model was trained on clean texts, or else return it unchanged."""
-    return clean(text) if trained_on_clean_text(tokenizer) else text
-
-
 def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     """Return the token ids of a text, after the token that the model's texts begin with.
 
