@@ -20,7 +20,14 @@ GROUPS = {
         *("stories", "grammar", "rules", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensor_readings"),
     ],
-    "Circuits and flows": ["circuits", "patching", "truth", "agreement", "stream_directions"],
+    "Circuits and flows": [
+        "circuits",
+        "patching",
+        "unseen",
+        "truth",
+        "agreement",
+        "stream_directions",
+    ],
     "Exactness and speed": [
         *("exactness", "robustness", "flow_memory", "flow_time", "attention", "kernels"),
         *("gpu", "peers", "speed", "suite", "help"),
