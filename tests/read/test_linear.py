@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from bilens.errors import BilensError
 from bilens.nn.layers import ACTIVATIONS
 from bilens.read.linear.mlp import ritz_pairs
 from bilens.read.linear.projections import Projection, Rotation
@@ -148,6 +149,11 @@ def test_rotations_are_those_that_a_module_shows(kind, time):
     torch.testing.assert_close(k.pull(w.transpose(0, 1)), expected)
     at = torch.arange(time).flip(0)
     torch.testing.assert_close(k[at].pull(w[:1].transpose(0, 1)[at]), expected[at, :1])
+
+
+def test_positions_that_add_a_coordinate_are_refused():
+    with pytest.raises(BilensError, match="turn the 4 numbers of a head into 5; expected as"):
+        Rotation.shown_by(lambda rows: [rows[..., [0, 0, 1, 2, 3]]] * 2, torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("over_heads", [False, True])

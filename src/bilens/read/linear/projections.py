@@ -46,6 +46,9 @@ class Rotation:
         Args:
             rotate: turns rows of vectors (rows, time, d), as queries and as keys.
             one: a row of ones.
+
+        Raises:
+            BilensError: the positions are no rotations.
         """
         time, d = one.shape
         # Unit vectors, each at some position but the first, where nothing turns, show the partners.
@@ -54,7 +57,13 @@ class Rotation:
         unit = torch.arange(count * len(places), device=one.device).reshape(count, -1) % d
         units = one.new_zeros(count, time, d)
         units[:, places] = functional.one_hot(unit, d).to(units)
-        turned = torch.stack(tuple(rotate(units))).abs().sum(0)[:, places]
+        shown = torch.stack(tuple(rotate(units)))
+        if shown.shape[-1] != d:
+            raise BilensError(
+                f"positions turn the {d} numbers of a head into {shown.shape[-1]}; expected as "
+                "many. Rotary positions need an even number of coordinates"
+            )
+        turned = shown.abs().sum(0)[:, places]
         turned = turned.scatter(2, unit[..., None], 0)
         largest, other = turned.max(-1)
         partner = torch.arange(d, device=one.device)
