@@ -111,7 +111,7 @@ def flow() -> None:
     assert package.origin is not None
     model = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
     texts = ["--prompt", "The keys to the cabinet", "--against", "The key to the cabinet"]
-    tokens = ["--token", " are", "--minus", " is", "--shown", "140"]
+    tokens = ["--token", " are", "--minus", " is"]
     main(["flow", str(model), *texts, *tokens, "--output", "runs/flow.html"])
     with sync_playwright() as driver:
         chrome = shutil.which("chromium") or shutil.which("google-chrome")
@@ -121,7 +121,6 @@ def flow() -> None:
         page.set_viewport_size({"width": 1400, "height": 1130})
         page.goto((Path("runs") / "flow.html").absolute().as_uri())
         page.locator(".graph circle").first.wait_for()
-        page.locator(".flow input[type=range]").press("End")  # all nodes of the page
         page.locator(".flow .graph").screenshot(path=FOLDER / "flow.png")
 
 

@@ -1,7 +1,7 @@
 """Run the tutorials and store their outputs: `python -m docs.draw_tutorials [NAME ...]`.
 
 A figure becomes a picture with the name of its variable. Printed text goes to NAME.json, and
-docs/hooks.py adds it to the page. A notebook has its own outputs when it runs.
+docs/hooks.py adds it to the page. The notebooks of the site hold both as outputs.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 import jupytext
 import plotly.graph_objects as go
 from nbclient import NotebookClient
+from PIL import Image
 
 from bilens.report import save_figure
 
@@ -37,6 +38,10 @@ def draw(names: Sequence[str]) -> None:
                 for shown in (o.data[FIGURE] for o in cell.outputs if FIGURE in o.get("data", {})):
                     path = FOLDER / f"{name}-{cell.source.splitlines()[-1]}.png"
                     save_figure(go.Figure(shown), path, scale=1)
+                    # A notebook holds all of its pictures, and should stay small.
+                    with Image.open(path) as picture:
+                        few = picture.convert("RGB").quantize(64)
+                    few.save(path, optimize=True)
         text = json.dumps(printed, indent=1, ensure_ascii=False)
         (TUTORIALS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 

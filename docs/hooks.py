@@ -4,6 +4,7 @@ No page loads anything from other hosts, and the reference of a room has every p
 """
 
 import ast
+import base64
 import json
 import os
 import re
@@ -14,12 +15,22 @@ import jupytext
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from nbformat import NotebookNode
+from nbformat.v4 import new_output
 
-__all__ = ["mathml", "on_page_markdown", "on_post_build", "on_post_page"]
+__all__ = [
+    "index_text",
+    "mathml",
+    "notebook_of",
+    "on_page_markdown",
+    "on_post_build",
+    "on_post_page",
+]
 
 SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
+PICTURES = "pictures/tutorials"
+DRAWN = re.compile(rf"^!\[.*\]\(\.\./{PICTURES}/.*\)\n*", re.MULTILINE)
 DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
@@ -64,17 +75,59 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Write each tutorial as a notebook with its outputs, whose first cell installs bilens."""
-    for page in Path(config.docs_dir).glob("tutorials/*.md"):
-        notebook = jupytext.read(page)
-        outputs = json.loads(page.with_suffix(".json").read_text("utf-8"))
-        cells = (cell for cell in notebook.cells if cell.cell_type == "code")
-        for cell, text in zip(cells, outputs, strict=True):
-            stream = {"output_type": "stream", "name": "stdout", "text": text}
-            node = NotebookNode(stream)  # type: ignore[no-untyped-call]
-            cell.outputs = [node] if text else []
-        notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
-        jupytext.write(notebook, Path(config.site_dir) / "tutorials" / f"{page.stem}.ipynb")
+    """Write the notebooks of the tutorials, and llms.txt."""
+    docs, site = Path(config.docs_dir), Path(config.site_dir)
+    for page in docs.glob("tutorials/*.md"):
+        jupytext.write(notebook_of(page), site / "tutorials" / f"{page.stem}.ipynb")
+    text = index_text(config.nav, docs, config.site_description)
+    (site / "llms.txt").write_text(text, encoding="utf-8")
+
+
+def notebook_of(page: Path) -> NotebookNode:
+    """Return a tutorial as a notebook with its texts and figures as outputs.
+
+    Its first cell installs bilens.
+    """
+    notebook = jupytext.read(page)
+    outputs = json.loads(page.with_suffix(".json").read_text("utf-8"))
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+    for cell, text in zip(cells, outputs, strict=True):
+        if text:
+            cell.outputs.append(new_output("stream", text=text))  # type: ignore[no-untyped-call]
+        figure = page.parents[1] / PICTURES / f"{page.stem}-{cell.source.splitlines()[-1]}.png"
+        if figure.exists():
+            data = {"image/png": base64.b64encode(figure.read_bytes()).decode()}
+            cell.outputs.append(new_output("display_data", data))  # type: ignore[no-untyped-call]
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = DRAWN.sub("", cell.source)
+    notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
+    return notebook
+
+
+def index_text(nav: list[Any], docs: Path, about: str) -> str:
+    """Return the pages of the site as Markdown for language models, by sections of the menu."""
+    lines = ["# bilens", "", f"> {about}"]
+
+    def add(entries: list[Any]) -> None:
+        for entry in entries:
+            # An entry is a page, or a name with a page or with the entries of a section.
+            [(name, target)] = entry.items() if isinstance(entry, dict) else [("", entry)]
+            if isinstance(target, list):
+                lines.extend(["", f"## {name}", ""])
+                add(target)
+                continue
+            title = re.search(r"^# (.+)$", (docs / target).read_text("utf-8"), re.MULTILINE)
+            shown = name or (title[1] if title else target)
+            lines.append(f"- [{shown}]({Path(target).with_suffix('.html').as_posix()})")
+
+    pages = [entry for entry in nav if not _is_section(entry)]
+    add([{"Pages": pages}, *filter(_is_section, nav)])
+    return "\n".join(lines) + "\n"
+
+
+def _is_section(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(next(iter(entry.values())), list)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

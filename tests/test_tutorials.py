@@ -1,13 +1,18 @@
 """The tutorials run from the first cell to the last."""
 
+import base64
 import re
 from pathlib import Path
 
 import jupytext
+import nbformat
 import pytest
+import yaml
+from docs import hooks
 from nbclient import NotebookClient
 
-TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
+ROOT = Path(__file__).parents[1]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 LIMIT = 180
 """Seconds that a cell may take. A tutorial takes a minute on two idle cores, nearly all of it in
 the cell that trains."""
@@ -41,6 +46,32 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
         for written, brief in BRIEF.items():
             source = source.replace(written, brief)
         exec(compile(source, str(page), "exec"), state)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_notebook_of_the_site_holds_its_figures(page):
+    notebook = hooks.notebook_of(page)
+    assert notebook.cells[1].source == "%pip install --quiet bilens"
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
+    figures = [o.data["image/png"] for o in outputs if o.output_type == "display_data"]
+    assert len(figures) == page.read_text().count("](../pictures/tutorials/") > 0
+    assert all(base64.b64decode(text).startswith(b"\x89PNG") for text in figures)
+    text = jupytext.writes(notebook, fmt="ipynb")
+    assert "../pictures/" not in text
+    assert len(text) < 200_000
+    nbformat.validate(nbformat.reads(text, as_version=4))
+
+
+def test_the_index_for_language_models_names_pages_that_exist():
+    docs = ROOT / "docs"
+    # Its last part has tags of Python.
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\nvalidation:")[0]
+    text = hooks.index_text(yaml.safe_load(menu), docs, "About.")
+    assert text.startswith("# bilens\n\n> About.\n\n## Pages\n\n- [What it is](index.html)\n")
+    named = re.findall(r"\]\((.+)\.html\)", text)
+    assert sorted(named) == sorted(
+        str(page.relative_to(docs).with_suffix("")) for page in docs.rglob("*.md")
+    )
 
 
 @pytest.mark.slow

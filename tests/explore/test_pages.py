@@ -1,5 +1,7 @@
 """Pages of the explorer: a panel for each analysis, and the flow of two texts."""
 
+from dataclasses import replace
+
 import gradio as gr
 import pytest
 import torch
@@ -10,6 +12,7 @@ from bilens.explore.panels import sections_html
 from bilens.explore.screen import StateError
 from bilens.files import write_json
 from bilens.read.bonds import BONDS_NAME, recorded_settings
+from bilens.read.flow import Question, circuits
 from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
@@ -80,6 +83,26 @@ def test_it_opens_with_two_texts_of_as_many_tokens():
     ids = [page.model.ids(text) for text in (page.start.flow_prompt, page.start.flow_against)]
     assert len(ids[0]) == len(ids[1])
     assert not torch.equal(*ids)
+
+
+def test_it_opens_with_the_circuit_of_both_texts():
+    page = language_page(n_layers=2)
+    assert page.start.circuit
+    direction = page.flows.direction(page.start.flow)
+    texts = page.start.flow_prompt, page.start.flow_against
+    expected = circuits(page.model, [Question.of(texts[0], direction, (), texts[1])])
+    assert page.flows.circuit(page.start.flow).record() == expected.record()
+    with gr.Blocks():
+        screen = page.screen()
+    show = next(show for names, show in screen.parts if "circuit" in names)
+    plot, text = show(page.start).values()
+    assert plot["visible"]
+    assert "parts restore" in text
+    plot, text = show(replace(page.start, flow_against="")).values()
+    assert not plot["visible"]
+    assert "need a second text" in text
+    plot, text = show(replace(page.start, circuit=False)).values()
+    assert (plot["visible"], text) == (False, "")
 
 
 def test_what_needs_a_tensor_has_no_panel_and_no_control():

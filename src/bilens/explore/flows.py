@@ -1,4 +1,4 @@
-"""The flow of a text in the explorer."""
+"""The flow of a text in the explorer, and the circuit of its question."""
 
 import json
 import threading
@@ -11,6 +11,8 @@ from typing import Any, get_args
 from jaxtyping import Int
 from torch import Tensor
 
+from bilens.errors import BilensError
+from bilens.explore.panels import sections_html
 from bilens.explore.screen import (
     Screen,
     StateError,
@@ -18,10 +20,13 @@ from bilens.explore.screen import (
     heading,
     html,
     note_html,
+    picture,
+    plot_of,
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import FlowReading, remove
+from bilens.read.flow import FlowReading, circuits, remove
+from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.contrast import Against, Other, Target, second_run
 from bilens.read.flow.edits import sharing_weights
 from bilens.read.flow.question import Question
@@ -50,8 +55,9 @@ class ThreadModel(threading.local):
 
 
 SHOWN = 150
-LARGEST, AT_ONCE = 2.5e11, 1e11
-"""Layers times tokens times d_model^3 of a flow: at most, and of one made before the page opens."""
+LARGEST, AT_ONCE, CIRCUIT_AT_ONCE = 2.5e11, 1e11, 5e9
+"""Layers times tokens times d_model^3: of a flow at most, and of a flow and of a circuit that are
+made before the page opens."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ class FlowView:
         self._models, self.texts = ThreadModel(model), texts
         self.cost = model.n_layers * model.d_model**3
         self.start = start if self.cost * len(model.ids(start)) <= AT_ONCE else ""
+
+        self.has_circuit = self.cost * len(model.ids(start)) <= CIRCUIT_AT_ONCE
 
     @property
     def model(self) -> ResidualModel:
@@ -163,6 +171,18 @@ class FlowView:
         second, other = self.second_run(of)
         question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
         return answer_question(self.model, question, other, shown=SHOWN)
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def circuit(self, of: FlowOf) -> CircuitReading:
+        """Return the circuit of the question.
+
+        Raises:
+            BilensError: there is one text, or a number other than the logit.
+        """
+        if of.target != "logit":
+            raise BilensError("a circuit is that of a logit; expected the number logit")
+        second, _ = self.second_run(of)
+        return circuits(self.model, [Question.of(of.prompt, self.direction(of), (), second)])
 
     def page(self, of: FlowOf) -> tuple[str, str]:
         """Return the answer of the flow, as HTML, and its graph, as JSON."""
@@ -287,6 +307,32 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         say=lambda _: {},
     )
     screen.part(FIELDS, [text, drawing], drawn)
+
+
+def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
+    """Lay out the circuit of the flow's question; the state has `circuit`."""
+    heading(
+        "The few parts that answer",
+        "Heads and MLPs that restore most of the change between the two texts, measured. A large "
+        "model takes half a minute.",
+    )
+    box = gr.Checkbox(view.has_circuit, label="Find the circuit", elem_id="circuit")
+    drawing = picture("circuit-plot", visible=False)
+    content = html("circuit-text")
+
+    def drawn(state: Any) -> list[Any]:
+        hidden = gr.update(value=None, visible=False)
+        if not (state.circuit and state.flow.prompt):
+            return [hidden, ""]
+        try:
+            reading = view.circuit(state.flow)
+        except BilensError as error:
+            return [hidden, note_html(str(error))]
+        figure = plot_of(reading.plot(), "circuit")
+        return [gr.update(value=figure, visible=True), sections_html(reading.sections(), "circuit")]
+
+    screen.control("circuit", box)
+    screen.part(f"{FIELDS} circuit", [drawing, content], drawn)
 
 
 def _names(text: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from bilens.analysis import Analysis, find_analysis
 from bilens.data import Corpus, ImageData
 from bilens.errors import BilensError
-from bilens.explore.flows import FIELDS, FlowOf, FlowView, flow_screen
+from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
 from bilens.explore.panels import PanelView, lay_out
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
@@ -107,6 +107,7 @@ class LanguageState:
         flow_mean: take the mean embedding as the second run.
         flow_target: the number whose change is split.
         removed: names of the nodes of the flow that are removed from the running model.
+        circuit: find the circuit of the flow's question.
     """
 
     token: str
@@ -120,6 +121,7 @@ class LanguageState:
     flow_mean: bool = False
     flow_target: Target = "logit"
     removed: tuple[str, ...] = ()
+    circuit: bool = False
 
     @property
     def flow(self) -> FlowOf:
@@ -150,6 +152,7 @@ class LanguagePage(PanelView):
             flow_token=split.token if split else "",
             flow_minus=split.minus if split else (),
             flow_against=_second_text(model, corpus, self.flows.start),
+            circuit=self.flows.has_circuit,
         )
         positions = model.parts.positions or model.parts.hidden_positions
         # All pairs of a large vocabulary would take minutes a head.
@@ -185,7 +188,9 @@ class LanguagePage(PanelView):
     def screen(self) -> Screen[Any]:
         """Lay the page out inside a `gr.Blocks`."""
         used = {field for panel in self.panels for field in panel.page_fields.values()}
-        parts = [_flow, _direction] if used & {"token", "minus", "layer"} else [_flow]
+        parts = [_flow, _circuit]
+        if used & {"token", "minus", "layer"}:
+            parts.append(_direction)
         return lay_out(self, model_facts(self.model, self.corpus), *parts)
 
 
@@ -205,6 +210,10 @@ def _second_text(model: ResidualModel, corpus: Corpus, prompt: str) -> str:
 
 def _flow(page: LanguagePage, screen: Screen[Any]) -> None:
     flow_screen(page.flows, screen)
+
+
+def _circuit(page: LanguagePage, screen: Screen[Any]) -> None:
+    circuit_screen(page.flows, screen)
 
 
 def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
