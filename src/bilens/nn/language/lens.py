@@ -1,4 +1,4 @@
-"""A language model in TransformerLens 4, with its names of hooks."""
+"""A language model in TransformerLens 3.9 and 4, with its names of hooks."""
 
 from typing import Any
 
