@@ -47,7 +47,7 @@ def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
             tab = browser.new_context(viewport={"width": width, "height": 900}).new_page()
             for page in pages:
                 tab.goto(page.resolve().as_uri())
-                tab.wait_for_selector(".js-plotly-plot .main-svg")
+                tab.wait_for_selector(".js-plotly-plot .main-svg", timeout=100_000)
                 tab.wait_for_timeout(1000)
                 sizes[page][window] = tab.evaluate(ENDS)
                 sizes[page][f"{window}, smallest label"] = min(tab.evaluate(SMALL))
@@ -77,11 +77,12 @@ def main() -> None:
     chrome = shutil.which("chromium") or shutil.which("google-chrome")
     sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
     for page in options.pages:
-        name, of = page.parent.name, sizes.get(page, {})
+        of = sizes.get(page, {})
+        name = f"{page.stem} of {page.parent.name}"
         words = words_until_answered(page.read_text(encoding="utf-8"))
         rows.append((f"{name}: words until the end of the answer", str(words), "nine cards first"))
         if of:
-            before = "10,180; 16,463" if name == "grammar" else ""
+            before = "10,180; 16,463" if name == "report of grammar" else ""
             heights = f"{of['desktop']:,}; {of['phone']:,}"
             rows.append((f"{name}: height in pixels, desktop; phone", heights, before))
             labels = f"{of['desktop, smallest label']:g}; {of['phone, smallest label']:g}"
@@ -99,13 +100,13 @@ def main() -> None:
         write_json(
             Path("results/pages.json"),
             {
-                "title": "Pages of the demo's two models",
-                "command": "bilens demo; python -m benchmarks.pages runs/demo/*/report.html",
+                "title": "Pages",
+                "command": "python -m benchmarks.pages --write PAGE ...",
                 "commit": commit.strip(),
                 "date": time.strftime("%Y-%m-%d"),
                 "hardware": f"2 cores, {platform.machine()}, no GPU",
                 "seeds": "",
-                "note": "Everything folded that is folded when a page opens. Baselines are 0.3.0.",
+                "note": "As a page opens. Reports are those of `bilens demo`; baselines are 0.3.0.",
                 "rows": [
                     {"claim": claim, "number": number, "spread": "", "baseline": baseline}
                     for claim, number, baseline in rows

@@ -30,7 +30,7 @@ GROUPS = {
     ],
     "Exactness and speed": [
         *("exactness", "robustness", "flow_memory", "flow_time", "attention", "kernels"),
-        *("gpu", "peers", "speed", "suite", "help"),
+        *("gpu", "peers", "speed", "suite", "help", "pages", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""

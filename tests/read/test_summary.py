@@ -95,9 +95,9 @@ def test_tokens_are_text():
     assert TokenDirection("Ġare", ("Ġis",)).words == '" are" minus " is"'
 
 
-def test_an_example_is_a_text_of_the_corpus():
+def test_an_example_is_the_text_of_the_corpus_with_the_largest_margin():
     model = ResidualModel(tiny("llama"), toy_tokenizer())
     prompt, direction = example_prompt(model, Corpus("toy", toy_tokenizer(), ROWS, ROWS))
-    assert direction is None
-    first = ROWS[0]["input_ids"][:8]
-    assert prompt == toy_tokenizer().decode(first, skip_special_tokens=True).strip()
+    places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
+    assert (prompt, direction) == largest_margin(model, places)
+    assert prompt

@@ -231,13 +231,8 @@ draw();
 
 def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
-    heading(
-        "The flow of a logit",
-        "Which parts of the model predict a token after one text, and not after the other? Pin "
-        "nodes to remove them from the running model. "
-        "Press Enter when a box is filled. Tokens may be written as text, with the space before "
-        "them, and several with commas between them.",
-    )
+    heading("Why this token, and not after the other text?")
+    text = html("flow-text")
     with gr.Row():
         prompt = gr.Textbox(
             value=view.start,
@@ -273,12 +268,19 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             label="Number to split",
             elem_id="flow-target",
         )
-    text = html("flow-text")
     drawing = html(
         "flow",
         html_template=f'<div class="flow">{_shared("flow.html")}</div>',
         js_on_load=_shared("flow.js") + DRAW,
         graph="",
+    )
+    html(
+        "flow-note",
+        note_html(
+            "Press Enter when a box is filled. Tokens may be written as text, with the space "
+            "before them, and several with commas between them. Pin nodes to remove them from the "
+            "running model."
+        ),
     )
     screen.content("flow-removed", f"{FIELDS} removed", lambda s: view.removed(s.flow, s.removed))
 

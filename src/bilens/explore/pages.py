@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +19,10 @@ from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow.contrast import Target
 from bilens.read.flow.graph import first_texts
-from bilens.read.language import model_facts, token_names
+from bilens.read.language import TokenDirection, model_facts, token_names
 from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import in_words
-from bilens.read.summary import (
-    EXAMPLE,
-    LARGE_VOCABULARY,
-    PROMPT_TOKENS,
-    example_prompt,
-    is_bilinear,
-)
+from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
@@ -151,7 +146,7 @@ class LanguagePage(PanelView):
             flow_prompt=self.flows.start,
             flow_token=split.token if split else "",
             flow_minus=split.minus if split else (),
-            flow_against=_second_text(model, corpus, self.flows.start),
+            flow_against=_second_text(model, corpus, self.flows.start, direction),
             circuit=self.flows.has_circuit,
         )
         positions = model.parts.positions or model.parts.hidden_positions
@@ -194,18 +189,31 @@ class LanguagePage(PanelView):
         return lay_out(self, model_facts(self.model, self.corpus), *parts)
 
 
-def _second_text(model: ResidualModel, corpus: Corpus, prompt: str) -> str:
-    """Return a text of as many tokens as the prompt; empty if there is none."""
-    if prompt == EXAMPLE[0]:
-        other = EXAMPLE[0].replace("keys", "key")
-    else:
-        ids = corpus.validation[1]["input_ids"][:PROMPT_TOKENS]
-        other = str(corpus.tokenizer.decode(ids, True)).strip()
-    try:
-        fits = bool(prompt) and len(model.ids(other)) == len(model.ids(prompt))
-    except BilensError:
-        fits = False
-    return other if fits else ""
+def _second_text(
+    model: ResidualModel, corpus: Corpus, prompt: str, direction: TokenDirection
+) -> str:
+    """Return the text of as many tokens after which the logit is lowest; empty if there is none."""
+    if not prompt:
+        return ""
+    n, decode = len(model.ids(prompt)), corpus.tokenizer.decode
+    others = [EXAMPLE[0].replace("keys", "key")]
+    if prompt != EXAMPLE[0]:
+        # The model may begin a text with a token of its own, so that it has one word more or less.
+        others = [
+            str(decode(ids[: n + more], True)).strip()
+            for ids in islice(first_texts(corpus), 50)
+            for more in (0, 1)
+        ]
+    values = {}
+    for other in dict.fromkeys(others):
+        try:
+            ids = model.ids(other)
+        except BilensError:  # no words
+            continue
+        if other != prompt and len(ids) == n:
+            stream = model.parts.normalised(model.trace(ids).stream[-1:])
+            values[other] = float(stream[0] @ direction.vector(model))
+    return min(values, key=lambda text: values[text], default="")
 
 
 def _flow(page: LanguagePage, screen: Screen[Any]) -> None:

@@ -215,15 +215,15 @@ def lay_out(
 
     Args:
         view: Of a model, a `PanelView`.
-        facts: About the model, for the head of the page.
+        facts: About the model, for the end of the page.
         parts: Functions that lay out a part.
     """
     screen = Screen[Any](view)
-    html("facts", facts_html(facts))
     for part in parts:
         part(view, screen)
     for panel in view.panels:
         panel.lay_out(screen)
+    html("facts", facts_html(facts))
     screen.connect()
     return screen
 

@@ -13,6 +13,7 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
+from bilens.read.flow.graph import first_texts
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, in_words, token_names
 from bilens.read.language.outputs import model_facts
@@ -248,7 +249,10 @@ def largest_margin(
 def example_prompt(
     model: ResidualModel, corpus: Corpus | None
 ) -> tuple[str, TokenDirection | None]:
-    """Return a prompt with the logit to split, or the start of a text of the corpus without one."""
+    """Return a prompt with the logit to split: of a text of the corpus that of the largest margin.
+
+    Without a corpus, or where no text of it can be written out, the prompt is empty.
+    """
     text, token, minus = EXAMPLE
     if corpus is None or model.vocab_size > LARGE_VOCABULARY:
         # Small vocabularies cut these words into pieces, and know no such sentence.
@@ -260,8 +264,11 @@ def example_prompt(
             pass
     if corpus is None:
         return "", None
-    first = corpus.validation[0]["input_ids"][:PROMPT_TOKENS]
-    return str(corpus.tokenizer.decode(first, True)).strip(), None
+    places = measure_loss(model, first_texts(corpus), 500, PROMPT_TOKENS).places
+    try:
+        return largest_margin(model, places)
+    except BilensError:
+        return "", None
 
 
 def is_bilinear(model: ResidualModel) -> bool:

@@ -110,8 +110,7 @@ class CircuitReading(Reading):
         """Draw the circuit over the tokens of a question, or the matrix of several tasks."""
         if self.transfer is not None:
             return self._matrix()
-        drawn = sum(node.kind in ("head", "mlp") for node in self.graph.nodes)
-        return self.graph.plot(f"{drawn} of {self.circuits[0].size} parts, with their tokens")
+        return self.graph.plot(f"The strongest of {self.circuits[0].size} parts, with their tokens")
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""

@@ -197,7 +197,7 @@ def graph_figure(
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
     shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
     colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(go.Figure(), height=140 + 20 * len(ticks["rows"]), title=caption)
+    figure = dress(go.Figure(), height=100, title=caption)
     starts = [
         ticks["columns"][node.source] if node.source not in (None, node.position) else x
         for node, x in zip(nodes, xs, strict=True)
@@ -238,12 +238,13 @@ def graph_figure(
     # logit on paths among these nodes.
     reaching = weights.sum(0).abs().tolist()
     labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
-    longest = 0
+    longest, ends = 0, [min(ys) - 1, max(ys) + 1]
     for column in {round(x) for x in xs}:
         members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
         for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
             name = nodes[i].label if i else f"logit {signed(nodes[0].flow)}"
             beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
+            ends = [min(ends[0], y - 1), max(ends[1], y + 1)]
             longest = max(longest, len(name) if column == round(xs[0]) else 0)
             figure.add_annotation(
                 x=max(beside),
@@ -269,8 +270,10 @@ def graph_figure(
         ticktext=list(ticks["rows"]),
         gridcolor=LINE,
         zeroline=False,
+        range=ends,
     )
-    return figure.update_layout(margin={"l": 70, "r": 12, "t": 44, "b": 40})
+    margins = {"l": 70, "r": 12, "t": 44, "b": 40}
+    return figure.update_layout(margin=margins, height=84 + 20 * (ends[1] - ends[0]))
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
