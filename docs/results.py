@@ -22,6 +22,7 @@ GROUPS = {
     ],
     "Circuits and flows": [
         "circuits",
+        "areas",
         "patching",
         "unseen",
         "truth",
