@@ -29,7 +29,6 @@ def fresh_memory_holds_nan(monkeypatch):
 
 def test_the_names_of_the_kernels_room():
     assert sorted(bilens.kernels.__all__) == [
-        "KERNELS",
         "KernelName",
         "bilinear_attention",
         "resume_attention",
