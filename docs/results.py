@@ -23,6 +23,7 @@ GROUPS = {
     "Circuits and flows": [
         "circuits",
         "areas",
+        "labels",
         "patching",
         "unseen",
         "truth",
