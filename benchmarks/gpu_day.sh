@@ -53,6 +53,6 @@ step() { # name, then a command: its output goes to a file, as it comes
     $(pick "64 128 2 --tokens 4 --turns 1" "2048 8192 16 --tokens 8 32 128 --turns 3")
   smollm2=$("$python" -c 'from tests.real.packages import *; print(gguf_file(SMOLLM2))')
   step circuit "$python" -m bilens circuit "$smollm2" --keep "$(pick 0.3 0.9)" \
-    --prompt "The keys to the cabinet" --against "The key to the cabinet" --token are --minus is
+    --prompt "The keys to the cabinet" --against "The key to the cabinet" --token " are" --minus " is"
 }
 exit $failed

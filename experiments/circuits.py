@@ -27,7 +27,6 @@ definitions as in github.com/hannamw/MIB-circuit-track.
 
 import itertools
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.gim import gim_rules
-from experiments.patching import GRADIENTS, gradient_effects
+from experiments.patching import GRADIENTS, along, gradient_effects
 from experiments.pretrained import SavedRows, open_models
 from experiments.tasks import FAMILIES, questions_of
 
@@ -92,9 +91,10 @@ def run(context: RecipeContext) -> Outcome:
                 scored.add({"task": task, **areas_of_task})
         parts += [Table(area_table(scored.rows), f"{name}: areas, first templates")]
         task = "ioi" if "ioi" in tasks else tasks[0]
-        ranks = eliminated(Cases(model, first[task][:finding]))
-        of_mib = mib_graph(model, saved.of([(task,)])[0]["parts"], ranks)
-        write_json(context.models / f"mib-{name}-{task}.json", of_mib)
+        path = context.models / f"mib-{name}-{task}.json"
+        if not path.exists():
+            ranks = eliminated(Cases(model, first[task][:finding]))
+            write_json(path, mib_graph(model, saved.of([(task,)])[0]["parts"], ranks))
     return Outcome(numbers, parts=parts)
 
 
@@ -191,14 +191,10 @@ def by_gim(cases: Cases) -> Tensor:
     for case in cases.cases:
         model, stream = cases.model, case.runs[0].stream
         # The last norm's scale is fixed too.
-        u = case.question.direction.vector(model) * model.parts.scale(stream[-1])
+        u = case.question.output_direction(model) * model.parts.scale(stream[-1])
         with gim_rules(model):
-            rows.append(gradient_effects(case.runs, partial(_last_along, u), [1.0]))
+            rows.append(gradient_effects(case.runs, along(u), [1.0]))
     return torch.stack(rows).mean(0)
-
-
-def _last_along(u: Tensor, stream: Tensor) -> Tensor:
-    return stream[:, -1] @ u
 
 
 def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:

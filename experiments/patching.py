@@ -59,6 +59,7 @@ from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Number, Run, logit_of, mixed_site, mlp_site, slopes
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
+from experiments.contrasts import flows
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
 from experiments.pretrained import STORY_MODEL, SavedRows, open_models
 from experiments.tasks import TEMPLATES, UNSEEN
@@ -103,8 +104,9 @@ def run(context: RecipeContext) -> Outcome:
             makers = {task: TEMPLATES[task][0]() for task in UNSEEN}
             unseen = pairs_of(model, context.choose(1, 8), makers)
             rows = measure(model, unseen, context.models / f"unseen-{name}.jsonl")
-            numbers[name]["unseen kinds"] = unseen_kinds(rows).to_dict("records")
-            parts.append(Table(unseen_kinds(rows), f"{name}: R2 over the seven unseen kinds"))
+            frame = unseen_kinds(rows)
+            numbers[name]["unseen kinds"] = frame.to_dict("records")
+            parts.append(Table(frame, f"{name}: R2 over the seven unseen kinds"))
     return Outcome(numbers, parts=parts)
 
 
@@ -162,13 +164,18 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         effects = gradient_effects(runs, number, points)
         return effects[:, :-1], effects[:, -1]
 
+    def contrastive() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            of_parts = flows(model, [Question.of(pair.text, direction, against=pair.against)])
+        return of_parts[:, :-1], of_parts[:, -1]
+
     def patched() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             effects = patched_effects(runs, number)
         return effects.heads, effects.mlps
 
     timed("patching", patched)
-    timed("contrastive flow", lambda: _contrastive(model, pair, direction))
+    timed("contrastive flow", contrastive)
     start = time.process_time()
     through = split(model, Question.of(pair.text, direction))
     splitting = time.process_time() - start
@@ -183,15 +190,6 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         "heads": {name: heads.flatten().tolist() for name, (heads, _) in attributed.items()},
         "mlps": {name: mlps.tolist() for name, (_, mlps) in attributed.items()},
     }
-
-
-@torch.no_grad()
-def _contrastive(
-    model: ResidualModel, pair: Pair, direction: TokenDirection
-) -> tuple[Tensor, Tensor]:
-    through = split(model, Question.of(pair.text, direction, against=pair.against))
-    heads = [torch.stack(list(roles.values())).sum((0, 2)) for roles in through.heads]
-    return torch.stack(heads), torch.stack([flows.sum() for flows in through.mlps])
 
 
 @torch.no_grad()
@@ -244,6 +242,11 @@ def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd
     ]
     columns = ["attribution", "pairs", "median rank", "share within 10"]
     return pd.DataFrame(entries, columns=columns)
+
+
+def along(u: Float[Tensor, " d_model"]) -> Number:
+    """Return u . x at the last position as a function of the stream x, without a norm."""
+    return lambda stream: stream[:, -1] @ u
 
 
 def unseen_kinds(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -42,7 +42,7 @@ from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
-from experiments.patching import gradient_effects, measure, summary, tables
+from experiments.patching import along, gradient_effects, measure, summary, tables
 from experiments.pretrained import model_paths
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -78,7 +78,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Te
     result = {}
     for name, cp in (("LXT, AttnLRP", False), ("LXT, CP-LRP", True)):
         with lxt_rules(model, cp):
-            effects = gradient_effects(runs, lambda stream: stream[:, -1] @ frozen, [1.0])
+            effects = gradient_effects(runs, along(frozen), [1.0])
         result[name] = effects[:, :-1], effects[:, -1]
     result["captum, gradient x activation"] = by_captum(model, ids, direction)
     return result

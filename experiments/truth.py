@@ -43,11 +43,10 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.flow.circuit import Case, Cases, search
-from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import runs_of
+from bilens.read.flow.circuit import Cases, search
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, Reader, attributed_edges
@@ -121,20 +120,15 @@ def compiled(path: Path) -> dict[str, Any]:
         u[outputs] = (
             torch.ones(1).double() if len(outputs) == 1 else change.sign() * (change.abs() > 0.5)
         )
-        cases.append(((ids[0], ids[1]), u, _along(u)))
+        cases.append(((ids[0], ids[1]), u, logit_of(model, u)))
     circuit = compiled_circuit(graph, outputs, about["tokens"])
     return {**areas(graph, circuit, cases), **parts_found(graph, circuit, cases)}
 
 
 def parts_found(graph: EdgeGraph, circuit: Tensor, cases: list[Any]) -> dict[str, int]:
     """Return numbers of parts of a program, of its found circuit, and of those that are in both."""
-    asked = Cases(graph.model, ())
-    for (text, against), u, number in cases:
-        question = Question.of(text, u, against=against)
-        runs = runs_of(graph.model, text, Other(graph.model, text, against))
-        first, second = (float(number(run.stream[None])[0]) for run in runs)
-        asked.cases.append(Case(question, runs, number, (first, second)))
-    found = search(asked, 0.999)[-1].flatten()
+    asked = [Question.of(text, u, against=against) for (text, against), u, _ in cases]
+    found = search(Cases(graph.model, asked), 0.999)[-1].flatten()
     # The embedding is the first source; the others are in the order of masks.
     program = circuit.any(0)[1:]
     return {
@@ -142,10 +136,6 @@ def parts_found(graph: EdgeGraph, circuit: Tensor, cases: list[Any]) -> dict[str
         "found": int(found.sum()),
         "in both": int((found & program).sum()),
     }
-
-
-def _along(u: Tensor) -> Any:
-    return lambda stream: stream[:, -1] @ u
 
 
 def _is_output(name: str) -> bool:
@@ -271,9 +261,9 @@ def induction(seed: int, folder: Path) -> dict[str, Any]:
     for first, second in texts:
         place = int((first != second).nonzero()[0, 0])
         u = model.W_U[:, first[place]] - model.W_U[:, second[place]]
-        cases.append(((first, second), u, _normed_along(model, u)))
+        cases.append(((first, second), u, logit_of(model, u)))
     circuit = induction_circuit(graph, previous, copying)
-    gained = [float(number(model.trace(t[0]).stream[-1:])) for t, _, number in cases]
+    gained = [float(number(model.trace(t[0]).stream[None])) for t, _, number in cases]
     return {
         "model": f"induction, seed {seed}",
         "heads": f"{_names(graph, previous)} to {_names(graph, copying)}",
@@ -284,10 +274,6 @@ def induction(seed: int, folder: Path) -> dict[str, Any]:
 
 def _names(graph: EdgeGraph, heads: list[tuple[int, int]]) -> str:
     return ", ".join(f"{layer}.{head}" for layer, head in heads) or "none"
-
-
-def _normed_along(model: ResidualModel, u: Tensor) -> Any:
-    return lambda stream: model.parts.normalised(stream) @ u
 
 
 def repeated(batch: int, generator: torch.Generator) -> tuple[Tensor, int]:

@@ -162,9 +162,9 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
 def show_reading(reading: Reading) -> None:
     """Print the facts, tables and texts of a reading."""
     out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
+    rows = 30
     for section in reading.sections():
         for part in section.parts:
-            rows = 30
             if isinstance(part, Table):
                 table = replace(part, frame=part.frame.head(rows))
                 caption = part.caption or section.title

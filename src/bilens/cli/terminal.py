@@ -27,8 +27,7 @@ class PlainConsole(Console):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "soft_wrap": True, **settings})
         if "width" not in settings and not self.is_terminal:
-            # Pipes and files get whole lines, which tools can split.
-            # No line is folded.
+            # Pipes and files get whole lines, which tools can split, however long they are.
             self.width = 100_000
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:

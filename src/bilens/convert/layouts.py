@@ -272,7 +272,7 @@ def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) 
     mlp: MlpName = "bilinear" if settings["bilinear"] or settings["squared_mlp"] else "relu2"
     if settings["bilinear"] and settings["gated"]:
         mlp = "swiglu"
-    # Longest text. It is not a setting; the largest of these models is reported to fail beyond.
+    # The longest text is no setting; the largest of these models is reported to fail beyond 512.
     config = LanguageConfig(
         vocab_size=settings["vocab_size"],
         d_model=width,

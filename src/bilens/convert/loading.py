@@ -222,8 +222,8 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
         tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
             place, **HARMLESS, **options, **hub_options(place)
         )
-        # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
-        # A text that no vocabulary holds.
+        # A tokenizer that lacks its token for unknown words opens, and fails at the first one,
+        # such as this letter, which no vocabulary holds.
         tokenizer("\U000f0000")
     # Fewer tokens are usual: embeddings are padded to multiples of 64 or so. The tokens of a GGUF
     # file were counted, and transformers adds special ones that no text has.

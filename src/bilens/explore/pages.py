@@ -1,6 +1,7 @@
 """Pages of the explorer: panels of the registered analyses, and the flow of a text."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -8,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bilens.analysis import Analysis, find_analysis
 from bilens.data import Corpus, ImageData
@@ -24,6 +26,7 @@ from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import in_words
 from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import logit_of, streams
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
 
@@ -204,16 +207,18 @@ def _second_text(
             for ids in islice(first_texts(corpus), 50)
             for more in (0, 1)
         ]
-    values = {}
+    fitting: dict[str, Tensor] = {}
     for other in dict.fromkeys(others):
-        try:
+        with suppress(BilensError):  # no words
             ids = model.ids(other)
-        except BilensError:  # no words
-            continue
-        if other != prompt and len(ids) == n:
-            stream = model.parts.normalised(model.trace(ids).stream[-1:])
-            values[other] = float(stream[0] @ direction.vector(model))
-    return min(values, key=lambda text: values[text], default="")
+            if other != prompt and len(ids) == n:
+                fitting[other] = ids
+    if not fitting:
+        return ""
+    logits = logit_of(model, direction.vector(model))(
+        streams(model, torch.stack([*fitting.values()]))
+    )
+    return list(fitting)[int(logits.argmin())]
 
 
 def _flow(page: LanguagePage, screen: Screen[Any]) -> None:

@@ -380,8 +380,8 @@ def bond_figure(reading: BondReading) -> "go.Figure":
     figure = go.Figure()
     # Shares below are rounding, or soon will be.
     floor = 1e-8
+    colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
         color, name = colors[number % len(colors)], bond_name(number)
         # A logarithmic axis has no place for zero.
         shares = [share for share in bond.shares.tolist() if share > floor]

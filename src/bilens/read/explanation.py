@@ -144,7 +144,6 @@ def shared_by_paths(paths: Paths) -> SharedFeatures:
     one direction for each class.
     """
     # Time grows with the square of the number of paths.
-    # Time grows with the square of the number.
     first = paths.truncate(min(1000, len(paths)))
     return _shared(
         vectors=first.vectors,

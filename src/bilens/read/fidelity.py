@@ -191,8 +191,8 @@ def held_out(
     right = int((smaller.argmax(-1) == labels.to(smaller.device)).sum())
     changed = (smaller.argmax(-1) != logits.to(smaller.device).argmax(-1)).double().mean()
     # 6 standard errors are 4.2 of the difference between the estimates from two sets of as many
-    # images. By Cantelli's inequality the second
-    # exceeds the bound with a chance of at most 1 / 19, for any distribution of this variance.
+    # images. By Cantelli's inequality the second exceeds the bound with a chance of at most 1 / 19,
+    # for any distribution of this variance.
     return HeldOut(
         n_images=n_images,
         accuracy=right / n_images,
@@ -257,9 +257,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
 
     def loss_bound(cut: Cut, images: Bool[Tensor, " images"]) -> float:
         lost = reference[images] - is_right(cut, images)
-        # The mean over the check and the loss that is measured later both vary.
-        # The loss will be measured on half as many images as the check has, and a cut keeps 3.09
-        # standard errors from its limit.
+        # The mean over the check varies, and so does the loss, which is measured later on half as
+        # many images. A cut keeps 3.09 standard errors from its limit.
         variance = (1 + 2) / checks
         return float(lost.mean() + 3.09 * lost.std() * variance**0.5)
 

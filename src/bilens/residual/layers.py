@@ -521,6 +521,10 @@ class Parts(NormedInput):
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
         return self.logit_scale * weight.T, bias
 
+    def capped(self, z: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        """Return logits after the soft cap, c tanh(z / c), or as they are without one."""
+        return z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap)
+
     @checked
     def value_sources(self, layer: int) -> list[ValueSource]:
         """Return the weights of the heads' values, whose outputs are to be added up.

@@ -84,10 +84,8 @@ def check_split(
     Raises:
         BilensError: they differ by more than rounding.
     """
-    cap = model.parts.softcap
     # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
-    capped = total if cap is None else cap * torch.tanh(total / cap)
-    check_sum(reading, capped, logits, size=size, dtype=_stored(model))
+    check_sum(reading, model.parts.capped(total), logits, size=size, dtype=_stored(model))
 
 
 @torch.no_grad()
@@ -214,5 +212,4 @@ def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab
         x = x + written * on_text.attn_out_scale[:, None]
         n = _normalised(layer.mlp.norm, before if parts.parallel else x, on_text.mlp_scale)
         x = x + mlp_output(view, number, n, on_text.gate_ratio) * on_text.mlp_out_scale[:, None]
-    logits = _normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
-    return logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)
+    return parts.capped(_normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U)

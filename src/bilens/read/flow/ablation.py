@@ -14,7 +14,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import Ends, sources, token_changes, token_words
+from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
@@ -260,7 +260,7 @@ class _Exchanges:
         """Return both texts' last streams with the part of each set of changes and without it."""
         opposite = [[Change(site, _opposite(function)) for site, function in s] for s in sets]
         first, second = (
-            _last(self.model, run.again([[], *of_run]))
+            last_normalised(self.model, run.again([[], *of_run]))
             for run, of_run in zip(self.runs, (opposite, sets), strict=True)
         )
         return [Ends(first[:1], first[1:]), Ends(second[1:], second[:1])]
@@ -344,7 +344,7 @@ class _Removals:
 
     def run(self, sets: Sequence[Sequence[Change]]) -> list[Ends]:
         """Return the last streams with all parts, and without those of each set of changes."""
-        n = _last(self.model, Run.of(self.model, self.flow.ids).again([[], *sets]))
+        n = last_normalised(self.model, Run.of(self.model, self.flow.ids).again([[], *sets]))
         return [Ends(n[:1], n[1:])]
 
     def _heads(self, layer: int) -> FrozenHeads:
@@ -429,10 +429,6 @@ class _Removals:
         shares = self.flow.mixing[moment, writes.moment[of_node], None]
         x = torch.zeros_like(self.flow.trace.stream)
         return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
-
-
-def _last(model: ResidualModel, streams: Float[Tensor, "n time d_model"]) -> Tensor:
-    return model.parts.normalised(streams[:, -1].to(model.parts.dtype))
 
 
 def _opposite(function: Function) -> Function:

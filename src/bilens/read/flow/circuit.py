@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.labels import token_scores
+from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change, runs_of
 from bilens.read.flow.question import Question
 from bilens.read.language.names import shown_tokens
@@ -53,13 +53,13 @@ class Case:
         """
         ids = model.ids(question.text)
         runs = runs_of(model, ids, Other(model, ids, question.against))
-        number = logit_of(model, question.direction.vector(model))
+        number = logit_of(model, question.output_direction(model))
         with torch.no_grad():
             first, second = (float(number(run.stream[None])[0]) for run in runs)
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             raise BilensError(
                 f"{question.text!r} and {question.against!r} have the same logit of "
-                f"{question.direction.words}, {first:.4g}; expected texts that change it"
+                f"{question.number}, {first:.4g}; expected texts that change it"
             )
         return cls(question, runs, number, (first, second))
 
@@ -154,18 +154,20 @@ def search(cases: Cases, keep: float) -> list[Bool[Tensor, " *shape"]]:
         cases: the questions that order.
         keep: least f of a circuit.
     """
-    trail = [torch.ones(cases.shape, dtype=torch.bool)]
-    while (size := int(trail[-1].sum())) > 1:
-        smaller = _smaller(cases, trail[-1], size, keep)
-        if smaller is None:
-            break
+    trail: list[Tensor] = []
+    smaller: Tensor | None = torch.ones(cases.shape, dtype=torch.bool)
+    while smaller is not None:
         trail.append(smaller)
+        smaller = _smaller(cases, smaller, keep)
     return trail
 
 
 def _smaller(
-    cases: Cases, mask: Bool[Tensor, " *shape"], size: int, keep: float
+    cases: Cases, mask: Bool[Tensor, " *shape"], keep: float
 ) -> Bool[Tensor, " *shape"] | None:
+    """Return a mask of fewer parts that keeps f; None if there is none."""
+    if (size := int(mask.sum())) == 1:
+        return None
     order = integrated(cases, mask).masked_fill(~mask, torch.inf).flatten().argsort()
     for count in sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True):
         trial = without(mask, order[:count])
@@ -328,7 +330,7 @@ def part_effects(cases: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
         lost += case.ends[0] - case.number(noised[1:]).double().cpu()
         denoised = second.again([[exchanged(part, first)] for part in parts], kept=kept)
         gained += case.number(denoised).double().cpu() - case.ends[1]
-        ends = model.parts.normalised(noised[:, -1].to(model.parts.dtype))
+        ends = last_normalised(model, noised)
         moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
     total = float(cases.changes.sum())
     effects = []

@@ -250,9 +250,9 @@ class Measured:
         W, b = self.model.parts.logit_weights()
         z = [x @ W + b for x in n]
         slope = torch.ones_like(z[0])
-        if (cap := self.model.parts.softcap) is not None:
-            slope = secant_slope(lambda y: cap * torch.tanh(y / cap), z[0], z[1])
-            z = [cap * torch.tanh(y / cap) for y in z]
+        if self.model.parts.softcap is not None:
+            slope = secant_slope(self.model.parts.capped, z[0], z[1])
+            z = [self.model.parts.capped(y) for y in z]
         logs = [y.log_softmax(-1) for y in z]
         means = logarithmic_mean(logs[0], logs[1])
         along = torch.zeros_like(means)

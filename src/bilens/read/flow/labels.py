@@ -28,6 +28,13 @@ class Ends(NamedTuple):
     absent: Float[Tensor, "_ d_model"]
 
 
+def last_normalised(
+    model: ResidualModel, streams: Float[Tensor, "n time d_model"]
+) -> Float[Tensor, "n d_model"]:
+    """Return the normalised streams at the last position, in the type of the model's readings."""
+    return model.parts.normalised(streams[:, -1].to(model.parts.dtype))
+
+
 def token_scores(
     model: ResidualModel, present: Float[Tensor, "_ d_model"], absent: Float[Tensor, "_ d_model"]
 ) -> Float[Tensor, "parts vocab"]:
@@ -44,11 +51,8 @@ def token_scores(
         absent: the same without the part.
     """
     W, b = model.parts.logit_weights()
-    cap, likely = model.parts.softcap, min(LIKELY, model.vocab_size)
-    logs = []
-    for rows in (present, absent):
-        logits = rows @ W + b
-        logs.append((logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1))
+    likely = min(LIKELY, model.vocab_size)
+    logs = [model.parts.capped(rows @ W + b).log_softmax(-1) for rows in (present, absent)]
     log_1, log_0 = torch.broadcast_tensors(*logs)
     among = torch.zeros_like(log_1, dtype=torch.bool)
     for log in (log_1, log_0):

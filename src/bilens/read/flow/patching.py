@@ -134,14 +134,11 @@ def patch(
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
     """Return the log-probability of the last tokens of a text as a function of its stream."""
     W, b = model.parts.logit_weights()
-    cap = model.parts.softcap
 
     def number(x: Tensor) -> Tensor:
         # The token before each one predicts it.
         n = model.parts.normalised(x[:, -len(answer) - 1 : -1].to(W))
-        logits = n @ W + b
-        logits = logits if cap is None else cap * torch.tanh(logits / cap)
-        logs = logits.log_softmax(-1)
+        logs = model.parts.capped(n @ W + b).log_softmax(-1)
         return logs[:, torch.arange(len(answer)), answer].sum(1)
 
     return number

@@ -11,6 +11,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import Against, Target
 from bilens.read.language.names import TokenDirection, token_text
+from bilens.residual import ResidualModel
 
 COLUMNS = "the text, the token, tokens to subtract (separated by commas), the second text"
 
@@ -70,6 +71,10 @@ class Question:
     def direction(self) -> TokenDirection:
         """The token, and those that are subtracted."""
         return TokenDirection(self.token, self.minus)
+
+    def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
+        """Return the direction of the last normalised stream along which the number is."""
+        return self.direction.vector(model) if self.vector is None else self.vector
 
     @property
     def has_two_texts(self) -> bool:

@@ -14,7 +14,7 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.circuit import Case, named
-from bilens.read.flow.labels import token_scores
+from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change
 from bilens.read.flow.question import Question, of_equal_kind, read_questions
 from bilens.read.flow.split import split
@@ -285,7 +285,7 @@ def _measured(
         kept = first_change(case.runs)
         without = first.again([[], *removing], kept=kept)
         # A direction that is written from the second text's side moves tokens the other way.
-        ends = model.parts.normalised(without[:, -1].to(model.parts.dtype))
+        ends = last_normalised(model, without)
         moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
         sides += signs
         if question >= learning:

@@ -257,7 +257,8 @@ class SecantHeads(HeadsMap):
         self, model: ResidualModel, traces: tuple[Trace, Trace], layer: int, call: AttentionCall
     ) -> None:
         self.model, self.layer, self.call = model, layer, call
-        heads, module = model.parts.layers[layer].heads, model.parts.layers[layer].heads.module
+        heads = model.parts.layers[layer].heads
+        module = heads.module
         self.kind, self.norm = model.parts.attention, getattr(module, "norm", "none")
         self.pairs = projections(model, traces, layer, call.rotations)
         self.sources = values(model, traces, layer)
