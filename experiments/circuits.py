@@ -41,7 +41,7 @@ from bilens.read.flow.circuit import (
     Interval,
     everything_but,
     found_circuit,
-    integrated,
+    integrated_gradients,
     parts_in,
     search,
 )
@@ -200,8 +200,8 @@ def by_gim(cases: Cases) -> Tensor:
 def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     """Return the ranking of parts by which half of a circuit is dropped again and again.
 
-    What each part of a circuit is worth is measured anew in the circuit that is left, as in
-    `bilens.read.flow.circuit.search`. With `absolute` those of the least absolute worth go.
+    Integrated gradients are taken anew in the circuit that is left, as in
+    `bilens.read.flow.circuit.search`. With `absolute` those of the smallest size go.
     """
     order = torch.arange(cases.shape[0] * cases.shape[1])
     size = len(order)
@@ -209,8 +209,8 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
         left = order[:size].clone()
         mask = torch.zeros(len(order), dtype=torch.bool)
         mask[left] = True
-        worth = integrated(cases, mask.reshape(cases.shape)).flatten()[left]
-        order[:size] = left[(worth.abs() if absolute else worth).argsort(descending=True)]
+        gradients = integrated_gradients(cases, mask.reshape(cases.shape)).flatten()[left]
+        order[:size] = left[(gradients.abs() if absolute else gradients).argsort(descending=True)]
         size //= 2
     ranks = torch.empty(len(order), dtype=torch.float64)
     ranks[order] = torch.arange(len(order), 0, -1).double()

@@ -10,7 +10,7 @@ from bilens.read.flow.circuit import (
     Interval,
     everything_but,
     found_circuit,
-    integrated,
+    integrated_gradients,
     parts_in,
     search,
     without,
@@ -60,14 +60,14 @@ def test_gradients_of_f_are_central_differences(view, by_position):
     assert float(slope.abs().max()) > 1e-3
 
 
-def test_what_parts_are_worth_adds_up_to_f(view):
+def test_integrated_gradients_add_up_to_f(view):
     cases = Cases(view, QUESTIONS[:3])
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(cases.shape, generator=generator) < 0.7
-    worth = integrated(cases, mask)
+    gradients = integrated_gradients(cases, mask)
     # The rule of three midpoints leaves an error of the third derivative.
     f = cases.faithfulness(torch.stack([mask, mask & False]).double())
-    assert float(worth[mask].sum()) == pytest.approx(float(f[0] - f[1]), abs=0.02)
+    assert float(gradients[mask].sum()) == pytest.approx(float(f[0] - f[1]), abs=0.02)
     assert abs(float(f[0])) > 0.1
 
 

@@ -129,11 +129,11 @@ class Cases:
         return total / self.changes.sum()
 
 
-def integrated(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
-    """Return how much of f each part of a circuit is worth, by gradients on the way to the circuit.
+def integrated_gradients(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+    """Return the integrated gradients of f by the mask, on the way to the mask of a circuit.
 
-    All parts of the circuit grow from 0 to 1 together, so that what they are worth adds up to f,
-    but for the error of three midpoints. The gradient at the circuit itself is near 0 for parts
+    All parts of the circuit grow from 0 to 1 together, so that the integrated gradients add up to
+    f, up to the error of three midpoints. The gradient at the circuit itself is near 0 for parts
     that saturate, such as the first MLP of many models, without which nothing is left.
 
     Source:
@@ -147,8 +147,8 @@ def integrated(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *
 def search(cases: Cases, keep: float) -> list[Bool[Tensor, " *shape"]]:
     """Return masks of fewer and fewer parts that keep f, from all parts on.
 
-    Those that are worth least are dropped: half of all, or the largest of some smaller shares
-    that keeps f. Where not even one can go by that order, every single part is tried.
+    The parts of the smallest integrated gradients are dropped: half of all, or the largest of some
+    smaller shares that keeps f. Where not even one can go by that order, every part is tried alone.
 
     Args:
         cases: the questions that order.
@@ -168,7 +168,7 @@ def _smaller(
     """Return a mask of fewer parts that keeps f; None if there is none."""
     if (size := int(mask.sum())) == 1:
         return None
-    order = integrated(cases, mask).masked_fill(~mask, torch.inf).flatten().argsort()
+    order = integrated_gradients(cases, mask).masked_fill(~mask, torch.inf).flatten().argsort()
     for count in sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True):
         trial = without(mask, order[:count])
         if float(cases.faithfulness(trial[None].double())[0]) >= keep:

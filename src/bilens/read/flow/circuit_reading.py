@@ -171,9 +171,9 @@ def circuits(
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
-    From all parts on, those that are worth least on the first questions of a task are dropped, as
-    long as f stays above `keep` on them. The other questions measure. Of a single question the
-    parts are at positions, and it measures itself.
+    The search begins with all parts. Those of the smallest integrated gradients on the first
+    questions of a task are dropped, as long as f stays above `keep` on them. The other questions
+    measure. Of a single question the parts are at positions, and it measures itself.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
