@@ -14,9 +14,10 @@ else has its value of the second text.
 The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, GIM's
 gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
 the questions that order, and the elimination by which `bilens.read.flow.circuit` searches.
-Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results are kept in
-the folder of models, and a stopped run resumes. The circuit of one task is also written there as
-MIB's track reads it.
+The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
+parts keep. Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results
+are kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
+there as MIB's track reads it.
 
 Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
 either template and 25 for areas; an hour of processor time for each model.
@@ -26,6 +27,7 @@ definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
 import itertools
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -45,8 +47,10 @@ from bilens.read.flow.circuit import (
     parts_in,
     search,
 )
+from bilens.read.flow.edges import found_edges
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
+from bilens.residual.interventions import Part
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
@@ -83,6 +87,11 @@ def run(context: RecipeContext) -> Outcome:
             if (task,) not in stability:
                 stability.add({"task": task, "jaccard": jaccards(model, first[task][:finding])})
         parts += [Table(pd.DataFrame(stability.rows), f"{name}: stability")]
+        joined = SavedRows(context.models / f"edges-{name}-{finding}.jsonl", "task")
+        for row in rows[: context.choose(1, len(rows))]:
+            if (row["task"],) not in joined:
+                joined.add(edges_of_task(model, row, first[row["task"]], finding))
+        parts += [Table(pd.DataFrame(joined.rows), f"{name}: edges between the parts")]
         longer = questions_of(model, finding + context.choose(4, 25))
         scored = SavedRows(context.models / f"areas-{name}-{finding}.jsonl", "task")
         for task in tasks:
@@ -122,6 +131,27 @@ def of_task(
         "restored": vars(circuit.restored),
         "left": vars(circuit.left),
         "transfer": transfer,
+    }
+
+
+def edges_of_task(
+    model: ResidualModel, row: dict[str, Any], questions: list[Question], finding: int
+) -> dict[str, Any]:
+    """Return the numbers of edges between the parts of a circuit, and what the few restore."""
+    first, others = Cases(model, questions[:finding]), Cases(model, questions[finding:])
+    mask = torch.zeros(first.shape, dtype=torch.bool)
+    for address in row["parts"]:
+        part = Part.parse(address, model)
+        mask[part.layer or 0, -1 if part.number is None else part.number] = True
+    start = time.process_time()
+    found = found_edges(first, others, mask, KEEP * row["ordering"])
+    return {
+        "task": row["task"],
+        "edges": len(found.edges),
+        "of": found.candidates,
+        "restored": vars(found.restored),
+        "by its parts": row["restored"]["value"],
+        "seconds": time.process_time() - start,
     }
 
 

@@ -44,12 +44,13 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.read.flow.circuit import Cases, search
+from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
-from experiments.edges import EdgeGraph, Reader, attributed_edges
+from experiments.edges import AttributedEdges, attributed_edges
 
 PAIRS = 16
 SEEDS = 3
@@ -79,7 +80,7 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 
 
 def areas(
-    graph: EdgeGraph, circuit: Tensor, cases: list[tuple[tuple[Tensor, Tensor], Tensor, Any]]
+    graph: AttributedEdges, circuit: Tensor, cases: list[tuple[tuple[Tensor, Tensor], Tensor, Any]]
 ) -> dict[str, Any]:
     """Return the AUROC of each attribution, given a circuit and pairs with direction and number."""
     total: dict[str, Tensor] = {}
@@ -102,7 +103,7 @@ def areas(
 def compiled(path: Path) -> dict[str, Any]:
     """Return the AUROC of each attribution on a compiled program."""
     model, about = compiled_model(path)
-    graph = EdgeGraph(model)
+    graph = AttributedEdges(model)
     labels = about["labels"]
     outputs = [i for i, name in enumerate(labels) if _is_output(name)]
     generator = torch.Generator().manual_seed(0)
@@ -245,7 +246,7 @@ def reader_parts(graph: EdgeGraph) -> list[int]:
 def induction(seed: int, folder: Path) -> dict[str, Any]:
     """Return the AUROC of each attribution on a trained induction model."""
     model = trained_induction(seed, folder / f"induction-{seed}")
-    graph = EdgeGraph(model)
+    graph = AttributedEdges(model)
     previous, copying = induction_heads(model)
     texts: list[tuple[Tensor, Tensor]] = []
     generator = torch.Generator().manual_seed(1000 + seed)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from experiments.edges import EdgeGraph, PartialRuns
+from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import patched_effects, runs_of
+from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
@@ -33,40 +33,9 @@ def case(request):
         yield view, (ids, other), runs
 
 
-def test_all_edges_are_the_first_text_and_none_the_second(case):
-    view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
-    remaining = torch.zeros(2, *graph.exists.shape, dtype=torch.bool)
-    remaining[0] = True
-    ends = torch.stack([number(run.stream[None])[0] for run in runs])
-    partial = PartialRuns(graph, runs, number)
-    torch.testing.assert_close(partial.with_edges(remaining), ends)
-    nodes = torch.ones(1, graph.n_sources, dtype=torch.bool)
-    torch.testing.assert_close(partial.with_nodes(nodes), ends[:1])
-
-
-def test_a_part_without_its_edges_is_a_patched_part(case):
-    view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
-    partial = PartialRuns(graph, runs, number)
-    without = ~torch.eye(graph.n_sources, dtype=torch.bool)
-    by_nodes = partial.with_nodes(without)[1:]
-    end = number(runs[0].stream[None])
-    forth = end - by_nodes
-    back = PartialRuns(graph, runs[::-1], number).with_nodes(without)[1:] - number(
-        runs[1].stream[None]
-    )
-    effects = patched_effects(runs, number)
-    expected = torch.cat([effects.heads, effects.mlps[:, None]], 1).flatten()
-    torch.testing.assert_close((forth + back) / 2, expected)
-    if view.parts.layers[0].heads.out_norm is None:
-        by_edges = partial.with_edges(without[:, None].expand(-1, *graph.exists.shape))[1:]
-        torch.testing.assert_close(by_edges, by_nodes)
-
-
 def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
     view, (ids, other), runs = case
-    graph = EdgeGraph(view)
+    graph = AttributedEdges(view)
     through = split(view, Question.of(ids, DIRECTION, against=other))
     change = graph.outputs(runs[0]) - graph.outputs(runs[1])
     flows = graph.scores(change, graph.flow_reads(through)).sum(1)
@@ -84,7 +53,7 @@ def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
 
 def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     view, _, runs = case
-    graph, number = EdgeGraph(view), logit_of(view, DIRECTION.vector(view))
+    graph, number = AttributedEdges(view), logit_of(view, DIRECTION.vector(view))
     reads = graph.gradient_reads(runs, number, [1.0])
     step = 1e-4 * torch.randn(reads.shape[1:], generator=torch.Generator().manual_seed(0)).double()
     # A step of the embedding reaches all readers through all paths; the last layer has only itself.

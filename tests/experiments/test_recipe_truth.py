@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from experiments.context import RecipeContext
-from experiments.edges import EdgeGraph
+from experiments.edges import AttributedEdges
 from safetensors.torch import load_file, save_file
 
 from bilens.errors import BilensError
@@ -86,7 +86,7 @@ def test_a_compiled_program_runs_as_its_weights_say(program):
 
 def test_the_circuit_of_a_program_is_read_from_its_weights(program):
     model, about = recipe.compiled_model(program)
-    graph = EdgeGraph(model)
+    graph = AttributedEdges(model)
     circuit = recipe.compiled_circuit(graph, [about["labels"].index("output_1")], about["tokens"])
     values_of_second_head, mlp = 5, graph.first_reader(2) - 1
     head, last = graph.source(0, 1), graph.source(1, 2)

@@ -367,16 +367,29 @@ class Run:
             else:
                 x = self.stream[None][:0]
                 for number in range(first[0], n_layers):
-                    stream, args, kwargs = self.calls[number]
-                    x = torch.cat([x, stream.expand(first.count(number), -1, -1)])
-                    output = model.parts.layers[number].module(x, *args, **kwargs)
-                    x = output[0] if isinstance(output, tuple) else output
+                    joining = self.calls[number][0].expand(first.count(number), -1, -1)
+                    x = self._through(number, torch.cat([x, joining]))
                 unchanged = sum(layer >= n_layers for layer in first)
                 x = torch.cat([x, self.stream.expand(unchanged, -1, -1)])
         for site, function in changes.items():
             if site.layer >= n_layers:
                 x = function(x)
         return x
+
+    def layer(self, number: int, rows: int, changes: Mapping[Site, OfBatch]) -> None:
+        """Run one layer on its stream of this text, side by side, with sites changed."""
+        with ExitStack() as stack:
+            stack.enter_context(wide_passes(self.model.model))
+            is_active = stack.enter_context(recording())
+            for site, function in changes.items():
+                stack.enter_context(_hooked(site, rows, function, is_active))
+            self._through(number, self.calls[number][0].expand(rows, -1, -1))
+
+    def _through(self, number: int, x: Float[Tensor, "rows time d_model"]) -> Tensor:
+        _, args, kwargs = self.calls[number]
+        output = self.model.parts.layers[number].module(x, *args, **kwargs)
+        stream: Tensor = output[0] if isinstance(output, tuple) else output
+        return stream
 
 
 def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Number:

@@ -24,6 +24,8 @@ from bilens.residual import ResidualModel
 from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
 
 SAMPLES = 2000
+TRIED = 24
+"""Parts that are tried alone where their order does not lead on."""
 NEEDED = 0.75
 """Share of the change that is lost without a part of the first layers that any circuit needs."""
 
@@ -104,10 +106,14 @@ class Cases:
         """The change of each question's number."""
         return torch.tensor([case.change for case in self.cases], dtype=torch.float64)
 
+    def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return the rise of a question's number above its second text, for each mask."""
+        return self.cases[number].values(masks)
+
     @torch.no_grad()
     def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
         """Return the rise of each question's number above its second text, for each mask."""
-        of_cases = [case.values(masks).double().cpu() for case in self.cases]
+        of_cases = [self.rises(number, masks).double().cpu() for number in range(len(self))]
         return torch.stack(of_cases, 1)
 
     def faithfulness(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
@@ -119,10 +125,10 @@ class Cases:
     ) -> Float[Tensor, " *shape"]:
         """Return the weighted sum of the gradients of f at some masks."""
         total = torch.zeros(self.shape, dtype=torch.float64)
-        for case in self.cases:
+        for number, case in enumerate(self.cases):
             with torch.enable_grad():
                 given = masks.to(case.runs[0].stream).requires_grad_()
-                values = case.values(given)
+                values = self.rises(number, given)
                 rise = (values * values.new_tensor(weights)).sum()
                 (slope,) = torch.autograd.grad(rise, given)
             total += slope.sum(0).double().cpu()
@@ -144,18 +150,23 @@ def integrated_gradients(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[T
     return cases.gradient(masks, [1 / len(points)] * len(points))
 
 
-def search(cases: Cases, keep: float) -> list[Bool[Tensor, " *shape"]]:
-    """Return masks of fewer and fewer parts that keep f, from all parts on.
+def search(
+    cases: Cases, keep: float, start: Bool[Tensor, " *shape"] | None = None
+) -> list[Bool[Tensor, " *shape"]]:
+    """Return masks of fewer and fewer parts that keep f, the last one the smallest.
 
     The parts of the smallest integrated gradients are dropped: half of all, or the largest of some
-    smaller shares that keeps f. Where not even one can go by that order, every part is tried alone.
+    smaller shares that keeps f. Where not even one can go by that order, each of the smallest 24 is
+    tried alone.
 
     Args:
         cases: the questions that order.
         keep: least f of a circuit.
+        start: the parts that it begins with; by default all.
     """
     trail: list[Tensor] = []
-    smaller: Tensor | None = torch.ones(cases.shape, dtype=torch.bool)
+    everything = torch.ones(cases.shape, dtype=torch.bool)
+    smaller: Tensor | None = everything if start is None else start
     while smaller is not None:
         trail.append(smaller)
         smaller = _smaller(cases, smaller, keep)
@@ -173,7 +184,7 @@ def _smaller(
         trial = without(mask, order[:count])
         if float(cases.faithfulness(trial[None].double())[0]) >= keep:
             return trial
-    trials = [without(mask, place) for place in mask.flatten().nonzero()]
+    trials = [without(mask, place) for place in order[: min(size, TRIED)]]
     values = cases.faithfulness(torch.stack(trials).double()).tolist()
     best = values.index(max(values))
     return trials[best] if values[best] >= keep else None

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -16,6 +16,7 @@ from bilens.figures.plots import heat_figure
 from bilens.lazy_imports import go
 from bilens.options import MinusNames
 from bilens.read.flow.circuit import Cases, Circuit, Interval, everything_but, found_circuit
+from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.question import Question, of_equal_kind, read_questions
 from bilens.read.flow.split import flow
@@ -25,6 +26,8 @@ from bilens.settings import Between, Count
 
 DRAWN = 15
 """Nodes of the picture."""
+Level = Literal["parts", "edges"]
+"""What a circuit consists of: parts, or parts and the edges between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,7 @@ class CircuitReading(Reading):
         circuits: one for each task.
         transfer: what each circuit does on the questions of the others; None for one task.
         n_parts: number of heads and MLPs, at each position for a single question.
+        edges: of each circuit, the edges between its parts; none if only parts were asked for.
     """
 
     question: Question
@@ -65,9 +69,10 @@ class CircuitReading(Reading):
     circuits: tuple[Circuit, ...]
     transfer: Transfer | None
     n_parts: int
+    edges: tuple[EdgeCircuit, ...] = ()
 
     title: ClassVar[str] = "Circuit"
-    formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%"}
+    formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
 
     def facts(self) -> list[Fact]:
         """Return the answer of each circuit in a sentence."""
@@ -84,6 +89,11 @@ class CircuitReading(Reading):
         )
         if circuit.restored.value > 1.05:
             text += ", more than all, since parts that oppose the answer are left out"
+        for edges in self.edges[self.circuits.index(circuit) :][:1]:
+            text += (
+                f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
+                f"{edges.restored}"
+            )
         return f"{text}."
 
     def frame(self) -> pd.DataFrame:
@@ -137,10 +147,28 @@ class CircuitReading(Reading):
         )
         table = Table(self.frame(), "", self.formats)
         sections.append(Section("Parts", parts, [[table]], folded=len(table.frame) > DRAWN))
+        if self.edges:
+            text = (
+                "An edge is what one part writes for another one to read, from the embedding to "
+                "the logits. All other edges carry what they do on the second text. Shares are "
+                "integrated gradients, by three midpoints."
+            )
+            table = Table(self._edges(), "", self.formats)
+            sections.append(Section("Edges", text, [[table]], folded=len(table.frame) > DRAWN))
         size = "The share that is restored on the questions that measure, by number of parts."
         curves = [Picture("sizes", self._curves), Table(self._sizes(), "Sizes")]
         sections.append(Section("Size", size, [curves], folded=True))
         return sections
+
+    def _edges(self) -> pd.DataFrame:
+        rows = []
+        for circuit, of_circuit in zip(self.circuits, self.edges, strict=True):
+            for edge in of_circuit.edges:
+                source = "embedding" if edge.source is None else str(edge.source)
+                readers = ", ".join(map(str, edge.readers)) or "logits"
+                rows.append((circuit.task, source, readers, edge.role or "input", edge.share))
+        frame = pd.DataFrame(rows, columns=["task", "from", "to", "through", "share"])
+        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
 
     def _sizes(self) -> pd.DataFrame:
         rows = [
@@ -167,7 +195,12 @@ class CircuitReading(Reading):
 
 
 def circuits(
-    model: ResidualModel, questions: Sequence[Question], *, keep: float = 0.9, ordering: int = 8
+    model: ResidualModel,
+    questions: Sequence[Question],
+    *,
+    keep: float = 0.9,
+    ordering: int = 8,
+    level: Level = "parts",
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
@@ -185,6 +218,8 @@ def circuits(
         keep: least f on the questions that find the circuit.
         ordering: number of questions of a task that find it; half of all, if there are fewer than
             twice as many.
+        level: with "edges" the same search goes on over the edges between the parts: it keeps the
+            share `keep` of what the parts keep. Parts of a single question are at all positions.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts do not fit, or the token
@@ -194,18 +229,22 @@ def circuits(
     by_task: dict[str, list[Question]] = defaultdict(list)
     for question in questions:
         by_task[question.task].append(question)
-    found, measuring = [], []
+    found, measuring, edges = [], [], []
     for of_task in by_task.values():
-        single = len(questions) == 1
+        single = len(questions) == 1 and level == "parts"
         count = min(ordering, max(1, len(of_task) // 2))
         first = Cases(model, of_task[:count], by_position=single)
         others = Cases(model, of_task[count:]) if len(of_task) > 1 else first
-        found.append(found_circuit(first, others, keep))
+        circuit = found_circuit(first, others, keep)
+        if level == "edges":
+            edges.append(found_edges(first, others, circuit.mask, keep * circuit.ordering))
+        found.append(circuit)
         measuring.append(others)
     shown = measuring[0].cases[0].question
     transfer = _transfer(found, measuring) if len(found) > 1 else None
     graph = _graph(model, shown, found[0])
-    return CircuitReading(shown, graph, tuple(found), transfer, found[0].mask.numel())
+    n_parts = found[0].mask.numel()
+    return CircuitReading(shown, graph, tuple(found), transfer, n_parts, tuple(edges))
 
 
 def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
@@ -241,7 +280,7 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
 
 @analysis("circuit")
 @checked
-def read_circuit(
+def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     model: ResidualModel,
     prompt: str = "",
     token: str = "",
@@ -251,10 +290,11 @@ def read_circuit(
     pairs: str = "",
     keep: Annotated[float, Between(0, 1.5)] = 0.9,
     ordering: Count = 8,
+    level: Level = "parts",
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
-        bilens circuit model.gguf --pairs agreement.tsv
+        bilens circuit model.gguf --pairs agreement.tsv --level edges
         bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
 
     Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
@@ -271,6 +311,7 @@ def read_circuit(
             tasks, the name of its task. The first questions of a task find, the others measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
+        level: Parts, or also the edges between them that carry the answer.
 
     Raises:
         BilensError: neither a question nor a file is given, or both, or texts do not fit.
@@ -281,4 +322,4 @@ def read_circuit(
             "and --against, or --pairs FILE"
         )
     questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
-    return circuits(model, questions, keep=keep, ordering=ordering)
+    return circuits(model, questions, keep=keep, ordering=ordering, level=level)

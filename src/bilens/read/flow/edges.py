@@ -1,0 +1,347 @@
+"""Edges between the parts of a circuit: the few that carry its answer, found and measured.
+
+A part writes to the stream: the embedding, a head or an MLP. A reader takes the stream as input: a
+head's queries, keys or values, an MLP, or the logits. Keys and values that a group of heads share
+are one reader. An edge joins each part to each later reader.
+
+Source:
+    Syed et al. 2023, "Attribution patching outperforms automated circuit discovery"; Hanna et al.
+    2024 (arXiv 2403.17806).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.read.flow.circuit import Case, Cases, Interval, integrated_gradients, parts_in, search
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Part, Site
+from bilens.residual.layers import NormedInput
+from bilens.residual.parts import LinearMap, Norm
+
+
+class Reader(NamedTuple):
+    """A place where the stream is read.
+
+    Attributes:
+        part: heads or MLP of a layer, or the model for the logits; its norm is before the maps.
+        maps: maps that read, and the rows of each that belong to this reader.
+        sources: number of parts whose output is read, the first in order.
+        role: queries, keys or values of heads; empty for MLPs and the logits.
+        owners: heads or the MLP whose input it is; none for the logits.
+    """
+
+    part: NormedInput
+    maps: tuple[tuple[LinearMap, slice], ...]
+    sources: int
+    role: str = ""
+    owners: tuple[Part, ...] = ()
+
+
+class EdgeGraph:
+    """The parts of a model in order, and the readers of its stream.
+
+    Args:
+        model: a model whose layers run heads and then an MLP.
+
+    Attributes:
+        readers: of each layer queries by head, keys and values by group, and the MLP; the logits.
+        n_sources: number of parts: the embedding, and of each layer its heads and its MLP.
+
+    Raises:
+        BilensError: layers run side by side, or read more than the stream.
+    """
+
+    def __init__(self, model: ResidualModel) -> None:
+        parts = model.parts
+        layers = parts.layers
+        if (
+            parts.parallel
+            or any(layer.residual_mix is not None for layer in layers)
+            or any(layer.heads.v_first_share is not None for layer in layers)
+        ):
+            raise BilensError(
+                f"Layers of this {type(model.model).__name__} run heads and MLP side by side, or "
+                "read more than the stream; expected one after the other. Circuits of parts are "
+                "available"
+            )
+        self.model = model
+        self.readers: list[Reader] = []
+        for number, layer in enumerate(layers):
+            heads, mlp, before = layer.heads, layer.mlp, self.source(number)
+            of_roles = {
+                "queries": ([pair[0] for pair in heads.pairs], heads.n_heads),
+                "keys": ([pair[1] for pair in heads.pairs], heads.n_kv_heads),
+                "values": ([heads.value], heads.n_kv_heads),
+            }
+            for role, (maps, count) in of_roles.items():
+                width = heads.n_heads // count
+                for i in range(count):
+                    owners = [Part("head", number, h) for h in range(i * width, (i + 1) * width)]
+                    rows = tuple((part, _block(part, i, count)) for part in maps)
+                    self.readers.append(Reader(heads, rows, before, role, tuple(owners)))
+            rows = tuple((part, slice(None)) for part in mlp.reads)
+            owner = (Part("mlp", number),)
+            self.readers.append(Reader(mlp, rows, before + heads.n_heads, "", owner))
+        self.n_sources = self.source(model.n_layers)
+        self.readers.append(Reader(parts, (), self.n_sources))
+
+    def source(self, layer: int, head: int = 0) -> int:
+        """Return the number of a head of a layer; its MLP comes after its last head."""
+        return 1 + layer * (self.model.n_heads + 1) + head
+
+    def first_reader(self, layer: int) -> int:
+        """Return the number of the first reader of a layer."""
+        return layer * (len(self.readers) // self.model.n_layers)
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "readers sources"]:
+        """Pairs of readers and parts that an edge joins."""
+        counts = torch.tensor([reader.sources for reader in self.readers])
+        return torch.arange(self.n_sources) < counts[:, None]
+
+    def between(self, parts: Bool[Tensor, "layers parts"]) -> Bool[Tensor, "readers sources"]:
+        """Return the edges between some parts, from the embedding and to the logits."""
+        named = set(parts_in(parts))
+        sources = torch.cat([torch.ones(1, dtype=torch.bool), parts.flatten()])
+        readers = [not reader.owners or bool(named & {*reader.owners}) for reader in self.readers]
+        return torch.tensor(readers)[:, None] & sources & self.exists
+
+    def head_outputs(
+        self, layer: int, mixed: Float[Tensor, "*batch time all_heads"]
+    ) -> Float[Tensor, "*batch heads time d_model"]:
+        """Return the output of each head to the stream. A norm after them has the run's scale."""
+        heads, n = self.model.parts.layers[layer].heads, self.model.n_heads
+        weight = heads.out.weight().unflatten(1, (n, -1))
+        rows = torch.einsum("...thk,dhk->...htd", mixed.unflatten(-1, (n, -1)), weight)
+        if (norm := heads.out_norm) is not None:
+            scale = norm.scale(rows.sum(-3))[..., None, :, None]
+            rows = norm.centred(rows) * scale * norm.gain()
+        return heads.residual_scale * rows
+
+    def mlp_output(
+        self, layer: int, output: Float[Tensor, "*batch d"]
+    ) -> Float[Tensor, "*batch d"]:
+        """Return the output of an MLP to the stream, after a norm if it has one."""
+        mlp = self.model.parts.layers[layer].mlp
+        return mlp.residual_scale * _normed(mlp.out_norm, output)
+
+
+class EdgeRuns:
+    """Runs in which only some edges carry what they do on the first text.
+
+    All others carry what they do on the second text, so that only layers with readers of such edges
+    are run at all.
+
+    Args:
+        graph: parts and readers of the model.
+        case: the question.
+    """
+
+    def __init__(self, graph: EdgeGraph, case: Case) -> None:
+        self.graph, self.case = graph, case
+        self.first, self.second = case.runs
+
+    def values(self, masks: Float[Tensor, "n readers sources"]) -> Float[Tensor, " n"]:
+        """Return the number's rise above the second text in the run of each mask of edges."""
+        graph, second = self.graph, self.second
+        shares = masks * graph.exists.to(masks)
+        change = self.first.tokens - second.tokens
+        written = _Written(shares, change.expand(len(masks), 1, *change.shape))
+        reads = shares.detach().ne(0).any(0).any(-1)
+        for layer in range(graph.model.n_layers):
+            start, end = graph.first_reader(layer), graph.first_reader(layer + 1)
+            readers = [start + i for i in reads[start:end].nonzero().flatten().tolist()]
+            if readers:
+                second.layer(layer, len(masks), self._sites(layer, readers, written))
+        last = written.into(len(graph.readers) - 1, second.stream)
+        return self.case.number(last) - self.case.ends[1]
+
+    @cached_property
+    def _mlp_inputs(self) -> list[Tensor]:
+        """The streams of the second run that the MLP of each layer reads."""
+        inputs: list[Tensor] = []
+        looks = {
+            Site(layer.mlp.norm_or_module, True, 0): lambda x: inputs.append(x[0])
+            for layer in self.graph.model.parts.layers
+        }
+        with torch.no_grad():
+            self.second.batch([0], looks)
+        return inputs
+
+    def _sites(self, number: int, readers: list[int], written: "_Written") -> dict[Site, Any]:
+        """Return the changes of a layer in which some readers take what was written so far."""
+        graph, second = self.graph, self.second
+        layer, of_mlp = graph.model.parts.layers[number], graph.first_reader(number + 1) - 1
+        stream, start = second.calls[number][0][0], graph.source(number)
+
+        def read_by(reader: int, part: LinearMap, rows: slice, y: Tensor) -> Tensor:
+            x = _normed(layer.heads.norm, written.into(reader, stream))
+            weight, bias = part.weight()[rows], part.bias()
+            columns = torch.arange(part.n_out) if part.rows is None else part.rows
+            y = y.clone()
+            y[..., columns[rows]] = x @ weight.T if bias is None else x @ weight.T + bias[rows]
+            return y
+
+        def keep_heads(mixed: Tensor) -> None:
+            of_second = graph.head_outputs(number, second.mixed[number])
+            written.add(start, graph.head_outputs(number, mixed) - of_second)
+
+        def keep_mlp(y: Tensor) -> None:
+            change = graph.mlp_output(number, y) - graph.mlp_output(number, second.outputs[number])
+            written.add(start + graph.model.n_heads, change[:, None])
+
+        # Queries, keys and values may be one module, whose output is changed reader by reader.
+        maps: dict[Site, list[Any]] = defaultdict(list)
+        sites: dict[Site, Any] = {}
+        for reader in readers:
+            for part, rows in graph.readers[reader].maps if reader != of_mlp else ():
+                site = Site(part.module, False, 0)
+                maps[site].append(partial(read_by, reader, part, rows))
+        if maps:
+            sites |= {site: partial(_in_turn, outputs) for site, outputs in maps.items()}
+            sites[Site(layer.heads.out.module, True, 0)] = keep_heads
+        if of_mlp in readers:
+            stream_of_mlp = self._mlp_inputs[number]
+            sites[Site(layer.mlp.norm_or_module, True, 0)] = lambda _: written.into(
+                of_mlp, stream_of_mlp
+            )
+            sites[Site(layer.mlp.module, False, 0)] = keep_mlp
+        return sites
+
+
+class _Written:
+    """What parts write more than on the second text, as far as a run has come.
+
+    Args:
+        shares: the share of each edge.
+        embedding: the change of the embedding.
+    """
+
+    def __init__(
+        self,
+        shares: Float[Tensor, "n readers sources"],
+        embedding: Float[Tensor, "n 1 time d_model"],
+    ) -> None:
+        self.shares, self.sources, self.changes = shares, [0], embedding
+
+    def add(self, first: int, changes: Float[Tensor, "n parts time d_model"]) -> None:
+        """Add what parts of successive numbers write."""
+        self.sources += range(first, first + changes.shape[1])
+        self.changes = torch.cat([self.changes, changes], 1)
+
+    def into(
+        self, reader: int, stream: Float[Tensor, "time d_model"]
+    ) -> Float[Tensor, "n time d_model"]:
+        """Return the stream of the second text with a reader's share of the changes."""
+        shares = self.shares[:, reader, self.sources]
+        return stream + torch.einsum("ns,nstd->ntd", shares, self.changes)
+
+
+class EdgeCases(Cases):
+    """Questions about a model, on which masks of edges are measured.
+
+    Args:
+        cases: the questions with their runs.
+    """
+
+    def __init__(self, cases: Cases) -> None:
+        self.model, self.by_position, self.cases = cases.model, False, cases.cases
+        self.graph = EdgeGraph(cases.model)
+        self.runs = [EdgeRuns(self.graph, case) for case in cases.cases]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a mask: (readers, sources)."""
+        return tuple(self.graph.exists.shape)
+
+    def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return the rise of a question's number above its second text, for each mask."""
+        return self.runs[number].values(masks.to(self.runs[number].second.tokens))
+
+
+class Edge(NamedTuple):
+    """An edge of a circuit.
+
+    Attributes:
+        source: the part that writes; None for the embedding.
+        readers: parts of the circuit that read; none for the logits.
+        role: queries, keys or values of heads; empty for MLPs and the logits.
+        share: its integrated gradient, a share of the change.
+    """
+
+    source: Part | None
+    readers: tuple[Part, ...]
+    role: str
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCircuit:
+    """The edges between the parts of a circuit that carry its answer.
+
+    Attributes:
+        edges: the edges, the largest share first.
+        candidates: number of edges between the parts, from the embedding and to the logits.
+        mask: the edges as a mask.
+        ordering: f on the questions that found them.
+        restored: f on the questions that measure.
+    """
+
+    edges: tuple[Edge, ...]
+    candidates: int
+    mask: Bool[Tensor, "readers sources"]
+    ordering: float
+    restored: Interval
+
+
+def found_edges(
+    finding: Cases, measuring: Cases, parts: Bool[Tensor, "layers parts"], keep: float
+) -> EdgeCircuit:
+    """Return the edges between some parts that some cases find, measured on others.
+
+    The search is that of parts, and begins with all edges between them. Every other edge carries
+    what it does on the second text.
+    """
+    first, others = EdgeCases(finding), EdgeCases(measuring)
+    graph = first.graph
+    candidates = graph.between(parts)
+    mask = search(first, keep, candidates)[-1]
+    shares = integrated_gradients(others, mask)
+    named = [None, *parts_in(torch.ones_like(parts))]
+    inside = set(parts_in(parts))
+    edges = []
+    for reader, source in mask.nonzero().tolist():
+        _, _, _, role, owners = graph.readers[reader]
+        readers = tuple(part for part in owners if part in inside)
+        edges.append(Edge(named[source], readers, role, float(shares[reader, source])))
+    given = mask[None].double()
+    return EdgeCircuit(
+        edges=tuple(sorted(edges, key=lambda edge: -abs(edge.share))),
+        candidates=int(candidates.sum()),
+        mask=mask,
+        ordering=float(first.faithfulness(given)[0]),
+        restored=Interval.of(others.values(given)[0], others.changes),
+    )
+
+
+def _block(part: LinearMap, number: int, count: int) -> slice:
+    width = part.n_out // count
+    return slice(number * width, (number + 1) * width)
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm.applied(norm.normalised(x))
+
+
+def _in_turn(functions: Sequence[Any], x: Tensor) -> Tensor:
+    for function in functions:
+        x = function(x)
+    return x

@@ -1,0 +1,92 @@
+"""Runs with some edges: all edges are the first text, those between some parts are the parts."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read.flow import Question, circuits
+from bilens.read.flow.circuit import Cases
+from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
+from bilens.residual import ResidualModel
+from tests.families import exact_norms, tiny
+from tests.language import random_model, toy_tokenizer
+
+FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]
+QUESTIONS = [
+    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4"),
+    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4"),
+    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8"),
+]
+
+
+def drawn(shape, share=0.5):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_edges_are_the_first_text_and_none_the_second(name):
+    with exact_norms():
+        cases = EdgeCases(Cases(ResidualModel(tiny(name), toy_tokenizer()), QUESTIONS[:2]))
+        ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
+        values = cases.values(ends)
+    torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values[1], 0 * cases.changes, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "own-constant"])
+def test_the_edges_between_some_parts_are_these_parts(name):
+    with exact_norms():
+        parts = Cases(ResidualModel(tiny(name), toy_tokenizer()), QUESTIONS[:2])
+        edges = EdgeCases(parts)
+        mask = drawn(parts.shape)
+        by_parts = parts.values(mask[None].double())
+        by_edges = edges.values(edges.graph.between(mask)[None].double())
+    assert 0 < int(mask.sum()) < mask.numel()
+    torch.testing.assert_close(by_edges, by_parts, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_by_edges_are_central_differences():
+    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
+    cases = EdgeCases(Cases(view, QUESTIONS))
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
+    slope = cases.gradient(masks, [1.0, 0.5])
+    step = torch.randn(cases.shape, generator=generator, dtype=torch.float64) * 1e-6
+    ends = [cases.faithfulness(masks + sign * step) for sign in (1, -1)]
+    expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
+    assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_edges_keep_what_is_asked_and_are_named():
+    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
+    cases = Cases(view, QUESTIONS)
+    parts = torch.ones(cases.shape, dtype=torch.bool)
+    parts[1, 0] = False
+    found = found_edges(cases, cases, parts, 0.5)
+    assert 0.5 <= found.ordering == found.restored.value
+    assert len(found.edges) == int(found.mask.sum()) < found.candidates
+    left_out = {("head", 1, 0)}
+    for edge in found.edges:
+        for part in (*edge.readers, edge.source):
+            assert part is None or part[:3] not in left_out
+    # The logits read something, and something reads the embedding.
+    assert any(not edge.readers for edge in found.edges)
+    assert any(edge.source is None for edge in found.edges)
+
+
+def test_a_circuit_of_edges_is_a_part_of_the_reading():
+    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
+    reading = circuits(view, QUESTIONS, keep=0.8, level="edges")
+    (found,) = reading.edges
+    assert (
+        f"{len(found.edges)} of the {found.candidates} edges between them" in reading.facts()[0][1]
+    )
+    table = next(s for s in reading.sections() if s.title == "Edges").rows[0][0].frame
+    assert len(table) == len(found.edges)
+    assert {"embedding", "logits"} <= {*table["from"], *table["to"]}
+
+
+def test_models_whose_parts_read_more_than_the_stream_are_refused():
+    view = ResidualModel(tiny("neox"), toy_tokenizer())
+    with pytest.raises(BilensError, match="side by side"):
+        EdgeGraph(view)
