@@ -106,17 +106,15 @@ class Launch:
             k, v, squared = int(of["DK"]), int(of["DV"]), bool(of["SQUARED"])
             scores = k if squared else 2 * k
             products = {"y": scores + v, "dq": scores + v + scores, "dk, dv": 2 * scores + 2 * v}
-            return float(HEADS * of["time"] ** 2 * products[self.name])
-        states = "BJ" in of
+            seen = min(of["length"], of["time"])
+            return float(HEADS * of["time"] * seen * products[self.name])
         a, b, c = (int(of[name]) for name in ("DA", "DB", "DC"))
         # On and above the diagonal, in tiles.
-        columns = of["BJ"] if states else of["BK"]
+        columns = of["BJ"] if "BJ" in of else of["BK"]
         part = (1 + columns / b) / 2 if of["HALF"] else 1
         chunks = -(-of["time"] // of["length"])
         state = a * b * c * part * (chunks - 1) / chunks
-        # A squared score is made once.
-        pattern = 0 if states else ((a if of["HALF"] else a + b) + c) * of["length"] / 2
-        return float(2 * HEADS * of["time"] * (state + pattern))
+        return float(2 * HEADS * of["time"] * state)
 
     def moved(self) -> float:
         """Bytes of all tensors."""
@@ -183,7 +181,7 @@ def launches(
                     return
                 states = "sums" if constants.get("TOTALS") else "states"
                 states = f"d{states}" if constants["REVERSE"] else states
-                name = names.pop(0) if "BK" in constants else states
+                name = f"read {names.pop(0)}" if "BK" in constants else states
                 recorded.append(Launch(name, self.kernel, given | constants))
 
             return record
@@ -200,15 +198,11 @@ def launches(
         for kernel in (read_kernel, states_kernel, *QUADRATIC):
             patched = patch.object(triton_chunked, kernel.__name__, Recorder(kernel))
             stack.enter_context(patched)
-        if normalised:
-            y, sums = triton_chunked.quadratic(inputs, 1.0, constant, normalised=True)
-            triton_chunked.quadratic_gradients(inputs, y, constant, sums)
-            return recorded
         tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
         stack.enter_context(patch.object(triton_chunked, "card_name", lambda device: tiles))
         stack.enter_context(patch.object(triton_chunked, "processors", lambda device: processors))
-        y, _ = triton_chunked.triton_chunked.attend(inputs, 1.0, None)
-        triton_chunked.triton_chunked.gradients(inputs, None, y, None)
+        y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, normalised=normalised)
+        triton_chunked.gradients(inputs, y, constant, sums)
     return recorded
 
 

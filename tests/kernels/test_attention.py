@@ -191,6 +191,30 @@ def test_constants_and_normalised_rows(kernel, normalised, with_constant, **size
         assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
 
 
+@given(
+    **{**shapes, "squared": st.just(True)},
+    cut=st.integers(1, 39),
+    normalised=st.booleans(),
+    with_constant=st.booleans(),
+)
+def test_a_text_with_constants_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
+    q, k, v, _, _ = random_inputs(**{**sizes, "time": 40})
+    constant = torch.linspace(-1, 1, q.shape[1]).double().requires_grad_()
+    options = {"scale": 0.3, "normalised": normalised}
+    options |= {"constant": constant} if with_constant else {}
+    y, state = [], None
+    for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
+        parts = [x[:, :, span] for x in (q, k, v)]
+        if parts[0].shape[2]:
+            out, state = resume_attention(*parts, state=state, **options)
+            y.append(out)
+    expected = bilinear_attention(q, k, v, kernel="reference", **options)
+    inputs = [q, k, v, *([constant] if with_constant else [])]
+    for a, b in zip(results(torch.cat(y, 2), inputs), results(expected, inputs), strict=True):
+        assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
+    assert state.shape[3] == sizes["d_value"] + normalised
+
+
 @pytest.mark.parametrize("constant", [torch.ones(3), 0.5, torch.ones(2, 1)])
 def test_constants_of_other_shapes_are_named(constant):
     inputs = random_inputs(squared=True)

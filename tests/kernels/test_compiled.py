@@ -30,7 +30,9 @@ for name, dtype in (("sm_89 (RTX 4090)", torch.float32), ("sm_90 (H100)", torch.
     "kernels",
     [
         ["whole y"],
-        pytest.param(["states", "y", "dk1", "whole dq", "whole dk, dv"], marks=pytest.mark.slow),
+        pytest.param(
+            ["states", "read y", "read dk1", "whole dq", "whole dk, dv"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
@@ -56,12 +58,17 @@ def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
 def test_every_card_has_tiles_for_every_launch():
     """Whatever a card has none of its own for, it has from the tiles that fit any."""
     sizes = pytest.importorskip("bilens.kernels.triton_kernels")
+    quadratic = pytest.importorskip("bilens.kernels.triton_quadratic")
     for card in (*sizes.TILES, "sm_75"):
         for itemsize, width, half in product((2, 4), (16, 32, 64, 128), (False, True)):
             widths = (width,) * 3
             read = sizes.read_sizes(widths, itemsize, half=half, card=card)
             assert width % read["BN"] == width % read["BK"] == width % read["BI"] == 0
-            # Blocks of keys end where chunks do.
-            assert sizes.LENGTHS[width] % read["BT"] == sizes.LENGTHS[width] % read["BS"] == 0
+            # Blocks end where chunks do.
+            assert sizes.LENGTHS[width] % read["BT"] == 0
+            for gradients in (False, True):
+                tiles = quadratic.quadratic_sizes(width, itemsize, gradients=gradients)
+                assert sizes.LENGTHS[width] % tiles["BT"] == 0
+                assert sizes.LENGTHS[width] % tiles["BS"] == 0
             states = sizes.states_sizes(widths, itemsize, half=half, card=card)
             assert width % states["BI"] == width % states["BJ"] == width % states["BN"] == 0

@@ -126,9 +126,22 @@ def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     assert error(results(y, inputs), inputs, 12**-2) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize(("constant", "normalised"), [(False, True), (True, False), (True, True)])
-def test_constants_and_sums_of_rows_are_inside_the_kernel(constant, normalised, monkeypatch):
-    """Outputs, gradients, and gradients of gradients, against the reference in float64."""
+@pytest.mark.parametrize(
+    ("constant", "normalised", "length"),
+    by_day(
+        [(False, True, 256), (True, False, 256), (True, True, 64)],
+        every=[
+            (*case, length)
+            for case in [(False, True), (True, False), (True, True)]
+            for length in (64, 256)
+        ],
+    ),
+)
+def test_constants_and_sums_of_rows_are_inside_the_kernels(
+    constant, normalised, length, monkeypatch
+):
+    """Outputs, gradients, and gradients of gradients, of one chunk or two, in float64 too."""
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
     plain = on_device(time=70, width=12, d_value=10, sharing=2, squared=True)[:3]
     offsets = torch.linspace(0.5, 1, 2, device=DEVICE) if constant else None
     results_of = {}
@@ -144,23 +157,35 @@ def test_constants_and_sums_of_rows_are_inside_the_kernel(constant, normalised, 
         assert (result - expected).norm() < BOUNDS[torch.float32] * expected.norm()
 
 
-def test_a_tensorised_layer_is_one_launch(monkeypatch):
+@pytest.mark.parametrize("length", [256, 64])
+def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
     """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
     from bilens.kernels import triton_chunked  # noqa: PLC0415
 
-    launched = []
-    plain = triton_chunked.quadratic
+    monkeypatch.setattr(triton_chunked, "chunk_length", lambda time, width: length)
+    launched = {}
 
-    def counted(inputs, *others, **options):
-        launched.append([tuple(x.shape) for x in inputs if x is not None])
-        return plain(inputs, *others, **options)
+    def recorded(name):
+        class Recorder:
+            def __getitem__(self, grid):
+                def record(*arguments, **constants):
+                    sizes = [
+                        constants[size] for size in ("WK", "DK", "WA", "DA") if size in constants
+                    ]
+                    launched.setdefault(name, []).append(sizes)
 
-    monkeypatch.setattr(triton_chunked, "quadratic", counted)
-    q, k, v = on_device(time=5, width=128, d_value=128, squared=True)[:3]
-    bilinear_attention(
-        q, k, v, constant=torch.ones(1, device=DEVICE), normalised=True, kernel="triton"
-    )
-    assert launched == [[(1, 1, 5, 128)] * 3]
+                return record
+
+        return Recorder()
+
+    for name in ("attend_kernel", "states_kernel", "read_kernel"):
+        monkeypatch.setattr(triton_chunked, name, recorded(name))
+    q, k, v = on_device(time=70, width=128, d_value=128, squared=True)[:3]
+    constant = torch.ones(1, device=DEVICE)
+    bilinear_attention(q, k, v, constant=constant, normalised=True, kernel="triton")
+    # States hold squares of keys alone, without a coordinate for the constant.
+    states = {} if length > 70 else {"states_kernel": [[128, 128]], "read_kernel": [[128, 128]]}
+    assert launched == {"attend_kernel": [[128, 128]], **states}
 
 
 @pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -187,3 +212,34 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
         result.append(torch.autograd.grad(sum(x.square().sum() for x in first), given))
     for a, b in zip(*result, strict=True):
         assert (a - b).norm() < BOUNDS[torch.float32] * a.norm()
+
+
+@pytest.mark.parametrize(
+    ("constant", "normalised"),
+    by_day([(True, True)], every=[(True, True), (True, False), (False, True)]),
+)
+def test_a_text_with_a_constant_and_sums_goes_on_from_a_state(constant, normalised, monkeypatch):
+    """By the kernels twice and by the recurrence once, from and to the same form of a state."""
+    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "gpu")
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
+    inputs = [
+        x.detach() for x in on_device(time=90, width=6, d_value=5, sharing=2, squared=True)[:3]
+    ]
+    offsets = torch.tensor([0.5, -1.0], device=DEVICE) if constant else None
+    y, state = [], None
+    for span in (slice(0, 10), slice(10, 11), slice(11, 90)):
+        parts = [x[:, :, span] for x in inputs]
+        out, state = resume_attention(
+            *parts, state=state, scale=0.3, constant=offsets, normalised=normalised
+        )
+        y.append(out)
+    exact = [x.double() for x in inputs]
+    offsets = None if offsets is None else offsets.double()
+    expected = bilinear_attention(
+        *exact, scale=0.3, constant=offsets, normalised=normalised, kernel="reference"
+    )
+    assert (torch.cat(y, 2) - expected).norm() < BOUNDS[torch.float32] * expected.norm()
+    # Nothing of a state is lost: the plain recurrence makes the same one.
+    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "chunked")
+    _, last = resume_attention(*exact, scale=0.3, constant=offsets, normalised=normalised)
+    assert (state - last).norm() < BOUNDS[torch.float32] * last.norm()

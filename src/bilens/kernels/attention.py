@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.checks import checked
 from bilens.errors import BilensError
@@ -85,27 +86,38 @@ def bilinear_attention(  # noqa: PLR0913
     return _attend(kernel, inputs, scale, None)[0]
 
 
-def resume_attention(
+def resume_attention(  # noqa: PLR0913
     q1: Float[Tensor, "batch heads time d_head"],
     k1: Float[Tensor, "batch kv_heads time d_head"],
     v: Float[Tensor, "batch kv_heads time d_value"],
     q2: Float[Tensor, "batch heads time d_head"] | None = None,
     k2: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     *,
-    state: Float[Tensor, "batch kv_heads features d_value"] | None = None,
+    state: Float[Tensor, "batch kv_heads features values"] | None = None,
     scale: float | None = None,
+    constant: Float[Tensor, " heads"] | None = None,
+    normalised: bool = False,
 ) -> tuple[
-    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
+    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features values"]
 ]:
     """Continue `bilinear_attention` from a recurrent state; return y and the state after it.
 
     `state` is that of the tokens before, from an earlier call, or None at the start of a text. The
-    other arguments are those of `bilinear_attention`, for the new tokens.
+    other arguments are those of `bilinear_attention`, for the new tokens. With a constant the state
+    is that of keys [k, 1], and with normalised rows that of values [v, 1].
     """
     inputs = q1, k1, v, q2, k2
     if not _are_valid(inputs):
         _explain(*inputs)
-    empty = empty_state(k1, v, symmetric=q2 is None)
+    extended = constant is not None or normalised is not False
+    if extended:
+        _check_squared(inputs, constant, normalised)
+    more_keys, more_values = int(constant is not None), int(normalised)
+    empty = empty_state(
+        functional.pad(k1, (0, more_keys)),
+        functional.pad(v, (0, more_values)),
+        symmetric=q2 is None,
+    )
     if state is None:
         state = empty
     elif not isinstance(state, Tensor) or (state.shape, state.dtype, state.device) != (
@@ -115,7 +127,26 @@ def resume_attention(
     ):
         _explain_state(state, empty)
     kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
-    y, last = _attend(kernel, inputs, _checked_scale(scale, q1), state)
+    scale = _checked_scale(scale, q1)
+    if not extended:
+        y, last = _attend(kernel, inputs, scale, state)
+        return y, state if last is None else last
+    tensors = q1, k1, v, constant, state
+    # Gradients by a state are those of plain attention; a text that is resumed is seldom learned.
+    learned = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if (
+        kernel == GPU
+        and triton_problem() is None
+        and not (learned or torch.compiler.is_compiling())
+    ):
+        return normalisation.resume_inside_kernels(*tensors, scale, normalised=normalised)
+
+    def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
+        # One more coordinate may be too wide for the kernel of a GPU.
+        name = kernel if kernel == "recurrent" else _linear(inputs)
+        return _attend(name, inputs, scale, state)
+
+    y, last = normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)
     return y, state if last is None else last
 
 
@@ -142,15 +173,15 @@ def _normalised(
     """Return squared attention with a constant in its scores or rows that sum to one."""
     q, k, v, _, _ = inputs
     on_gpu = kernel == "triton" or (kernel == "auto" and _linear(inputs) == GPU)
-    if on_gpu and q.shape[2] <= q.shape[3] ** 2 and triton_problem() is None:
+    if on_gpu and triton_problem() is None:
         if kernel == "triton" and not torch.compiler.is_compiling():
             _require_triton(inputs)
-        return normalisation.in_one_launch(q, k, v, constant, scale, normalised=normalised)
+        return normalisation.inside_kernels(q, k, v, constant, scale, normalised=normalised)
 
-    def attend(inputs: Inputs, scale: float) -> Tensor:
-        return _attend(kernel, inputs, scale, None)[0]
+    def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
+        return _attend(kernel, inputs, scale, None)
 
-    return normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)
+    return normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)[0]
 
 
 def reference(inputs: Inputs, scale: float) -> Tensor:

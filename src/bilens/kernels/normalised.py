@@ -2,9 +2,9 @@
 
     y_t = sum_{s<=t} P_ts v_s / sum_{s<=t} P_ts,    P_ts = scale (q_t . k_s + c)^2
 
-On a GPU a text of one chunk takes one launch, in which the constant is an addition to the score and
-a row's sum a register: `bilens::attend_normalised`, an operator whose gradients take two. Elsewhere
-q . k + c is the product of [q, c] and [k, 1], and a row's sum is the output of a value of 1.
+In the kernels of a GPU the constant is an addition to the score and a row's sum a register:
+`bilens::attend_normalised`, an operator with gradients. Elsewhere q . k + c is the product of
+[q, c] and [k, 1], and a row's sum is the output of a value of 1.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from bilens.kernels.products import Inputs, attend, no_autocast
 EPS = 1e-20
 """Least sum of a row that is divided by: products of small scores are very small."""
 
-Attend = Callable[[Inputs, float], Tensor]
-"""From inputs and scale to plain attention, differentiable."""
+Attend = Callable[[Inputs, float], tuple[Tensor, Tensor | None]]
+"""From inputs and scale to plain attention, differentiable, and the state after it."""
 
 
 def by_concatenation(
     plain: Attend, inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool
-) -> Tensor:
-    """Return the outputs by plain attention over one more coordinate and one more value."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return attention by plain attention over one more coordinate and one more value."""
     q, k, v, _, _ = inputs
     if constant is not None:
         column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
@@ -33,14 +33,14 @@ def by_concatenation(
     if not normalised:
         return plain((q, k, v, None, None), scale)
     ones = torch.ones_like(v[..., :1])
-    y = plain((q, k, torch.cat([v, ones], -1), None, None), scale)
-    return y[..., :-1] / y[..., -1:].clamp_min(EPS)
+    y, last = plain((q, k, torch.cat([v, ones], -1), None, None), scale)
+    return y[..., :-1] / y[..., -1:].clamp_min(EPS), last
 
 
-def in_one_launch(
+def inside_kernels(
     q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, *, normalised: bool
 ) -> Tensor:
-    """Return the outputs by the Triton kernel, for a text of one chunk; differentiable."""
+    """Return the outputs by the Triton kernels; differentiable."""
     if torch.compiler.is_compiling():
         y, _ = torch.ops.bilens.attend_normalised(q, k, v, constant, scale, normalised)
     else:
@@ -48,15 +48,39 @@ def in_one_launch(
     return y
 
 
+def resume_inside_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    constant: Tensor | None,
+    state: Tensor,
+    scale: float,
+    *,
+    normalised: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of tokens after a state by the Triton kernels, and the state after them.
+
+    There are no gradients.
+    """
+    from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
+
+    with no_autocast(v.device), torch.cuda.device_of(v), torch.no_grad():
+        offsets = None if constant is None else constant.float()
+        inputs = q, k, v, None, None
+        y, _, last = attend(inputs, scale, offsets, normalised=normalised, state=state)
+    assert last is not None
+    return y, last
+
+
 def _run(
     q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, normalised: bool
 ) -> tuple[Tensor, Tensor]:
     # Triton need not be there where this file is.
-    from bilens.kernels.triton_chunked import quadratic  # noqa: PLC0415
+    from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
 
-    with no_autocast(v.device):
+    with no_autocast(v.device), torch.cuda.device_of(v):
         offsets = None if constant is None else constant.float()
-        y, sums = quadratic((q, k, v, None, None), scale, offsets, normalised=normalised)
+        y, sums, _ = attend((q, k, v, None, None), scale, offsets, normalised=normalised)
     return y, v.new_empty(0) if sums is None else sums
 
 
@@ -64,9 +88,9 @@ def _run_gradients(
     q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, y: Tensor, sums: Tensor,
     dy: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    from bilens.kernels.triton_chunked import quadratic_gradients  # noqa: PLC0415
+    from bilens.kernels.triton_chunked import gradients as gradients_of  # noqa: PLC0415
 
-    with no_autocast(v.device):
+    with no_autocast(v.device), torch.cuda.device_of(v):
         above, dsums = scale * dy, None
         if sums.numel():
             # Of y = N / r: dN = dy / r, and dr = -(dy . y) / r where r is not the least sum.
@@ -74,7 +98,7 @@ def _run_gradients(
             above = (above / divisor[..., None]).to(v.dtype)
             dsums = -scale * (dy.float() * y.float()).sum(-1) / divisor * (sums > EPS)
         offsets = None if constant is None else constant.float()
-        dq, dk, dv, _, _, dc = quadratic_gradients((q, k, v, None, None), above, offsets, dsums)
+        dq, dk, dv, _, _, dc = gradients_of((q, k, v, None, None), above, offsets, dsums)
     gradients = [dq, dk, dv, None if constant is None or dc is None else dc.to(constant.dtype)]
     return [x for x in gradients if x is not None]
 
@@ -92,7 +116,7 @@ def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | N
     if torch.is_grad_enabled():
         # Gradients of gradients: through plain attention, whose own are of any order.
         given = [x for x in (q, k, v, constant) if x is not None]
-        again = by_concatenation(
+        again, _ = by_concatenation(
             _plain, (q, k, v, None, None), ctx.scale, constant, normalised=ctx.normalised
         )
         gradients = list(torch.autograd.grad(again, given, dy, create_graph=True))
@@ -103,8 +127,8 @@ def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | N
     return *gradients, *([None] if constant is None else []), None, None
 
 
-def _plain(inputs: Inputs, scale: float) -> Tensor:
-    return attend("chunked", inputs, scale, None)[0]
+def _plain(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
+    return attend("chunked", inputs, scale, None)
 
 
 class _Normalised(torch.autograd.Function):

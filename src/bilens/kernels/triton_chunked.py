@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.kernels.linear_terms import LinearTerms, SplitState
 from bilens.kernels.products import Inputs, Kernel, both_orders, one_order, weights
 from bilens.kernels.triton_kernels import (
     LENGTHS,
@@ -77,52 +78,94 @@ def card_name(device: torch.device) -> str:
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    y, _, last = attend(inputs, scale, state=state)
+    return y, last
+
+
+def attend(
+    inputs: Inputs,
+    scale: float,
+    constant: Tensor | None = None,
+    *,
+    normalised: bool = False,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return outputs, the sums of rows if they are divided by, and the state after one given.
+
+    Args:
+        inputs: q1, k1, v, and q2, k2 or None.
+        scale: of the product of scores.
+        constant: of each head, added to the only score; in float32.
+        normalised: divide each row by its sum.
+        state: of the tokens before; with a constant that of keys [k, 1], and with normalised rows
+            that of values [v, 1].
+    """
     if state is None and is_one_chunk(inputs[0]):
-        return quadratic(inputs, scale)[0], None
-    text = _Text(inputs)
+        return *_in_chunks(inputs, scale, constant, normalised=normalised), None
+    text, linear = _Text(inputs), constant is not None or normalised
     q1, k1, v, q2, k2 = text.parts
-    keys = k1, k2, v
-    states = text.states(keys, state)
-    y = text.read((q1, q2), keys, states, (0, 1, 2), scale).to(inputs[2].dtype)
-    if state is None or states.last is None:
-        return y, None
-    return y, text.stored(states.last).view_as(state)
+    width, split = k1.shape[-1], None
+    squares = state
+    if linear and state is not None:
+        split = SplitState.of(state, width, v.shape[-1], constant=constant is not None)
+        squares = split.squares.unflatten(0, state.shape[:2])
+    states = text.states((k1, k2, v), squares)
+    y, sums = text.read((q1, q2), states, (0, 1, 2)), None
+    last = None if states.last is None else text.stored(states.last)
+    if linear:
+        start = None if split is None else split.linear
+        terms = LinearTerms(q1, k1, v, constant, text.length, start)
+        y, sums = y + terms.outputs(), terms.sums() if normalised else None
+        if last is not None:
+            last = SplitState(last, terms.last).joined(
+                width, constant=constant is not None, normalised=normalised
+            )
+    y, sums = _in_chunks(inputs, scale, constant, normalised=normalised, carried=(y, sums))
+    return y, sums, None if last is None or state is None else last.view_as(state)
 
 
 def _gradients(
     inputs: Inputs, state: Tensor | None, dy: Tensor, dlast: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of the inputs and of the state, each a read by two axes of a state."""
-    if state is None and is_one_chunk(inputs[0]):
-        return [*quadratic_gradients(inputs, dy)[:5], None]
+    if state is None:
+        return [*gradients(inputs, dy)[:5], None]
     text = _Text(inputs)
-    q1, k1, v, q2, k2 = text.parts
-    above = _readable(dy)
     if dlast is not None and text.squared:
         # As a state, in which one of each pair stands for both.
         dlast = dlast / weights(inputs[1].shape[-1], dlast)
-    before = text.states((k1, k2, v), state)
-    after = text.states((q1, q2, above), dlast, reverse=True)
-    twice = 2.0 if text.squared else 1.0
-    # Of a squared score both factors have the same gradient, hence one read instead of two, twice.
-    results = [
-        text.read((q2, above), (k2, v, k1), before, (1, 2, 0), twice),
-        text.read((k2, v), (q2, above, q1), after, (1, 2, 0), twice, reverse=True),
-        text.read((k1, k2), (q1, q2, above), after, (0, 1, 2), reverse=True),
-    ]
-    if not text.squared:
-        results += [
-            text.read((q1, above), (k1, v, k2), before, (0, 2, 1)),
-            text.read((k1, v), (q1, above, q2), after, (0, 2, 1), reverse=True),
-        ]
-    gradients: list[Tensor | None] = [x.to(inputs[2].dtype) for x in results]
-    gradients += [None] * (5 - len(results))
-    if state is None or after.last is None:
-        return [*gradients, None]
-    first = text.stored(after.last).view_as(state)
+    carried, first = text.carried_gradients(_readable(dy), state, dlast)
+    dinputs = _gradients_in_chunks(inputs, dy, carried=carried)[:5]
+    if first is None:
+        return [*dinputs, None]
+    first = text.stored(first).view_as(state)
     if text.squared:
         first = first * weights(inputs[1].shape[-1], first)
-    return [*gradients, first]
+    return [*dinputs, first]
+
+
+def gradients(
+    inputs: Inputs, dy: Tensor, constant: Tensor | None = None, dsums: Tensor | None = None
+) -> list[Tensor | None]:
+    """Return the gradients of the five inputs and of the constant, for a text without a state.
+
+    Args:
+        inputs: see `attend`.
+        dy: gradient of the outputs times the scale, before rows are divided by their sums.
+        constant: see `attend`.
+        dsums: gradient of the rows' sums times the scale, in float32.
+    """
+    if is_one_chunk(inputs[0]):
+        return _gradients_in_chunks(inputs, dy, constant, dsums)
+    text, dy = _Text(inputs), _readable(dy)
+    carried, _ = text.carried_gradients(dy, None, None)
+    if constant is not None or dsums is not None:
+        q1, k1, v, _, _ = text.parts
+        terms = LinearTerms(q1, k1, v, constant, text.length)
+        *more, dconstant = terms.gradients(dy, dsums)
+        carried[:3] = [x + y for x, y in zip(carried, more, strict=False) if x is not None]
+        carried[5] = None if constant is None else dconstant.contiguous()
+    return _gradients_in_chunks(inputs, dy, constant, dsums, carried=carried)
 
 
 def is_one_chunk(q: Tensor) -> bool:
@@ -131,68 +174,77 @@ def is_one_chunk(q: Tensor) -> bool:
     return chunk_length(time, width) >= time
 
 
-def quadratic(
-    inputs: Inputs, scale: float, constant: Tensor | None = None, *, normalised: bool = False
+def _in_chunks(
+    inputs: Inputs,
+    scale: float,
+    constant: Tensor | None = None,
+    *,
+    normalised: bool = False,
+    carried: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs of a text of one chunk, and the sums of its rows if they are divided by.
+    """Return outputs, and the sums of rows if they are divided by, in one launch.
 
-    Args:
-        inputs: q1, k1, v, and q2, k2 or None.
-        scale: of the product of scores.
-        constant: of each head, added to the first score; in float32.
-        normalised: divide each row by its sum.
+    Arguments are those of `attend`; `carried` is what other chunks add to both before the scale, in
+    float32, and is overwritten.
     """
     q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
     assert q1 is not None
     assert k1 is not None
     assert v is not None
-    y = v.new_empty(*q1.shape[:3], v.shape[-1])
-    sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
+    if carried is None:
+        y = v.new_empty(*q1.shape[:3], v.shape[-1])
+        sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
+    else:
+        y, sums = carried
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
     attend_kernel[grid,](
         *(q1, k1, v, q2, k2, constant, y, sums, scale, *numbers),
         *(stride for x in (q1, k1, v, q2, k2) for stride in _strides(x)),
         **constants,
+        CARRIED=carried is not None,
     )
     return y.to(inputs[2].dtype), sums
 
 
-def quadratic_gradients(
-    inputs: Inputs, dy: Tensor, constant: Tensor | None = None, dsums: Tensor | None = None
+def _gradients_in_chunks(
+    inputs: Inputs,
+    dy: Tensor,
+    constant: Tensor | None = None,
+    dsums: Tensor | None = None,
+    *,
+    carried: list[Tensor | None] | None = None,
 ) -> list[Tensor | None]:
     """Return the gradients of the five inputs and of the constant, in two launches.
 
-    Args:
-        inputs: see `quadratic`.
-        dy: gradient of the outputs times the scale.
-        constant: see `quadratic`.
-        dsums: gradient of the rows' sums times the scale, in float32.
+    Arguments are those of `gradients`; `carried` is what other chunks add to the results, in
+    float32, of the constant for each row, and is overwritten.
     """
     q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
     assert q1 is not None
     assert k1 is not None
     assert v is not None
     dy = _readable(dy)
-
-    def like(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.new_empty(x.shape)
-
-    dq1, dk1, dv, dq2, dk2 = (like(x) for x in (q1, k1, v, q2, k2))
-    parts = None if constant is None else q1.new_empty(q1.shape[:3], dtype=torch.float32)
+    if carried is None:
+        made = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
+        parts = None if constant is None else q1.new_empty(q1.shape[:3], dtype=torch.float32)
+    else:
+        *made, parts = carried
+    dq1, dk1, dv, dq2, dk2 = made
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
+    constants["CARRIED"] = carried is not None
     read = q1, k1, v, q2, k2, constant, dy, dsums
     strides = [stride for x in (q1, k1, v, q2, k2, dy) for stride in _strides(x)]
     queries_kernel[grid,](*read, dq1, dq2, parts, *numbers, *strides, **constants)
     grid = grid // q1.shape[1] * k1.shape[1]
     keys_kernel[grid,](*read, dk1, dk2, dv, *numbers, *strides, **constants)
     dtype = inputs[2].dtype
-    gradients = [None if x is None else x.to(dtype) for x in (dq1, dk1, dv, dq2, dk2)]
-    return [*gradients, None if parts is None else parts.sum((0, 2))]
+    results = [None if x is None else x.to(dtype) for x in made]
+    return [*results, None if parts is None else parts.sum((0, 2))]
 
 
 def _quadratic_launch(
     q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, *, gradients: bool
-) -> tuple[int, tuple[int, int, int], dict[str, Any]]:
+) -> tuple[int, tuple[int, int, int, int], dict[str, Any]]:
     """Return the grid over heads of queries, run-time sizes and compile-time constants."""
     constants: dict[str, Any] = {}
     for name, x in (("K", q1), ("2", q1 if q2 is None else q2), ("V", v)):
@@ -205,9 +257,9 @@ def _quadratic_launch(
         "SQUARED": q2 is None,
         "PRECISION": _precision() if v.dtype == torch.float32 else "ieee",
     }
-    batch, heads, time, _ = q1.shape
+    batch, heads, time, width = q1.shape
     grid = batch * heads * -(-time // constants["BT"])
-    return grid, (time, heads, k1.shape[1]), constants
+    return grid, (time, chunk_length(time, width), heads, k1.shape[1]), constants
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
@@ -237,6 +289,7 @@ class _Text:
     Attributes:
         parts: q1, k1, v, q2 and k2 (batch, heads, time, width).
         squared: whether one score is.
+        length: tokens of a chunk.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -250,7 +303,7 @@ class _Text:
         second = first[:2] if q2 is None or k2 is None else [_readable(x) for x in (q2, k2)]
         self.parts = (*first, *second)
         self._time, width = q1.shape[2:]
-        self._length = chunk_length(self._time, width)
+        self.length = chunk_length(self._time, width)
 
     def full(self, state: Tensor) -> Tensor:
         """Return a state of all products, (kv_heads, rows, columns, d_value), for the kernels."""
@@ -279,7 +332,7 @@ class _Text:
     ) -> _States:
         """Return the states of keys after a first one, in the order of time or from the end."""
         a, b, c = keys
-        chunks = -(-self._time // self._length)
+        chunks = -(-self._time // self.length)
         widths = a.shape[-1], b.shape[-1], c.shape[-1]
         sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
         heads = a.shape[0] * a.shape[1] // (self._sharing if reverse else 1)
@@ -299,7 +352,7 @@ class _Text:
 
         def launch(start: Tensor | None, last: Tensor | None, segments: int, totals: bool) -> None:
             states_kernel[programs * segments,](
-                *(a, b, c, start, states, last, self._time, self._length, segments, a.shape[1]),
+                *(a, b, c, start, states, last, self._time, self.length, segments, a.shape[1]),
                 *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
                 **constants,
                 SHARING=self._sharing,
@@ -327,47 +380,74 @@ class _Text:
         launch(start, last, segments, totals=False)
         return _States(states, last)
 
+    def carried_gradients(
+        self, dy: Tensor, state: Tensor | None, dlast: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        """Return what other chunks add to the gradients, and the gradient of a state given.
+
+        The first are those of q1, k1, v, q2, k2 and of a constant, in float32.
+        """
+        q1, k1, v, q2, k2 = self.parts
+        before = self.states((k1, k2, v), state)
+        after = self.states((q1, q2, dy), dlast, reverse=True)
+        twice = 2.0 if self.squared else 1.0
+        # Of a squared score both factors have the same gradient: one read instead of two, twice.
+        results: list[Tensor | None] = [
+            self.read((q2, dy), before, (1, 2, 0), twice),
+            self.read((k2, v), after, (1, 2, 0), twice, reverse=True),
+            self.read((k1, k2), after, (0, 1, 2), reverse=True),
+        ]
+        if self.squared:
+            return [*results, None, None, None], after.last
+        results += [
+            self.read((q1, dy), before, (0, 2, 1)),
+            self.read((k1, v), after, (0, 2, 1), reverse=True),
+        ]
+        return [*results, None], after.last
+
     def read(
         self,
         queries: tuple[Tensor, Tensor],
-        keys: tuple[Tensor, Tensor, Tensor],
         states: _States,
         axes: tuple[int, int, int],
         scale: float = 1.0,
         *,
         reverse: bool = False,
     ) -> Tensor:
-        """Return the outputs of queries, (batch, heads, time, width), from chunks and states.
+        """Return what queries read from states, (batch, heads, time, width), in float32.
 
         Args:
-            queries: of two scores.
-            keys: of two scores, and values.
-            states: of the same keys, perhaps in another order.
-            axes: axes of the states that belong to the keys.
+            queries: for two axes of a state.
+            states: of each chunk.
+            axes: axes of the states that belong to the queries and to the outputs.
             scale: of the outputs.
-            reverse: whether queries are keys, that attend to queries after them.
+            reverse: whether queries are keys, and states those of the queries after them.
         """
-        a, b, c = keys
         qa, qb = queries
-        widths = a.shape[-1], b.shape[-1], c.shape[-1]
+        of_state = self._widths()
+        widths = of_state[axes[0]], of_state[axes[1]], of_state[axes[2]]
         # Of squared attention these are reads of a symmetric state by both of its axes.
         half = self.squared and axes == (0, 1, 2)
         constants = _read_constants(widths, axes, self._itemsize, half, self._card)
         columns = constants["DC"] // constants["BN"]
         heads = qa.shape[0] * qa.shape[1]
-        y = qa.new_empty(*qa.shape[:3], widths[2])
+        y = qa.new_empty(*qa.shape[:3], widths[2], dtype=torch.float32)
         read_kernel[heads * -(-self._time // constants["BT"]) * columns,](
-            *(qa, qb, a, b, c, states.before, y, scale, self._time, self._length),
-            *(qa.shape[1], a.shape[1], *qa.stride()[:3], *qb.stride()[:3]),
-            *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
+            *(qa, qb, states.before, y, scale, self._time, self.length, qa.shape[1]),
+            *(*qa.stride()[:3], *qb.stride()[:3]),
             **constants,
-            SHARING=self._sharing,
+            SHARING=1 if reverse else self._sharing,
             REVERSE=reverse,
             HALF=half,
             RESUMED=states.last is not None,
             PRECISION=self._precision,
         )
         return y
+
+    def _widths(self) -> tuple[int, int, int]:
+        """Return the widths of the axes of a state."""
+        _, k1, v, _, k2 = self.parts
+        return k1.shape[-1], k2.shape[-1], v.shape[-1]
 
 
 @cache

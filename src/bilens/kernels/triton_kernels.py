@@ -1,14 +1,15 @@
-"""The two Triton kernels of attention over texts of several chunks, and the sizes of their tiles.
+"""The two Triton kernels of the states of texts of several chunks, and the sizes of their tiles.
 
 One adds up states, S_ijk = sum_s a_si b_sj c_sk, over the tokens before each chunk. The other reads
 from two axes of such a state,
 
-    y_tk = sum_{s<=t in the chunk} (qa_t . a_s)(qb_t . b_s) c_sk + sum_ij qa_ti qb_tj S_ijk.
+    y_tk = sum_ij qa_ti qb_tj S_ijk.
 
-The output and all gradients are reads of this form (`bilens.kernels.products`), from one state in
-the order of time and one from the end. Products of
-coordinates are made in registers, in the layout that the tensor cores take, and never written to
-memory. A state is read with any of its axes as the output's, by strides.
+Other chunks reach the output and all gradients by reads of this form (`bilens.kernels.products`),
+from one state in the order of time and one from the end. `bilens.kernels.triton_quadratic` adds the
+tokens of the chunk itself. Products of coordinates are made in registers, in the layout that the
+tensor cores take, and never written to memory. A state is read with any of its axes as the
+output's, by strides.
 
 Tensors are (batch, heads, time, width), read where they are by three strides each, with the last
 one 1. Widths that are no power of two are masked. Head h has the keys of head h // SHARING.
@@ -23,7 +24,7 @@ import triton.language as tl
 Tiles = dict[str, int]
 OTHER = "other"
 """Any card without measurements of its own."""
-READ_SIZES = ("BT", "BS", "BI", "BK", "BN", "num_warps", "num_stages")
+READ_SIZES = ("BT", "BI", "BK", "BN", "num_warps", "num_stages")
 STATES_SIZES = ("BT", "BI", "BJ", "BN", "num_warps", "num_stages")
 
 
@@ -45,12 +46,12 @@ TILES = {
     OTHER: CardTiles(
         "not timed; chosen to fit the registers and the 99 kB of shared memory of cards since 2020",
         read={
-            (2, 32, "any"): (128, 32, 4, 32, 128, 4, 3),
-            (2, 64, "any"): (128, 32, 2, 64, 128, 8, 3),
-            (2, 128, "any"): (64, 32, 1, 64, 128, 4, 2),
-            (4, 32, "any"): (64, 32, 1, 32, 128, 4, 2),
-            (4, 64, "any"): (64, 32, 1, 32, 128, 8, 1),
-            (4, 128, "any"): (32, 16, 1, 32, 64, 4, 1),
+            (2, 32, "any"): (128, 4, 32, 128, 4, 3),
+            (2, 64, "any"): (128, 2, 64, 128, 8, 3),
+            (2, 128, "any"): (64, 1, 64, 128, 4, 2),
+            (4, 32, "any"): (64, 1, 32, 128, 4, 2),
+            (4, 64, "any"): (64, 1, 32, 128, 8, 1),
+            (4, 128, "any"): (32, 1, 32, 64, 4, 1),
         },
         states={
             (2, 32, "any"): (64, 4, 32, 128, 4, 3),
@@ -65,9 +66,9 @@ TILES = {
         "the fastest timed on an H100 with Triton 3.9, 4,096 to 65,536 tokens, 8 heads; all gave "
         "the same bits four times",
         read={
-            (2, 32, "any"): (128, 32, 4, 32, 128, 4, 3),
-            (2, 64, "any"): (128, 32, 2, 64, 128, 4, 3),
-            (2, 128, "any"): (128, 64, 4, 32, 128, 8, 3),
+            (2, 32, "any"): (128, 4, 32, 128, 4, 3),
+            (2, 64, "any"): (128, 2, 64, 128, 4, 3),
+            (2, 128, "any"): (128, 4, 32, 128, 8, 3),
         },
         states={
             (2, 32, "half"): (128, 4, 16, 128, 4, 3),
@@ -91,7 +92,7 @@ HALF = 16
 def read_sizes(
     widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
 ) -> Tiles:
-    """Return tiles of `read_kernel`: BT queries and BS keys, BI by BK products, BN columns.
+    """Return tiles of `read_kernel`: BT queries, BI by BK products, BN columns.
 
     Args:
         widths: of both factors and of the values, powers of two from 16.
@@ -233,55 +234,29 @@ def states_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_block(  # type: ignore[no-untyped-def]
-    total, query_a, query_b, a, b, c, t, s, e, end, a_time, b_time, c_time,
-    DA: tl.constexpr, DB: tl.constexpr, DC: tl.constexpr,
-    WA: tl.constexpr, WB: tl.constexpr, WC: tl.constexpr,
-    HALF: tl.constexpr, DIAGONAL: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the outputs of queries with those of a block of keys added."""
-    keys = _tile(a, s, tl.arange(0, DA), end, a_time, WA, DA)
-    pattern = tl.dot(query_a, tl.trans(keys), input_precision=PRECISION)
-    if HALF:
-        # Both scores are one, and so is its product.
-        pattern *= pattern
-    else:
-        keys = _tile(b, s, tl.arange(0, DB), end, b_time, WB, DB)
-        pattern *= tl.dot(query_b, tl.trans(keys), input_precision=PRECISION)
-    if DIAGONAL:
-        # Only blocks at the diagonal pay for the mask.
-        seen = t[:, None] <= s[None] if REVERSE else t[:, None] >= s[None]
-        pattern = tl.where(seen, pattern, 0.0)
-    values = _tile(c, s, e, end, c_time, WC, DC)
-    return tl.dot(pattern.to(c.dtype.element_ty), values, total, input_precision=PRECISION)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def read_kernel(  # type: ignore[no-untyped-def]
-    qa, qb, a, b, c, states, y, scale, time, length, heads, key_heads,
+    qa, qb, states, y, scale, time, length, heads,
     qa_batch, qa_head, qa_time, qb_batch, qb_head, qb_time,
-    a_batch, a_head, a_time, b_batch, b_head, b_time, c_batch, c_head, c_time,
     DA: tl.constexpr, DB: tl.constexpr, DC: tl.constexpr,
     WA: tl.constexpr, WB: tl.constexpr, WC: tl.constexpr,
     SA: tl.constexpr, SB: tl.constexpr, SC: tl.constexpr,
-    BT: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
-    BN: tl.constexpr,
+    BT: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
     SHARING: tl.constexpr, REVERSE: tl.constexpr, HALF: tl.constexpr, RESUMED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of queries from their chunk and from its state.
+    """Write what queries read from the state of their chunk, zeros where there is none.
 
     Args:
-        qa: (batch, heads, time, WA), and so qb, a, b and c, with their strides.
+        qa: (batch, heads, time, WA), and so qb, with their strides.
         states: as `states_kernel` writes them, with strides SA, SB and SC for the axes of a, b, c.
-        y: to be written, (batch, heads, time, WC) in a row.
+        y: to be written in float32, (batch, heads, time, WC) in a row.
         scale: of y.
         time: number of tokens.
         length: of a chunk, a multiple of BT.
-        heads: of queries in a text, and so key_heads.
-        REVERSE: queries are keys, which attend to the queries after them, of all heads that share
-            them.
-        HALF: qa is qb, a is b, and the state symmetric: entries above its diagonal count twice.
+        heads: of queries in a text.
+        SHARING: heads of queries that read a state.
+        REVERSE: the state of a chunk is of the tokens after it.
+        HALF: qa is qb and the state symmetric: entries above its diagonal count twice.
         RESUMED: whether a state precedes all tokens.
     """
     program, rows = tl.program_id(0), tl.cdiv(time, BT)
@@ -290,45 +265,13 @@ def read_kernel(  # type: ignore[no-untyped-def]
     head, place = (program // (rows * columns)).to(tl.int64), program % (rows * columns)
     begin = place // columns * BT
     t, e = begin + tl.arange(0, BT), place % columns * BN + tl.arange(0, BN)
-    qa = _head(qa, head, heads, qa_batch, qa_head)
-    qb = _head(qb, head, heads, qb_batch, qb_head)
     chunks, chunk = tl.cdiv(time, length), begin // length
-    if REVERSE:
-        first, sharing = head * SHARING, SHARING
-        keys, beyond = head, chunk + 1 < chunks
-        # Blocks up to the edge hold keys before some of the queries, those after it do not.
-        low, high = begin, min((chunk + 1) * length, time)
-        edge = begin + (BT + BS - 1) // BS * BS
-    else:
-        first, sharing = head // SHARING, 1
-        keys, beyond = head // SHARING, chunk > 0
-        low, high = chunk * length, min(begin + BT, time)
-        edge = low + (begin - low) // BS * BS
+    beyond = chunk + 1 < chunks if REVERSE else chunk > 0
     total = tl.zeros((BT, BN), tl.float32)
-    query_a = _tile(qa, t, tl.arange(0, DA), time, qa_time, WA, DA)
-    query_b = _tile(qb, t, tl.arange(0, DB), time, qb_time, WB, DB)
-    for shared in range(first, first + sharing):
-        a_ = _head(a, shared, key_heads, a_batch, a_head)
-        b_ = _head(b, shared, key_heads, b_batch, b_head)
-        c_ = _head(c, shared, key_heads, c_batch, c_head)
-        for past in range(edge if REVERSE else low, high if REVERSE else edge, BS):
-            s = past + tl.arange(0, BS)
-            # fmt: off
-            total = _add_block(
-                total, query_a, query_b, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
-                DA, DB, DC, WA, WB, WC, HALF, False, REVERSE, PRECISION,
-            )
-            # fmt: on
-        for past in range(low if REVERSE else edge, min(edge, high) if REVERSE else high, BS):
-            s = past + tl.arange(0, BS)
-            # fmt: off
-            total = _add_block(
-                total, query_a, query_b, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
-                DA, DB, DC, WA, WB, WC, HALF, True, REVERSE, PRECISION,
-            )
-            # fmt: on
     if RESUMED or beyond:
-        S = states + (keys * chunks + chunk) * DA * DB * DC + e[None] * SC
+        qa = _head(qa, head, heads, qa_batch, qa_head)
+        qb = _head(qb, head, heads, qb_batch, qb_head)
+        S = states + (head // SHARING * chunks + chunk) * DA * DB * DC + e[None] * SC
         tile = tl.arange(0, BI * BK)
         for left in range(0, DB, BK):
             right = _tile(qb, t, left + tl.arange(0, BK), time, qb_time, WB, DB)
@@ -345,4 +288,4 @@ def read_kernel(  # type: ignore[no-untyped-def]
     inside = (t < time)[:, None]
     if WC != DC:
         inside = inside & (e < WC)[None]
-    tl.store(y + head * time * WC + out, (total * scale).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + head * time * WC + out, total * scale, mask=inside)

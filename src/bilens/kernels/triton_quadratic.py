@@ -1,4 +1,4 @@
-"""Triton kernels of attention without softmax over a whole text at once, for texts of one chunk.
+"""Triton kernels of attention without softmax inside chunks, or over a whole text as one chunk.
 
     y_t = scale sum_{s<=t} P_ts v_s,    P_ts = (q1_t . k1_s + c)(q2_t . k2_s),
 
@@ -10,6 +10,9 @@ sums, the gradients of two scores s1 and s2 are
 
 and likewise with 1 and 2 exchanged; those of queries are one launch and those of keys and values
 another, so that every score is made twice in a backward pass, and not once for each gradient.
+
+The sums go over the chunk of a token. What a long text adds to them from its other chunks stands in
+the outputs before (CARRIED), which are then in float32.
 
 Tensors are (batch, heads, time, width), read where they are by three strides each, with the last
 one 1. Pointers to a block are scalars with 64 bits, and offsets inside it have 32. Blocks below the
@@ -66,6 +69,25 @@ def _block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _carried(  # type: ignore[no-untyped-def]
+    y, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr, CARRIED: tl.constexpr
+):  # fmt: skip
+    """Return what B rows of an output (end, W) hold, or zeros."""
+    if CARRIED:
+        return _block(y, first, end, W, B, W, D, False)
+    return tl.zeros((B, D), tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _carried_numbers(y, first, end, B: tl.constexpr, CARRIED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return what B numbers of an output (end,) hold, or zeros."""
+    t = first + tl.arange(0, B)
+    if CARRIED:
+        return tl.load(y + t, mask=t < end, other=0.0)
+    return tl.zeros((B,), tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write B rows of a matrix (end, W) from `first` on."""
     row, column = tl.arange(0, B), tl.arange(0, D)
@@ -84,7 +106,10 @@ def _attend_block(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return outputs and sums of rows with those of a block of keys added."""
     keys = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
-    pattern = tl.dot(query1, tl.trans(keys), input_precision=PRECISION) + c
+    pattern = tl.dot(query1, tl.trans(keys), input_precision=PRECISION)
+    # Not a sum with zero, which the compiler has to compute.
+    if c is not None:
+        pattern += c
     if SQUARED:
         pattern *= pattern
     else:
@@ -101,13 +126,13 @@ def _attend_block(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, y, sums, scale, time, heads, key_heads,
+    q1, k1, v, q2, k2, constant, y, sums, scale, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CARRIED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write outputs, each row divided by its sum if sums are to be written.
 
@@ -118,9 +143,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         sums: of rows times scale, to be written in float32, (batch, heads, time); or None.
         scale: of y.
         time: number of tokens.
+        length: of a chunk, a multiple of BT and BS, or no less than the time.
         heads: of queries in a text, and so key_heads.
         DK: the next power of two from WK, and so D2 of the second scores, and DV.
         SQUARED: the second score is the first.
+        CARRIED: y and sums hold what earlier chunks add to both before the scale.
     """
     rows_of_text = tl.cdiv(time, BT)
     # The rows that read most begin first, of all heads: the short ones fill what is left.
@@ -136,13 +163,18 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         q2 = _start(q2, head, heads, q2_batch, q2_head)
         k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
-    c = 0.0
+    c = None
     if constant is not None:
         c = tl.load(constant + head % heads)
-    total, rows = tl.zeros((BT, DV), tl.float32), tl.zeros((BT,), tl.float32)
-    edge = begin // BS * BS
+    y += head * time * WV
+    total = _carried(y, begin, time, BT, WV, DV, CARRIED)
+    rows = tl.zeros((BT,), tl.float32)
+    if sums is not None:
+        sums += head * time
+        rows = _carried_numbers(sums, begin, time, BT, CARRIED)
+    low, edge = begin // length * length, begin // BS * BS
     # fmt: off
-    for past in range(0, edge, BS):
+    for past in range(low, edge, BS):
         total, rows = _attend_block(
             total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, False, PRECISION,
@@ -157,9 +189,9 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     if sums is not None:
         rows *= scale
         t = begin + tl.arange(0, BT)
-        tl.store(sums + head * time + t, rows, mask=t < time)
+        tl.store(sums + t, rows, mask=t < time)
         total /= tl.maximum(rows, EPS)[:, None]
-    _write(y + head * time * WV, total, begin, time, BT, WV, DV)
+    _write(y, total, begin, time, BT, WV, DV)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -174,8 +206,12 @@ def _query_block(  # type: ignore[no-untyped-def]
     """Return gradients of queries, and sums of rows, with those of a block of keys added."""
     keys1 = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
     values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
-    score1 = tl.dot(query1, tl.trans(keys1), input_precision=PRECISION) + c
-    g = tl.dot(above, tl.trans(values), input_precision=PRECISION) + added[:, None]
+    score1 = tl.dot(query1, tl.trans(keys1), input_precision=PRECISION)
+    if c is not None:
+        score1 += c
+    g = tl.dot(above, tl.trans(values), input_precision=PRECISION)
+    if added is not None:
+        g += added[:, None]
     if DIAGONAL:
         t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
         g = tl.where(t[:, None] >= s[None], g, 0.0)
@@ -196,13 +232,13 @@ def _query_block(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def queries_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, dy, dsums, dq1, dq2, dconstant, time, heads, key_heads,
+    q1, k1, v, q2, k2, constant, dy, dsums, dq1, dq2, dconstant, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CARRIED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of queries, and of the constant in parts.
 
@@ -211,6 +247,7 @@ def queries_kernel(  # type: ignore[no-untyped-def]
         dsums: gradient of the rows' sums times the scale, (batch, heads, time); None for 0.
         dq1: to be written, in a row, and so dq2, which is None for one score.
         dconstant: to be written, the part of each row, (batch, heads, time); None without one.
+        CARRIED: the gradients hold what other chunks add to them.
     """
     rows_of_text = tl.cdiv(time, BT)
     every = tl.num_programs(0) // rows_of_text
@@ -227,16 +264,23 @@ def queries_kernel(  # type: ignore[no-untyped-def]
         q2 = _start(q2, head, heads, q2_batch, q2_head)
         k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
-    c, t = 0.0, begin + tl.arange(0, BT)
+    c, added, t = None, None, begin + tl.arange(0, BT)
     if constant is not None:
         c = tl.load(constant + head % heads)
-    added = tl.zeros((BT,), tl.float32)
     if dsums is not None:
         added = tl.load(dsums + head * time + t, mask=t < time, other=0.0)
-    total1, total2 = tl.zeros((BT, DK), tl.float32), tl.zeros((BT, D2), tl.float32)
-    rows, edge = tl.zeros((BT,), tl.float32), begin // BS * BS
+    dq1 += head * time * WK
+    total1, total2 = _carried(dq1, begin, time, BT, WK, DK, CARRIED), tl.zeros((BT, D2), tl.float32)
+    if not SQUARED:
+        dq2 += head * time * W2
+        total2 = _carried(dq2, begin, time, BT, W2, D2, CARRIED)
+    rows = tl.zeros((BT,), tl.float32)
+    if dconstant is not None:
+        dconstant += head * time
+        rows = _carried_numbers(dconstant, begin, time, BT, CARRIED)
+    low, edge = begin // length * length, begin // BS * BS
     # fmt: off
-    for past in range(0, edge, BS):
+    for past in range(low, edge, BS):
         total1, total2, rows = _query_block(
             total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
             k1_time, k2_time, v_time,
@@ -249,11 +293,11 @@ def queries_kernel(  # type: ignore[no-untyped-def]
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, True, PRECISION,
         )
     # fmt: on
-    _write(dq1 + head * time * WK, total1, begin, time, BT, WK, DK)
+    _write(dq1, total1, begin, time, BT, WK, DK)
     if not SQUARED:
-        _write(dq2 + head * time * W2, total2, begin, time, BT, W2, D2)
+        _write(dq2, total2, begin, time, BT, W2, D2)
     if dconstant is not None:
-        tl.store(dconstant + head * time + t, rows, mask=t < time)
+        tl.store(dconstant + t, rows, mask=t < time)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -269,7 +313,9 @@ def _key_block(  # type: ignore[no-untyped-def]
     query1 = _block(q1, later, time, q1_time, BS, WK, DK, WHOLE)
     above = _block(dy, later, time, dy_time, BS, WV, DV, WHOLE)
     t = later + tl.arange(0, BS)
-    score1 = tl.dot(keys1, tl.trans(query1), input_precision=PRECISION) + c
+    score1 = tl.dot(keys1, tl.trans(query1), input_precision=PRECISION)
+    if c is not None:
+        score1 += c
     g = tl.dot(values, tl.trans(above), input_precision=PRECISION)
     if dsums is not None:
         g += tl.load(dsums + t, mask=t < time, other=0.0)[None]
@@ -297,13 +343,13 @@ def _key_block(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def keys_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, dy, dsums, dk1, dk2, dv, time, heads, key_heads,
+    q1, k1, v, q2, k2, constant, dy, dsums, dk1, dk2, dv, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CARRIED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of keys and values, summed over the heads that share them.
 
@@ -320,25 +366,30 @@ def keys_kernel(  # type: ignore[no-untyped-def]
     if not SQUARED:
         k2 = _start(k2, head, key_heads, k2_batch, k2_head)
         keys2 = _block(k2, begin, time, k2_time, BT, W2, D2, False)
-    total1, total2 = tl.zeros((BT, DK), tl.float32), tl.zeros((BT, D2), tl.float32)
-    totalv = tl.zeros((BT, DV), tl.float32)
+    dk1 += head * time * WK
+    dv += head * time * WV
+    total1, total2 = _carried(dk1, begin, time, BT, WK, DK, CARRIED), tl.zeros((BT, D2), tl.float32)
+    totalv = _carried(dv, begin, time, BT, WV, DV, CARRIED)
+    if not SQUARED:
+        dk2 += head * time * W2
+        total2 = _carried(dk2, begin, time, BT, W2, D2, CARRIED)
+    high = min(begin // length * length + length, time)
     # Blocks up to the edge hold queries before some of the keys; the last one may end the text.
     edge = begin + (BT + BS - 1) // BS * BS
-    whole = begin + (time - begin) // BS * BS
+    whole = begin + (high - begin) // BS * BS
     for shared in range(head * SHARING, head * SHARING + SHARING):
         q1_ = _start(q1, shared, heads, q1_batch, q1_head)
         dy_ = _start(dy, shared, heads, dy_batch, dy_head)
         q2_ = q1_
         if not SQUARED:
             q2_ = _start(q2, shared, heads, q2_batch, q2_head)
-        c = 0.0
-        dsums_ = dsums
+        c, dsums_ = None, dsums
         if constant is not None:
             c = tl.load(constant + shared % heads)
         if dsums is not None:
             dsums_ = dsums + shared * time
         # fmt: off
-        for later in range(begin, min(edge, time), BS):
+        for later in range(begin, min(edge, high), BS):
             total1, total2, totalv = _key_block(
                 total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
                 begin, time, q1_time, q2_time, dy_time,
@@ -350,14 +401,14 @@ def keys_kernel(  # type: ignore[no-untyped-def]
                 begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, True, PRECISION,
             )
-        for later in range(max(edge, whole), time, BS):
+        for later in range(max(edge, whole), high, BS):
             total1, total2, totalv = _key_block(
                 total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
                 begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, False, PRECISION,
             )
         # fmt: on
-    _write(dk1 + head * time * WK, total1, begin, time, BT, WK, DK)
-    _write(dv + head * time * WV, totalv, begin, time, BT, WV, DV)
+    _write(dk1, total1, begin, time, BT, WK, DK)
+    _write(dv, totalv, begin, time, BT, WV, DV)
     if not SQUARED:
-        _write(dk2 + head * time * W2, total2, begin, time, BT, W2, D2)
+        _write(dk2, total2, begin, time, BT, W2, D2)

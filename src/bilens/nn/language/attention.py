@@ -414,23 +414,21 @@ class ProductAttention(Attention):
         """Attend by `bilens.kernels`; a mask has one row, which is False for padding."""
         constant = self.score_constant
         # Kernels of squared attention add the constant to the score, of all tokens.
-        inside = constant is not None and self.pairs == 1 and mask is None and cache is None
+        inside = constant is not None and self.pairs == 1 and mask is None
         (q1, k1), *others = qk if inside else self._with_constants(qk)
         if mask is not None:
             # A token with a key of zero has weight 0 in every pattern and in the state.
             k1 = k1 * mask.mT
         second = [x for pair in others for x in pair]
         q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
-        scale, by_sum = self.scale**2, self.norm == "sum"
+        options = {
+            "scale": self.scale**2,
+            "constant": constant[0] / self.scale if constant is not None and inside else None,
+            "normalised": self.norm == "sum",
+        }
         if cache is None:
-            added = constant[0] / self.scale if constant is not None and inside else None
-            y = bilinear_attention(
-                q1, k1, v, *second, scale=scale, constant=added, normalised=by_sum
-            )
+            y = bilinear_attention(q1, k1, v, *second, **options)
         else:
-            if by_sum:
-                # The sums of rows are the outputs of a value that is always 1.
-                v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
             memory = cache.layers[self.layer]
             if not isinstance(memory, StateLayer):
                 raise BilensError(
@@ -438,10 +436,8 @@ class ProductAttention(Attention):
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
                     "and then the past_key_values of its result"
                 )
-            y, memory.keys = resume_attention(q1, k1, v, *second, state=memory.keys, scale=scale)
+            y, memory.keys = resume_attention(q1, k1, v, *second, state=memory.keys, **options)
             memory.seen += q1.shape[2]
-            if by_sum:
-                y = y[..., :-1] / y[..., -1:].clamp_min(EPS)
         return functional.rms_norm(y, y.shape[-1:], eps=EPS) if self.norm == "rms" else y
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
