@@ -65,11 +65,16 @@ def resume_inside_kernels(
     from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
 
     with no_autocast(v.device), torch.cuda.device_of(v), torch.no_grad():
-        offsets = None if constant is None else constant.float()
+        offsets = _in_float32(constant)
         inputs = q, k, v, None, None
         y, _, last = attend(inputs, scale, offsets, normalised=normalised, state=state)
     assert last is not None
     return y, last
+
+
+def _in_float32(constant: Tensor | None) -> Tensor | None:
+    """Return the constants as numbers in a row, as the kernels read them."""
+    return None if constant is None else constant.float().contiguous()
 
 
 def _run(
@@ -79,7 +84,7 @@ def _run(
     from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
 
     with no_autocast(v.device), torch.cuda.device_of(v):
-        offsets = None if constant is None else constant.float()
+        offsets = _in_float32(constant)
         y, sums, _ = attend((q, k, v, None, None), scale, offsets, normalised=normalised)
     return y, v.new_empty(0) if sums is None else sums
 
@@ -97,7 +102,7 @@ def _run_gradients(
             divisor = sums.clamp_min(EPS)
             above = (above / divisor[..., None]).to(v.dtype)
             dsums = -scale * (dy.float() * y.float()).sum(-1) / divisor * (sums > EPS)
-        offsets = None if constant is None else constant.float()
+        offsets = _in_float32(constant)
         dq, dk, dv, _, _, dc = gradients_of((q, k, v, None, None), above, offsets, dsums)
     gradients = [dq, dk, dv, None if constant is None or dc is None else dc.to(constant.dtype)]
     return [x for x in gradients if x is not None]

@@ -164,7 +164,7 @@ def gradients(
         terms = LinearTerms(q1, k1, v, constant, text.length)
         *more, dconstant = terms.gradients(dy, dsums)
         carried[:3] = [x + y for x, y in zip(carried, more, strict=False) if x is not None]
-        carried[5] = None if constant is None else dconstant.contiguous()
+        carried[5] = None if constant is None else dconstant
     return _gradients_in_chunks(inputs, dy, constant, dsums, carried=carried)
 
 
@@ -195,7 +195,9 @@ def _in_chunks(
         y = v.new_empty(*q1.shape[:3], v.shape[-1])
         sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
     else:
-        y, sums = carried
+        # The kernel counts their numbers from the first on, whatever torch's layout.
+        y, sums = (None if x is None else x.contiguous() for x in carried)
+        assert y is not None
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
     attend_kernel[grid,](
         *(q1, k1, v, q2, k2, constant, y, sums, scale, *numbers),
@@ -223,12 +225,12 @@ def _gradients_in_chunks(
     assert q1 is not None
     assert k1 is not None
     assert v is not None
-    dy = _readable(dy)
+    dy, dsums = _readable(dy), None if dsums is None else dsums.contiguous()
     if carried is None:
         made = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
         parts = None if constant is None else q1.new_empty(q1.shape[:3], dtype=torch.float32)
     else:
-        *made, parts = carried
+        *made, parts = (None if x is None else x.contiguous() for x in carried)
     dq1, dk1, dv, dq2, dk2 = made
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
     constants["CARRIED"] = carried is not None

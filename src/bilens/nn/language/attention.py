@@ -421,13 +421,10 @@ class ProductAttention(Attention):
             k1 = k1 * mask.mT
         second = [x for pair in others for x in pair]
         q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
-        options = {
-            "scale": self.scale**2,
-            "constant": constant[0] / self.scale if constant is not None and inside else None,
-            "normalised": self.norm == "sum",
-        }
+        added = constant[0] / self.scale if constant is not None and inside else None
+        scale, sums = self.scale**2, self.norm == "sum"
         if cache is None:
-            y = bilinear_attention(q1, k1, v, *second, **options)
+            y = bilinear_attention(q1, k1, v, *second, scale=scale, constant=added, normalised=sums)
         else:
             memory = cache.layers[self.layer]
             if not isinstance(memory, StateLayer):
@@ -436,7 +433,13 @@ class ProductAttention(Attention):
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
                     "and then the past_key_values of its result"
                 )
-            y, memory.keys = resume_attention(q1, k1, v, *second, state=memory.keys, **options)
+            y, memory.keys = resume_attention(
+                *(q1, k1, v, *second),
+                state=memory.keys,
+                scale=scale,
+                constant=added,
+                normalised=sums,
+            )
             memory.seen += q1.shape[2]
         return functional.rms_norm(y, y.shape[-1:], eps=EPS) if self.norm == "rms" else y
 
