@@ -196,8 +196,8 @@ def _in_chunks(
         sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
     else:
         # The kernel counts their numbers from the first on, whatever torch's layout.
-        y, sums = (None if x is None else x.contiguous() for x in carried)
-        assert y is not None
+        y, sums = carried[0].contiguous(), carried[1]
+        sums = None if sums is None else sums.contiguous()
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
     attend_kernel[grid,](
         *(q1, k1, v, q2, k2, constant, y, sums, scale, *numbers),
