@@ -12,6 +12,9 @@ across others, and brackets of two types. Measured are
   the rule's positions once the head is silent. Heads of the second block that are named and part
   of the rule are found. Named heads that are not part are false, and parts that are not named are
   missed;
+- whether the heads of the second block in the circuit that `bilens.read.flow.circuit` finds on
+  eight questions are part of the rule. The texts of a question differ in the word that decides: the
+  subject's number, the bracket that is open, or the value that followed the cue;
 - induction by all heads together: whether they raise the value after a cue most at the cue. The
   share is over cues, values and distances.
 
@@ -28,6 +31,8 @@ included, and the second MLP only for brackets.
 Small: 3 initialisations of 12 passes over 47,500 sentences, 5 minutes on one core each. Paper: 10.
 """
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,6 +53,8 @@ from bilens.data.languages import (
     VERBS,
 )
 from bilens.nn.settings import LanguageSettings
+from bilens.read.flow.circuit import Cases, parts_in, search
+from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from bilens.train.settings import LanguageTraining
@@ -70,6 +77,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 TRAINING = LanguageTraining(batch_size=64, learning_rate=5e-3, epochs=12)
 HELD_OUT, DISTANCES, LEAST = 500, range(1, 17), 0.1
+QUESTIONS, KEEP = 8, 0.9
 
 Pairs = set[tuple[int, int]]
 
@@ -95,15 +103,20 @@ def run(context: RecipeContext) -> Outcome:
                 "agreement": {head for _, head in circuits.agreement()},
                 "brackets": circuits.brackets(),
             }
+            found = {kind: in_circuit(model, grammar, kind) for kind in named}
             counts = {kind: count(named[kind], part[kind]) for kind in named}
+            of_circuits = {kind: count(found[kind], part[kind]) for kind in named}
             repeated = circuits.repeated()
             kl = divergence(model, grammar, ids)
-            results.append({"kl": kl, "repeated": repeated, **counts})
+            results.append({"kl": kl, "repeated": repeated, "circuits": of_circuits, **counts})
             pairs = " ".join(f"0.{first}-1.{second}" for first, second in sorted(induction))
             rows += [
                 (
                     *(attention, str(seed), kind, f"{kl[kind]:.4f}"),
-                    *(" ".join(f"1.{head}" for head in sorted(s[kind])) for s in (named, part)),
+                    *(
+                        " ".join(f"1.{head}" for head in sorted(s[kind]))
+                        for s in (named, found, part)
+                    ),
                     *((pairs, f"{repeated['found']:.1%}") if kind == "induction" else ("", "")),
                 )
                 for kind in named
@@ -111,9 +124,20 @@ def run(context: RecipeContext) -> Outcome:
         numbers[attention] = {
             "kl": {kind: interval([f["kl"][kind] for f in results]) for kind in KINDS},
             **{kind: [f[kind] for f in results] for kind in KINDS[:3]},
+            "circuits": [f["circuits"] for f in results],
             "repeated": [f["repeated"] for f in results],
         }
-    columns = ("attention", "seed", "rule", "KL", "named", "part of it", "pairs", "repeated")
+    columns = (
+        "attention",
+        "seed",
+        "rule",
+        "KL",
+        "named",
+        "in the circuit",
+        "part of it",
+        "pairs",
+        "repeated",
+    )
     return Outcome(
         numbers, parts=[Table(pd.DataFrame(rows, columns=columns), "Rules in the weights", words=1)]
     )
@@ -150,6 +174,41 @@ def parts_of_rules(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> d
             if silent[kind] - baseline[kind] >= LEAST:
                 results[kind].add(head)
     return results
+
+
+def questions(model: ResidualModel, grammar: DeepGrammar, rule: str, number: int) -> list[Question]:
+    """Return questions about a rule, whose texts differ in the word that decides."""
+    draw = random.Random(0)
+    asked = []
+    for _ in range(number):
+        filler = draw.choice(DEEP_FILLERS)
+        if rule == "induction":
+            (cue, other), words = draw.sample(CUES, 2), draw.sample(VALUES, 2)
+            texts = [f"map {cue} {value} {other} {filler} {cue}" for value in words]
+        elif rule == "agreement":
+            groups = draw.sample((0, 1), 2)
+            rest = f"{draw.choice(PREPOSITIONS)} {draw.choice(NOUNS[draw.randrange(2)])}"
+            texts = [f"tale {filler} {draw.choice(NOUNS[group])} {rest}" for group in groups]
+            words = [VERBS[group][0] for group in groups]
+        else:
+            opened = draw.sample(list(BRACKETS), 2)
+            texts = [f"code {filler} {bracket} {filler}" for bracket in opened]
+            words = [BRACKETS[bracket] for bracket in opened]
+        text, against = (torch.tensor(_numbers(grammar, line.split())) for line in texts)
+        right, wrong = model.W_U[:, _numbers(grammar, words)].T
+        asked.append(Question.of(text, right - wrong, against=against))
+    return asked
+
+
+def in_circuit(model: ResidualModel, grammar: DeepGrammar, rule: str) -> set[int]:
+    """Return the heads of the second block in the circuit of a rule."""
+    asked = questions(model, grammar, rule, QUESTIONS)
+    mask = search(Cases(model, asked), KEEP)[-1]
+    return {part.number for part in parts_in(mask) if part.layer == 1 and part.number is not None}
+
+
+def _numbers(grammar: DeepGrammar, words: Sequence[str]) -> list[int]:
+    return [grammar.vocabulary.index(word) for word in words]
 
 
 def count(named: set[int], part: set[int]) -> dict[str, int]:
@@ -251,7 +310,7 @@ class Circuits:
         return {name: float(values.double().mean()) for name, values in share.items()}
 
     def _ids(self, *words: str) -> Tensor:
-        return torch.tensor([self.grammar.vocabulary.index(word) for word in words])
+        return torch.tensor(_numbers(self.grammar, words))
 
     def _embedded(self, *words: str) -> Tensor:
         return self.model.W_E[self._ids(*words)]

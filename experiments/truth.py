@@ -1,6 +1,6 @@
 """Ground truth: attributions of edges in models whose circuits are known.
 
-Two kinds of models have a known circuit.
+Three kinds of models have a known circuit.
 
 - RASP programs that tracr compiled to weights (`experiments/compiled.py` writes the files, in an
   environment of its own). An edge is in the circuit if its reader's weights see coordinates that
@@ -11,9 +11,13 @@ Two kinds of models have a known circuit.
   queries of heads that copy. Further edges lead from the former to keys of the latter, and from
   there to the logits.
 
-Each compiled program also has the circuit of parts that `bilens.read.flow.circuit` finds, of which
-nothing is lost (f 0.999): which of its parts are in the program, and how many of the program's
-parts it has.
+- Chains of Boolean operations, written by hand: each MLP joins what the one before it found with
+  one more input. Cross-layer transcoders rewrite such a chain as a sum of shallow steps. For each
+  input that changes, the circuit is the chain from the first MLP that reads it.
+
+Programs and chains also have the circuit of parts and the edges between them that
+`bilens.read.flow` finds, of which nothing is lost (f 0.999): how many are found, and how many of
+these are in the program.
 
 For each model the score of an edge is the mean |attribution| over pairs of texts. The area under
 the ROC curve (AUROC) is the chance that an edge of the circuit has a larger score than another one.
@@ -23,7 +27,8 @@ Left out is modular addition: every part of a model of one layer that learns it 
 
 Small and paper are the same: 16 pairs, and 3 initialisations of the induction model, 3 minutes.
 
-Source: Gupta et al. 2024 (arXiv 2407.14494) for the measure; Olsson et al. 2022 for induction.
+Source: Gupta et al. 2024 (arXiv 2407.14494) for the measure; Olsson et al. 2022 for induction;
+Lange et al. 2026 (openreview 8sE1yCPnbR) for the rewriting of chains.
 """
 
 import json
@@ -44,7 +49,7 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.read.flow.circuit import Cases, search
-from bilens.read.flow.edges import EdgeGraph, Reader
+from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of
@@ -54,6 +59,7 @@ from experiments.edges import AttributedEdges, attributed_edges
 
 PAIRS = 16
 SEEDS = 3
+WHOLE, LINKS = 0.999, 4
 ROUNDING = 1e-6
 """Scores below this share of the largest count as 0."""
 LEAST_ATTENTION = 0.4
@@ -67,6 +73,7 @@ def run(context: RecipeContext) -> Outcome:
         {"model": path.stem, **compiled(path)}
         for path in sorted((context.models / "compiled").glob("*.safetensors"))
     ]
+    rows += [chain(changed) for changed in range(LINKS + 1)]
     rows += [induction(seed, context.models) for seed in range(SEEDS)]
     frame = pd.DataFrame(rows)
     return Outcome({"models": rows}, parts=[Table(frame, "AUROC of edges")])
@@ -123,19 +130,23 @@ def compiled(path: Path) -> dict[str, Any]:
         )
         cases.append(((ids[0], ids[1]), u, logit_of(model, u)))
     circuit = compiled_circuit(graph, outputs, about["tokens"])
-    return {**areas(graph, circuit, cases), **parts_found(graph, circuit, cases)}
-
-
-def parts_found(graph: EdgeGraph, circuit: Tensor, cases: list[Any]) -> dict[str, int]:
-    """Return numbers of parts of a program, of its found circuit, and of those that are in both."""
     asked = [Question.of(text, u, against=against) for (text, against), u, _ in cases]
-    found = search(Cases(graph.model, asked), 0.999)[-1].flatten()
+    return {**areas(graph, circuit, cases), **found(graph, circuit, asked)}
+
+
+def found(graph: EdgeGraph, circuit: Tensor, asked: list[Question]) -> dict[str, int]:
+    """Return numbers of parts and edges of a program, of those found, and of those in both."""
+    cases = Cases(graph.model, asked)
+    parts = search(cases, WHOLE)[-1]
+    edges = search(EdgeCases(cases), WHOLE, graph.between(parts))[-1]
     # The embedding is the first source; the others are in the order of masks.
-    program = circuit.any(0)[1:]
+    program, parts = circuit.any(0)[1:], parts.flatten()
     return {
         "parts": int(program.sum()),
-        "found": int(found.sum()),
-        "in both": int((found & program).sum()),
+        "parts found": int(parts.sum()),
+        "parts in both": int((parts & program).sum()),
+        "edges found": int(edges.sum()),
+        "edges in both": int((edges & circuit).sum()),
     }
 
 
@@ -238,6 +249,67 @@ def reader_parts(graph: EdgeGraph) -> list[int]:
         heads = [graph.source(layer, head) for head in range(model.n_heads)]
         owners += [*heads, *heads, *heads, graph.source(layer, model.n_heads)]
     return [*owners, -1]
+
+
+# Chains.
+
+
+def chain(changed: int) -> dict[str, Any]:
+    """Return the circuit found on a chain of Boolean operations when one of its inputs changes."""
+    model = chain_model()
+    graph = AttributedEdges(model)
+    u = torch.zeros(model.d_model, dtype=torch.float64)
+    u[2 * LINKS] = 1.0
+    every = 2 ** (LINKS + 1) - 1
+    texts = torch.tensor([every]), torch.tensor([every - 2**changed])
+    circuit = torch.zeros_like(graph.exists)
+    # The first MLP reads two inputs, each other one a single input.
+    first = max(changed - 1, 0)
+    reader, source = graph.first_reader(first + 1) - 1, 0
+    for layer in range(first, LINKS):
+        circuit[reader, source] = True
+        source, reader = graph.source(layer, 1), graph.first_reader(layer + 2) - 1
+    circuit[-1, source] = True
+    asked = [Question.of(texts[0], u, against=texts[1])]
+    return {
+        "model": f"chain, input {changed}",
+        **areas(graph, circuit, [(texts, u, logit_of(model, u))]),
+        **found(graph, circuit, asked),
+    }
+
+
+def chain_model() -> ResidualModel:
+    """Return a model whose MLPs compute a and b, then that and c, and so on; heads write nothing.
+
+    A token is a number whose bits are the inputs, the first coordinates of the stream. Those after
+    them are the results.
+    """
+    width = 2 * LINKS + 1
+    model = LanguageModel(
+        LanguageConfig(
+            vocab_size=2 ** (LINKS + 1),
+            d_model=width,
+            n_layers=LINKS,
+            n_heads=1,
+            d_hidden=1,
+            n_ctx=1,
+            mlp="relu",
+            positions="none",
+            bias=True,
+        )
+    ).double()
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    numbers = torch.arange(2 ** (LINKS + 1))
+    for bit in range(LINKS + 1):
+        state["embed.weight"][:, bit] = (numbers >> bit & 1).double()
+    for layer in range(LINKS):
+        mlp = f"blocks.{layer}.mlp"
+        # 1 if both are 1: relu(before + input - 1).
+        state[f"{mlp}.inner.weight"][0, [LINKS + layer if layer else 0, layer + 1]] = 1.0
+        state[f"{mlp}.inner.bias"][0] = -1.0
+        state[f"{mlp}.out.weight"][LINKS + 1 + layer, 0] = 1.0
+    model.load_state_dict(state)
+    return ResidualModel(model.requires_grad_(False))
 
 
 # Induction.

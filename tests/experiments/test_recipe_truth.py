@@ -97,7 +97,17 @@ def test_the_circuit_of_a_program_is_read_from_its_weights(program):
     for name in ("contrastive flow", "frozen flow (LRP)", "gradient (AtP)", "EAP-IG inputs"):
         assert result[name] == 1
     assert result["direct logit attribution"] == pytest.approx(2 / 3)
-    assert (result["parts"], result["found"], result["in both"]) == (2, 2, 2)
+    for kind, count in (("parts", 2), ("edges", 3)):
+        assert (result[f"{kind} found"], result[f"{kind} in both"]) == (count, count)
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_a_chain_is_found_as_a_chain(changed):
+    links = min(5 - changed, 4)
+    result = recipe.chain(changed)
+    assert result["circuit"] == links + 1
+    assert (result["parts found"], result["parts in both"]) == (links, links)
+    assert (result["edges found"], result["edges in both"]) == (links + 1, links + 1)
 
 
 def test_the_area_is_the_chance_of_a_larger_score():
@@ -112,7 +122,7 @@ def test_induction_is_trained_once_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "SEEDS", 1)
     monkeypatch.setattr(recipe, "PAIRS", 2)
     monkeypatch.setattr(recipe, "induction_heads", lambda model: ([(0, 1)], [(1, 2)]), raising=True)
-    [row] = recipe.run(RecipeContext("small", tmp_path)).numbers["models"]
+    *_, row = recipe.run(RecipeContext("small", tmp_path)).numbers["models"]
     assert row["heads"] == "0.1 to 1.2"
     assert row["circuit"] == 5
     assert all(0 <= row[name] <= 1 for name in ("contrastive flow", "EAP-IG inputs", "random"))
