@@ -125,9 +125,8 @@ def compiled(path: Path) -> dict[str, Any]:
         if float(change.abs().max()) < 1e-3:
             continue
         u = torch.zeros(model.d_model, dtype=torch.float64)
-        u[outputs] = (
-            torch.ones(1).double() if len(outputs) == 1 else change.sign() * (change.abs() > 0.5)
-        )
+        # Of one number any change counts, of several outputs those of other tokens.
+        u[outputs] = change.sign() * (change.abs() > (0.5 if len(outputs) > 1 else 0))
         cases.append(((ids[0], ids[1]), u, logit_of(model, u)))
     circuit = compiled_circuit(graph, outputs, about["tokens"])
     asked = [Question.of(text, u, against=against) for (text, against), u, _ in cases]

@@ -33,6 +33,14 @@ def test_all_edges_are_the_first_text_and_none_the_second(name):
     torch.testing.assert_close(values[1], 0 * cases.changes, rtol=0, atol=1e-5)
 
 
+def test_a_model_of_one_layer_has_its_edges_too():
+    view = ResidualModel(random_model(n_layers=1), toy_tokenizer())
+    cases = EdgeCases(Cases(view, QUESTIONS[:2]))
+    assert cases.graph.first_reader(1) == len(cases.graph.readers) - 1
+    values = cases.values(torch.ones(1, *cases.shape).double())
+    torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "own-constant"])
 def test_the_edges_between_some_parts_are_these_parts(name):
     with exact_norms():

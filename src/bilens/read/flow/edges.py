@@ -99,7 +99,7 @@ class EdgeGraph:
 
     def first_reader(self, layer: int) -> int:
         """Return the number of the first reader of a layer."""
-        return layer * (len(self.readers) // self.model.n_layers)
+        return layer * ((len(self.readers) - 1) // self.model.n_layers)
 
     @cached_property
     def exists(self) -> Bool[Tensor, "readers sources"]:
