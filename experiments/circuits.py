@@ -26,7 +26,6 @@ Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (ar
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
-import itertools
 import time
 from collections.abc import Collection
 from typing import Any
@@ -44,16 +43,17 @@ from bilens.read.flow.circuit import (
     everything_but,
     found_circuit,
     integrated_gradients,
+    jaccards,
     parts_in,
-    search,
 )
-from bilens.read.flow.edges import found_edges
+from bilens.read.flow.edges import EdgeCases, found_edges
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
+from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, gradient_effects
 from experiments.pretrained import SavedRows, open_models
@@ -62,6 +62,7 @@ from experiments.tasks import FAMILIES, questions_of
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 BASELINE = "EAP-IG inputs"
 KEEP = 0.9
+BATCH = 16
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -85,7 +86,8 @@ def run(context: RecipeContext) -> Outcome:
         stability = SavedRows(context.models / f"stability-{name}-{finding}.jsonl", "task")
         for task in tasks[: context.choose(1, 4)]:
             if (task,) not in stability:
-                stability.add({"task": task, "jaccard": jaccards(model, first[task][:finding])})
+                similar = jaccards(Cases(model, first[task][:finding]), KEEP, 3)
+                stability.add({"task": task, "jaccard": similar})
         parts += [Table(pd.DataFrame(stability.rows), f"{name}: stability")]
         joined = SavedRows(context.models / f"edges-{name}-{finding}.jsonl", "task")
         for row in rows[: context.choose(1, len(rows))]:
@@ -99,6 +101,12 @@ def run(context: RecipeContext) -> Outcome:
                 areas_of_task = compared(model, longer[task], finding, context.choose(20, 500))
                 scored.add({"task": task, **areas_of_task})
         parts += [Table(area_table(scored.rows), f"{name}: areas, first templates")]
+        by_edges = SavedRows(context.models / f"edge-areas-{name}-{finding}.jsonl", "task")
+        for task in tasks[:2]:
+            if (task,) not in by_edges:
+                compared_tasks = compared_edges(model, longer[task][: finding + 10], finding)
+                by_edges.add({"task": task, **compared_tasks})
+        parts += [Table(area_table(by_edges.rows), f"{name}: areas of edges")]
         task = "ioi" if "ioi" in tasks else tasks[0]
         path = context.models / f"mib-{name}-{task}.json"
         if not path.exists():
@@ -168,18 +176,6 @@ def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> 
     return {"cfg": {**cfg, "parallel_attn_mlp": False}, "nodes": nodes, "edges": {}}
 
 
-def jaccards(model: ResidualModel, questions: list[Question], samples: int = 3) -> list[float]:
-    """Return the Jaccard index of circuits of bootstraps of some questions, over all pairs."""
-    generator = np.random.default_rng(0)
-    masks = []
-    for _ in range(samples):
-        cases = Cases(model, questions)
-        drawn = generator.integers(len(questions), size=len(questions))
-        cases.cases = [cases.cases[i] for i in drawn]
-        masks.append(search(cases, KEEP)[-1])
-    return [float((a & b).sum() / (a | b).sum()) for a, b in itertools.combinations(masks, 2)]
-
-
 def compared(
     model: ResidualModel, questions: list[Question], finding: int, steps: int
 ) -> dict[str, Any]:
@@ -192,21 +188,47 @@ def compared(
         "contrastive flow": flows(model, questions[:finding]),
         "learned masks": learned(first, steps),
     }
+    return measured_rankings(first, others, scores)
+
+
+def compared_edges(model: ResidualModel, questions: list[Question], finding: int) -> dict[str, Any]:
+    """Return the same for edges, without GIM and learned masks."""
+    first = EdgeCases(Cases(model, questions[:finding]))
+    others = EdgeCases(Cases(model, questions[finding:]))
+    graph, scores = AttributedEdges(model), dict[str, Tensor]()
+    for case in first.cases:
+        texts = case.question.text, case.question.against
+        of_case = attributed_edges(graph, texts, case.question.direction, case.number)
+        for name in ("gradient (AtP)", BASELINE, "contrastive flow"):
+            scores[name] = scores.get(name, 0) + of_case[name].cpu()
+    return measured_rankings(first, others, scores)
+
+
+def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) -> dict[str, Any]:
+    """Return f of the circuits of some scores, and of elimination, on questions that measure."""
     rankings = {name: (score, score.abs()) for name, score in scores.items()}
     rankings["elimination"] = eliminated(first), eliminated(first, absolute=True)
-    counts = [int(share * scores[BASELINE].numel()) for share in SHARES[:-1]]
+    counts = [int(share * int(everything(first).sum())) for share in SHARES[:-1]]
     masks = []
     for of_attribution in rankings.values():
         for ranking in of_attribution:
             masks += [largest(ranking, count) for count in counts]
     # Attributions agree on many circuits, above all on the smallest.
     rows, places = torch.stack(masks).flatten(1).unique(dim=0, return_inverse=True)
-    values = others.values(rows.reshape(-1, *first.shape).double())[places]
+    batches = rows.reshape(-1, *first.shape).split(BATCH)
+    values = torch.cat([others.values(batch.double()) for batch in batches])[places]
     values = values.reshape(len(rankings), 2, len(counts), -1)
     return {
         "changes": others.changes.tolist(),
         "rises": dict(zip(rankings, values.tolist(), strict=True)),
     }
+
+
+def everything(cases: Cases) -> Tensor:
+    """Return the mask of all parts, or of all edges."""
+    if isinstance(cases, EdgeCases):
+        return cases.graph.exists
+    return torch.ones(cases.shape, dtype=torch.bool)
 
 
 def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
@@ -233,18 +255,18 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     Integrated gradients are taken anew in the circuit that is left, as in
     `bilens.read.flow.circuit.search`. With `absolute` those of the smallest size go.
     """
-    order = torch.arange(cases.shape[0] * cases.shape[1])
+    order = everything(cases).flatten().nonzero().flatten()
     size = len(order)
     while size > 1:
         left = order[:size].clone()
-        mask = torch.zeros(len(order), dtype=torch.bool)
-        mask[left] = True
-        gradients = integrated_gradients(cases, mask.reshape(cases.shape)).flatten()[left]
+        mask = torch.zeros(cases.shape, dtype=torch.bool)
+        mask.view(-1)[left] = True
+        gradients = integrated_gradients(cases, mask).flatten()[left]
         order[:size] = left[(gradients.abs() if absolute else gradients).argsort(descending=True)]
         size //= 2
-    ranks = torch.empty(len(order), dtype=torch.float64)
-    ranks[order] = torch.arange(len(order), 0, -1).double()
-    return ranks.reshape(cases.shape)
+    ranks = torch.zeros(cases.shape, dtype=torch.float64)
+    ranks.view(-1)[order] = torch.arange(len(order), 0, -1).double()
+    return ranks
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.read.flow.contrast import Other
+from bilens.read.flow.contrast import Against, Other
 from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Question
@@ -99,7 +99,7 @@ class AttributedEdges(EdgeGraph):
 
 def attributed_edges(
     graph: AttributedEdges,
-    texts: tuple[str, str] | tuple[Tensor, Tensor],
+    texts: tuple[str | Tensor, Against],
     direction: TokenDirection | Tensor,
     number: Number,
 ) -> dict[str, Tensor]:

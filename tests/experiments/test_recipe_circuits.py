@@ -6,6 +6,7 @@ import torch
 from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
+from bilens.read.flow.circuit import Cases
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Question
@@ -147,3 +148,22 @@ def test_the_measure_of_a_model_that_only_adds_is_known():
     assert difference["value"] == pytest.approx(-numbers["bad"]["CMD"]["value"])
     assert difference["low"] == difference["high"] == difference["value"]
     assert numbers["bad"]["CMD"]["low"] == numbers["bad"]["CMD"]["high"]
+
+
+def test_edges_are_ranked_and_measured_like_parts():
+    view = ResidualModel(tiny("llama"), toy_tokenizer())
+    texts = (("t1 t2 t3", "t1 t7 t3"), ("t2 t2 t9", "t2 t7 t9"), ("t3 t2 t1", "t3 t7 t1"))
+    questions = [Question(text, "t3", ("t7",), against) for text, against in texts]
+    result = recipe.compared_edges(view, questions, 2)
+    assert set(result["rises"]) == {
+        "gradient (AtP)",
+        "EAP-IG inputs",
+        "contrastive flow",
+        "elimination",
+    }
+    assert np.array(result["rises"]["elimination"]).shape == (2, len(recipe.SHARES) - 1, 1)
+    cases = recipe.EdgeCases(Cases(view, questions[:2]))
+    ranks = recipe.eliminated(cases)
+    exists = cases.graph.exists
+    assert (ranks > 0).equal(exists)
+    assert sorted(ranks[exists].tolist()) == list(range(1, int(exists.sum()) + 1))

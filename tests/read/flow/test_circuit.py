@@ -1,5 +1,8 @@
 """Circuits keep what they are asked to, are those of models whose parts are known, and measure."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from bilens.read.flow.circuit import (
     everything_but,
     found_circuit,
     integrated_gradients,
+    jaccards,
     parts_in,
     search,
     without,
@@ -150,6 +154,20 @@ def test_several_tasks_have_a_matrix(view):
     assert set(reading.frame()["task"]) == {"one", "two"}
     assert reading.plot().data[0].type == "heatmap"
     assert "parts restore" in dict(reading.facts())["one"]
+
+
+def test_circuits_of_resampled_questions_say_how_stable_one_is(view):
+    cases = Cases(view, QUESTIONS)
+    assert cases.changes.shape == (4,)
+    similar = jaccards(cases, 0.9, 3)
+    assert len(similar) == 3
+    # The same bootstraps by hand; a circuit is equal to itself.
+    drawn = np.random.default_rng(0).integers(4, size=(3, 4))
+    masks = [search(Cases(view, [QUESTIONS[i] for i in row]), 0.9)[-1] for row in drawn]
+    expected = [(a & b).sum() / (a | b).sum() for a, b in itertools.combinations(masks, 2)]
+    assert similar == pytest.approx([float(x) for x in expected])
+    reading = circuits(view, QUESTIONS, ordering=2, bootstraps=2)
+    assert "Circuits of resampled questions share" in reading.facts()[0][1]
 
 
 def test_one_question_has_parts_at_positions(view):

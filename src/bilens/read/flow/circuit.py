@@ -6,8 +6,10 @@ text has 0 and the first 1.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -190,6 +192,22 @@ def _smaller(
     return trials[best] if values[best] >= keep else None
 
 
+def jaccards(cases: Cases, keep: float, samples: int) -> list[float]:
+    """Return the Jaccard index of circuits of bootstraps of the questions, of every two circuits.
+
+    It is the number of parts that two circuits share over that of all their parts.
+    """
+    drawn = np.random.default_rng(0).integers(len(cases), size=(samples, len(cases)))
+    masks = []
+    for of_sample in drawn:
+        sample = copy(cases)
+        sample.cases = [cases.cases[i] for i in of_sample]
+        # Changes are kept once they are asked for.
+        vars(sample).pop("changes", None)
+        masks.append(search(sample, keep)[-1])
+    return [float((a & b).sum() / (a | b).sum()) for a, b in combinations(masks, 2)]
+
+
 def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *shape"]:
     """Return a mask without some of its entries, by their numbers."""
     smaller = mask.flatten().clone()
@@ -253,6 +271,7 @@ class Circuit:
         left: f of everything else there, with the needed parts in place.
         curve: numbers of parts of larger circuits on the way, and f on the questions that measure.
         questions: number of questions that found it, and of those that measure.
+        similar: Jaccard index of every two circuits of bootstraps of the questions that find.
     """
 
     task: str
@@ -264,6 +283,7 @@ class Circuit:
     left: Interval
     curve: tuple[tuple[int, float], ...]
     questions: tuple[int, int]
+    similar: tuple[float, ...] = ()
 
     @property
     def size(self) -> int:
@@ -271,8 +291,8 @@ class Circuit:
         return int(self.mask.sum())
 
 
-def found_circuit(finding: Cases, measuring: Cases, keep: float) -> Circuit:
-    """Return the circuit that some cases find, measured on others."""
+def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int = 0) -> Circuit:
+    """Return the circuit that some cases find, measured on others, and how stable it is."""
     trail = search(finding, keep)
     mask = trail[-1]
     effects = part_effects(measuring, mask)
@@ -298,6 +318,7 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float) -> Circuit:
             for of_size, rises in zip(trail, values[:-1], strict=True)
         ),
         questions=(len(finding), len(measuring)),
+        similar=tuple(jaccards(finding, keep, bootstraps)),
     )
 
 

@@ -94,6 +94,9 @@ class CircuitReading(Reading):
                 f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
                 f"{edges.restored}"
             )
+        if circuit.similar:
+            shared = sum(circuit.similar) / len(circuit.similar)
+            text += f". Circuits of resampled questions share {shared:.0%} of their parts"
         return f"{text}."
 
     def frame(self) -> pd.DataFrame:
@@ -201,6 +204,7 @@ def circuits(
     keep: float = 0.9,
     ordering: int = 8,
     level: Level = "parts",
+    bootstraps: int = 0,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
@@ -220,6 +224,7 @@ def circuits(
             twice as many.
         level: with "edges" the same search goes on over the edges between the parts: it keeps the
             share `keep` of what the parts keep. Parts of a single question are at all positions.
+        bootstraps: number of circuits of resampled questions, which say how stable it is.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts do not fit, or the token
@@ -235,7 +240,7 @@ def circuits(
         count = min(ordering, max(1, len(of_task) // 2))
         first = Cases(model, of_task[:count], by_position=single)
         others = Cases(model, of_task[count:]) if len(of_task) > 1 else first
-        circuit = found_circuit(first, others, keep)
+        circuit = found_circuit(first, others, keep, bootstraps)
         if level == "edges":
             edges.append(found_edges(first, others, circuit.mask, keep * circuit.ordering))
         found.append(circuit)
@@ -291,6 +296,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     keep: Annotated[float, Between(0, 1.5)] = 0.9,
     ordering: Count = 8,
     level: Level = "parts",
+    bootstraps: Annotated[int, Between(0)] = 0,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
@@ -312,6 +318,8 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
+        bootstraps: Number of circuits of resampled questions, to see how stable it is; each takes a
+            search.
 
     Raises:
         BilensError: neither a question nor a file is given, or both, or texts do not fit.
@@ -322,4 +330,6 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "and --against, or --pairs FILE"
         )
     questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
-    return circuits(model, questions, keep=keep, ordering=ordering, level=level)
+    return circuits(
+        model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
+    )
