@@ -21,6 +21,11 @@ from bilens.report.page import report
 
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
+NOTE = (
+    "Words until the end of the answer; height in pixels, desktop, phone; smallest label; pixels "
+    "beyond the window. As a page opens. Models are those of `bilens demo` and SmolLM2; the "
+    "baseline is 0.3.0."
+)
 ENDS = """() => document.documentElement.scrollHeight"""
 SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
     .filter((e) => e.textContent.trim() && e.checkVisibility())
@@ -77,18 +82,14 @@ def main() -> None:
     chrome = shutil.which("chromium") or shutil.which("google-chrome")
     sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
     for page in options.pages:
-        of = sizes.get(page, {})
         name = f"{page.stem} of {page.parent.name}"
-        words = words_until_answered(page.read_text(encoding="utf-8"))
-        rows.append((f"{name}: words until the end of the answer", str(words), "nine cards first"))
-        if of:
-            before = "10,180; 16,463" if name == "report of grammar" else ""
-            heights = f"{of['desktop']:,}; {of['phone']:,}"
-            rows.append((f"{name}: height in pixels, desktop; phone", heights, before))
-            labels = f"{of['desktop, smallest label']:g}; {of['phone, smallest label']:g}"
-            rows.append((f"{name}: smallest label in pixels, desktop; phone", labels, ""))
-            wide = f"{of['desktop, too wide']}; {of['phone, too wide']}"
-            rows.append((f"{name}: pixels beyond the window, desktop; phone", wide, ""))
+        numbers = [str(words_until_answered(page.read_text(encoding="utf-8")))]
+        if of := sizes.get(page):
+            numbers.append(f"{of['desktop']:,}, {of['phone']:,}")
+            numbers.append(f"{min(of[f'{window}, smallest label'] for window in SIZES):g}")
+            numbers.append(f"{max(of[f'{window}, too wide'] for window in SIZES)}")
+        before = "nine cards first; 10,180, 16,463" if name == "report of grammar" else ""
+        rows.append((name, "; ".join(numbers), before))
     if options.report:
         taken = report_seconds(options.report, options.data, Path("runs"))
         name = Path(options.report).stem
@@ -106,7 +107,7 @@ def main() -> None:
                 "date": time.strftime("%Y-%m-%d"),
                 "hardware": f"2 cores, {platform.machine()}, no GPU",
                 "seeds": "",
-                "note": "As a page opens. Reports are those of `bilens demo`; baselines are 0.3.0.",
+                "note": NOTE,
                 "rows": [
                     {"claim": claim, "number": number, "spread": "", "baseline": baseline}
                     for claim, number, baseline in rows

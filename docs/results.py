@@ -13,7 +13,7 @@ __all__ = ["GROUPS", "load_results", "page"]
 ROOT = Path(__file__).parents[1]
 GROUPS = {
     "Images": [
-        *("accuracy", "ten_eigenvectors", "fig3", "fig4", "noises", "fig5", "pictures"),
+        *("accuracy", "ten_eigenvectors", "fig3", "fig4", "fig5", "pictures"),
         *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
     ],
     "Language models": [
@@ -36,16 +36,17 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
+COLUMNS = ("claim", "number", "spread", "baseline")
+"""Columns of a table; those that are empty in all of its rows are left out."""
 INTRODUCTION = """# Results
 
-Each table is a file of `results/`; `python -m docs.results` makes this page from them. The line
-above a table has the command that measured it, the file, the date and the commit; run a command
-at its commit, since some recipes and benchmarks have left. Files of commit b0b1e92 were copied
-from the tables of version 0.3.0. Spread is the standard deviation over seeds (±), a 95 %
-interval, or the values themselves. The machine has two cores and no GPU unless a line names
-another, and times are of the processor, beside other work. "Pearce" is *Weight-based
-Decomposition: A Case for Bilinear MLPs* (2024), "the study" *Bilinear Layers for Mech-Interp: an
-MNIST case study* (2024).
+Every number of README and these pages, with the command that measured it, its file in `results/`,
+its date and its commit. `python -m docs.results` makes this page. Run a command at its commit;
+files of b0b1e92 are copies of the tables of 0.3.0. Spread is the standard deviation over seeds
+(±), a 95 % interval, or the values themselves. Times are of the processor, on two cores beside
+other work, unless a line names another machine. "Pearce" is *Weight-based Decomposition: A Case
+for Bilinear MLPs* (2024), "the study" *Bilinear Layers for Mech-Interp: an MNIST case study*
+(2024).
 """
 
 
@@ -66,20 +67,17 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _section(name: str, result: dict[str, Any]) -> str:
-    seeds = f", seeds {result['seeds']}" if result["seeds"] else ""
     hardware = "" if result["hardware"].startswith("2 cores") else f", {result['hardware']}"
+    rows = result["rows"]
+    columns = [column for column in COLUMNS if any(row[column] for row in rows)]
     lines = [
         f"### {result['title']}\n",
-        f"`{result['command']}` · {name}.json, {result['date']}, {result['commit']}"
-        f"{hardware}{seeds}\n",
-        "| claim | number | spread | baseline |",
-        "|---|---|---|---|",
+        f"`{result['command']}` · {name}.json, {result['commit']}{hardware}\n",
+        *([f"{result['note']}\n"] if result["note"] else []),
+        " | ".join(columns),
+        "|".join("---" for _ in columns),
     ]
-    for row in result["rows"]:
-        cells = (str(row[column]) for column in ("claim", "number", "spread", "baseline"))
-        lines.append(f"| {' | '.join(cells)} |")
-    if result["note"]:
-        lines += ["", result["note"]]
+    lines += [" | ".join(str(row[column]) for column in columns).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -338,7 +338,7 @@ def _interval(samples: np.ndarray) -> dict[str, float]:
 
 
 def _shown(interval: dict[str, float]) -> str:
-    return "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
+    return f"{interval['value']:.2f} {_bounds(interval)}"
 
 
 def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -382,18 +382,21 @@ def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of a file of results: each circuit, and how far circuits transfer."""
+    """Return the rows of a file of results: each circuit, and how far circuits transfer.
+
+    Numbers are parts, and what they restore on others of the template and on another template;
+    baselines are what is left without the circuit on both.
+    """
     entries = []
     for row in rows:
         restored, left = row["transfer"][row["task"]]
         entries.append(
             {
-                "claim": f"{name}, {row['task']}: parts; restored on others of its template; "
-                "on another template",
+                "claim": f"{name}, {row['task']}",
                 "number": f"{len(row['parts'])}; {row['restored']['value']:.2f}; "
                 f"{restored['value']:.2f}",
                 "spread": f"{_bounds(row['restored'])}; {_bounds(restored)}",
-                "baseline": f"without the circuit {row['left']['value']:.2f}; {left['value']:.2f}",
+                "baseline": f"{row['left']['value']:.2f}; {left['value']:.2f}",
             }
         )
     kin = {task: set(group) for group in FAMILIES.values() for task in group}
@@ -407,11 +410,11 @@ def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     sizes = np.abs(across)
     entries.append(
         {
-            "claim": f"{name}: restored on another task of the same concept; on unrelated tasks "
-            f"({len(across)} pairs), median |share|, and pairs with less than 0.1",
+            "claim": f"{name}: restored on tasks of the same concept; on unrelated tasks "
+            f"({len(across)} pairs), median size; less than 0.1",
             "number": f"{np.mean(within):.2f}; {np.median(sizes):.2f}; {np.mean(sizes < 0.1):.0%}",
-            "spread": f"{min(within):.2f} to {max(within):.2f}; {min(across):.2f} to "
-            f"{max(across):.2f}",
+            "spread": f"[{min(within):.2f}, {max(within):.2f}]; "
+            f"[{min(across):.2f}, {max(across):.2f}]",
             "baseline": "0",
         }
     )
@@ -419,4 +422,4 @@ def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _bounds(interval: dict[str, float]) -> str:
-    return "{low:.2f} to {high:.2f}".format(**interval)
+    return "[{low:.2f}, {high:.2f}]".format(**interval)

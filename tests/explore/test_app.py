@@ -1,6 +1,7 @@
 """Opening a run: its screen, and the error for runs without one."""
 
 import json
+import logging
 import shutil
 import sys
 import threading
@@ -79,6 +80,15 @@ def test_a_port_that_is_taken_is_named(image_run, monkeypatch):
 def test_where_it_cannot_listen_it_says_so(image_run, place, message):
     with pytest.raises(BilensError, match=message):
         explorer(image_run).launch(**place, wait=False)
+
+
+def test_the_address_is_logged(image_run, monkeypatch, caplog):
+    monkeypatch.setattr("gradio.Blocks.block_thread", lambda self: None)
+    with caplog.at_level(logging.INFO, logger="bilens"):
+        app = explorer(image_run)
+        address = app.launch()
+        app.close()
+    assert caplog.messages == [f"explorer: {address}  (ctrl-C stops it)"]
 
 
 def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):

@@ -100,10 +100,9 @@ def reading_of(split, content):
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     first, holds, *others = reading_of(split_flow, content).sections()
     assert first.title == "Why t3 rather than t4 after “<i>a</i>”?"
-    assert len(first.text.split()) <= 40
-    assert first.text.startswith(f"The value of {split_flow.value:+.3g} starts mostly at “")
-    left = f"it is {split_flow.value - 0.9:+.3g}, measured."
-    assert first.text.endswith(f"Without the 2 strongest heads and MLPs {left}")
+    assert len(f"{first.title} {first.text}".split()) <= 40
+    assert first.text.startswith(f"The value, {split_flow.value:+.3g}, starts mostly at “")
+    assert first.text.endswith(f"; without the 2 strongest parts: {split_flow.value - 0.9:+.3g}.")
     assert "predicted -1, measured -0.9" in holds.text
     assert all(section.folded for section in others)
 

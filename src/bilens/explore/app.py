@@ -33,6 +33,7 @@ from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
+from bilens.progress import logger
 from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
 
@@ -111,7 +112,7 @@ class Explorer:
             ) from error
         address = public or local
         if wait:
-            print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
+            logger.info("explorer: %s  (ctrl-C stops it)", address)
             self.blocks.block_thread()
         return str(address)
 

@@ -357,14 +357,15 @@ class FlowReading(Reading):
             if node.measured is not None and node.part is not None:
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
-        through = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-        n = self.together.part.count(" and ") + 1
-        change = f"change of {signed(flow.value)}" if two else f"value of {signed(flow.value)}"
-        text = f"The {change} starts mostly at “{flow.tokens[start].strip()}”"
-        if through:
+        quantity = "change" if two else "value"
+        text = (
+            f"The {quantity}, {signed(flow.value)}, starts mostly at “{flow.tokens[start].strip()}”"
+        )
+        if parts:
+            n = self.together.part.count(" and ") + 1
+            left = signed(flow.value + self.together.actual)
             text += (
-                f" and passes through {through}. Without the {n} strongest heads and MLPs it is "
-                f"{signed(flow.value + self.together.actual)}, measured"
+                f" and passes through {', '.join(parts)}; without the {n} strongest parts: {left}"
             )
         return f"{text}."
 
