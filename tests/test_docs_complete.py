@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import bilens
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +22,13 @@ def test_every_room_has_its_reference():
     # Figures are public by the names of bilens.report, linear maps of layers by flows and terms.
     private = {"bilens.cli", "bilens.figures", "bilens.read.linear"}
     assert rooms - private <= set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("pages", "most"), [("README.md", 1_200), ("docs/results.md", 5_000), ("docs/**/*.md", 40_000)]
+)
+def test_the_docs_stay_short(pages, most):
+    assert sum(len(page.read_text().split()) for page in ROOT.glob(pages)) <= most
 
 
 def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
