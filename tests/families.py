@@ -11,6 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from tests.language import random_model
+from tests.nightly import nightly
 
 VOCAB, WIDTH, HIDDEN, LAYERS, HEADS, TIME = 30, 16, 20, 2, 4, 12
 
@@ -84,6 +85,15 @@ OWN = {
     "own-constant": {"norm": "rms", "attention": "squared", "attention_constant": True},
 }
 ALL = [*FAMILIES, *OWN]
+DAILY = (
+    *("gpt2", "neox", "llama-biases", "gemma2", "gemma3", "phi3", "granite", "cohere2"),
+    *("own-layer-bias", "own-mixed", "own-constant"),
+)
+"""Structures that differ: merged weights, parallel blocks, norms after parts, caps, factors."""
+EACH = nightly(ALL, DAILY)
+"""All families as cases, the others than `DAILY` at night."""
+EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
+"""Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 
 
 def tiny(

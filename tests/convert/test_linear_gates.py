@@ -11,7 +11,8 @@ import bilens
 from bilens.convert import open_model, save_model
 from bilens.convert.gates import GateSums, Line, gated_mlps, linear_layers, mark_linear, set_line
 from bilens.errors import BilensError
-from tests.families import GATED, log_probabilities, tiny
+from tests.families import EACH_GATED, log_probabilities, tiny
+from tests.nightly import nightly
 
 HIDDEN = 20
 
@@ -58,7 +59,7 @@ def test_a_unit_that_is_never_active_has_no_line_and_no_text_is_an_error():
         sums.line()
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_the_folded_gate_is_the_line(name):
     model = tiny(name)
     mlp = gated_mlps(model)[1]
@@ -70,10 +71,8 @@ def test_the_folded_gate_is_the_line(name):
     torch.testing.assert_close(mlp.module(x), wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "layers", [pytest.param([0], marks=pytest.mark.slow), [1], [0, 1]], ids=str
-)
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("layers", nightly([[0], [1], [0, 1]], [[1], [0, 1]]), ids=str)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_what_was_saved_opens_with_the_same_layers_linear(name, layers, tmp_path):
     model = tiny(name)
     mlps = gated_mlps(model)

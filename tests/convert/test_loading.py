@@ -181,7 +181,6 @@ def test_code_of_a_models_folder_never_runs(saved, tmp_path, model_type, monkeyp
         ["contexts", str(saved), "--token", "t3"],
         ["generate", str(saved), "--prompt", "t3"],
         ["report", str(saved)],
-        ["explore", str(saved)],
     ]
     monkeypatch.chdir(tmp_path)
     for command in commands:

@@ -19,6 +19,7 @@ from tests.convert.foreign import (
     random_state,
     write,
 )
+from tests.nightly import nightly
 
 GATES = {
     None: lambda z: z,
@@ -74,7 +75,7 @@ def some_ids(time=11):
     return torch.randint(VOCAB, (time,), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", nightly(TOLERANCE, [torch.float64]), ids=str)
 @pytest.mark.parametrize("normalization", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("bilinear", "gate"), KINDS)

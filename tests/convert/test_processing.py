@@ -18,8 +18,9 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.read.language import read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.families import parts_of
-from tests.families import ALL, exact_norms, log_probabilities, tiny
+from tests.families import ALL, DAILY, exact_norms, log_probabilities, tiny
 from tests.language import check_same_model, parts, random_model, random_text
+from tests.nightly import nightly
 
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
 WITH_LAYER_NORM = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias", "cohere2"]
@@ -51,20 +52,15 @@ def allowed(name):
     return [step for step in STEPS if not refused[step]]
 
 
-def and_nightly(daily, others):
-    """Return cases of which the others are slow."""
-    return [*daily, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
-
-
 # Structures that differ: shared tables, parallel blocks, norms after parts, mixed values.
 SOME = ["gpt2", "neox", "gemma3", "own-mixed"]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    and_nightly(
-        [*product(ALL, [torch.float64]), *product(SOME, [torch.float32])],
-        product([name for name in ALL if name not in SOME], [torch.float32]),
+    nightly(
+        product(ALL, [torch.float64, torch.float32]),
+        [*product(DAILY, [torch.float64]), *product(SOME, [torch.float32])],
     ),
 )
 def test_processing_changes_no_log_probability(name, dtype):
@@ -145,7 +141,7 @@ def test_all_is_centred_behind_layer_norms(name):
         assert bias is None or not bias.any()
 
 
-@pytest.mark.parametrize("name", and_nightly(SOME, ([name] for name in ALL if name not in SOME)))
+@pytest.mark.parametrize("name", nightly(ALL, SOME))
 def test_a_second_time_changes_nothing_where_rounding_is_coarsest(name):
     check_again(*process(tiny(name, dtype=torch.bfloat16)))
 
@@ -245,7 +241,7 @@ def test_the_report_says_what_was_folded_where():
 SAVED = ["gpt2", "qwen2", "cohere2", "own-layer-bias"]
 
 
-@pytest.mark.parametrize("name", and_nightly(SAVED, ([name] for name in ALL if name not in SAVED)))
+@pytest.mark.parametrize("name", nightly(ALL, SAVED))
 def test_a_processed_model_is_saved_and_opened(name, tmp_path):
     processed, _ = process(tiny(name))
     save_model(tmp_path, processed, None)

@@ -12,6 +12,7 @@ from bilens.nn.language import LanguageModel
 from bilens.residual import ResidualModel
 from tests.convert.foreign import RELEASED, VOCAB, random_state, released_shapes, write
 from tests.language import check_same_model
+from tests.nightly import nightly
 
 FLAGS = ("bilinear", "gated", "squared_mlp", "squared_attn", "bilinear_attn")
 ALL = [dict(zip(FLAGS, values, strict=True)) for values in product([False, True], repeat=5)]
@@ -91,7 +92,9 @@ def some_ids(time=11):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("flags", ALL, ids=lambda flags: "-".join(k for k, v in flags.items() if v))
+@pytest.mark.parametrize(
+    "flags", nightly(ALL, ALL[::3]), ids=lambda flags: "-".join(k for k, v in flags.items() if v)
+)
 def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     settings = RELEASED | flags
     state = random_state(released_shapes(settings), dtype)
@@ -109,7 +112,7 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     torch.testing.assert_close(others.logits[0, 0], expected[7], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("flags", ALL[::5])
+@pytest.mark.parametrize("flags", nightly(ALL[::5], ALL[:10]))
 def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
     settings = RELEASED | flags
     state = random_state(released_shapes(settings), torch.float32)

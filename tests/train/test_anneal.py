@@ -17,7 +17,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.train import trainer as module
 from bilens.train.linearise import anneal
 from bilens.train.settings import AnnealTraining
-from tests.families import GATED, VOCAB, tiny
+from tests.families import EACH_GATED, VOCAB, tiny
 from tests.language import check_same_model, toy_tokenizer
 
 TRAINING = AnnealTraining(
@@ -60,7 +60,7 @@ def betas(history):
     return [record["beta"] for record in history if "loss" in record]
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path):
     start = 1.702 if name.startswith("gemma") else 1.0
     model, history = run_anneal(tmp_path, model=fresh(name))

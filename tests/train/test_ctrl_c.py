@@ -31,6 +31,7 @@ from bilens.train.language import train_language
 from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.models import digits
+from tests.nightly import nightly
 from tests.train.test_classifier import CONFIG
 
 IMAGES = ClassifierTraining(epochs=6, batch_size=20, input_noise=0.3)
@@ -80,7 +81,10 @@ def weights(run: Path) -> list[torch.Tensor]:
     return [tensor for file in files for _, tensor in sorted(load_file(file).items())]
 
 
-@pytest.mark.parametrize("train", [train_images, train_seeds, train_words, train_features])
+@pytest.mark.parametrize(
+    "train",
+    nightly([train_images, train_seeds, train_words, train_features], [train_images, train_words]),
+)
 def test_ctrl_c_in_the_middle_loses_nothing(train: Callable[..., None], tmp_path):
     start = time.monotonic()
     train(tmp_path / "whole", resume=False)

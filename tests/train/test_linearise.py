@@ -16,7 +16,8 @@ from bilens.train import linearise as module
 from bilens.train.layers import LayerStreams, TrainingRows
 from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
-from tests.families import GATED, VOCAB, log_probabilities, tiny
+from tests.families import EACH_GATED, VOCAB, log_probabilities, tiny
+from tests.nightly import nightly
 
 TIME, HIDDEN = 12, 20
 
@@ -47,7 +48,7 @@ def streams_of(model, ids, folder):
     return LayerStreams(model, layers, ids, folder), mlps
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_a_model_run_layer_by_layer_is_the_model(name, tmp_path):
     model, ids = tiny(name), texts(11)
     streams, mlps = streams_of(model, ids, tmp_path)
@@ -136,7 +137,7 @@ def test_alone_is_the_loss_with_this_layer_linear_and_all_else_as_it_was(name):
     assert result.alone[1] == pytest.approx(alone.after)
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_a_budget_takes_as_many_layers_as_stay_within(name):
     held = texts(4, 1)
     everything = linearise(tiny(name), texts(20), held)
@@ -169,7 +170,9 @@ def test_distillation_brings_a_layer_nearer_to_what_it_gave():
     assert all(not weight.requires_grad for weight in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "phi3", "granite"])
+@pytest.mark.parametrize(
+    "name", nightly(["llama", "llama-tied", "qwen2", "phi3", "granite"], ["qwen2", "phi3"])
+)
 def test_mixed_and_whole_models_are_saved_and_opened(name, tmp_path):
     for layers in ([1], None):
         model = tiny(name, dtype=torch.float32)

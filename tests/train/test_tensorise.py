@@ -33,6 +33,7 @@ from bilens.train.tensorise import (
 )
 from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
+from tests.nightly import nightly
 
 TIME = 10
 SMALL = TensoriseTraining(
@@ -349,7 +350,12 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
         tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "qwen3", "mistral-window"])
+@pytest.mark.parametrize(
+    "name",
+    nightly(
+        ["gemma2", "gemma3", "mistral", "qwen3", "mistral-window"], ["gemma3", "mistral-window"]
+    ),
+)
 def test_gates_of_any_family_become_linear_and_learn_while_attention_stays(name, tmp_path):
     model = windowed() if name == "mistral-window" else tiny(name, dtype=torch.float32)
     settings = replace(SMALL, attention="softmax", length=8)
