@@ -60,7 +60,7 @@ def test_a_choice_leaves_room_for_the_spread_of_two_measurements():
     checked = torch.arange(len(data.train_images)) % 3 != 0
     x, labels = data.train_images[checked], data.train_labels[checked]
     before = (function.cut(full)(x).argmax(-1) == labels).double()
-    for drop in (0.02, 0.03, 0.04, 0.05, 0.07, 0.1):
+    for drop in (0.02, 0.05, 0.1):
         ranks = accurate_ranks(function, data, drop)
         lost = before - (function.cut(ranks)(x).argmax(-1) == labels).double()
         deviation = float(lost.std()) * (1 / len(x) + 2 / len(x)) ** 0.5
@@ -217,10 +217,8 @@ def test_a_model_has_one_picture():
     model = digit_model(n_layers=2)
     edges, images = drawn(model)
     assert drawn(model, threads=2) == (edges, images)
-    for seed in range(3):
-        other = copy.deepcopy(model)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in other.parameters():
-                weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=generator))
-        assert drawn(other) == (edges, images)
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=generator))
+    assert drawn(other) == (edges, images)

@@ -9,6 +9,7 @@ from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep, spectra
 from tests.devices import Elsewhere, second_device
 from tests.models import digit_model, digits
+from tests.nightly import nightly
 
 
 def test_the_second_device_refuses_what_a_gpu_refuses():
@@ -30,15 +31,8 @@ def there(model: ImageClassifier, device: torch.device) -> ImageClassifier:
     return copy.requires_grad_(False).to(device)
 
 
-@pytest.mark.parametrize(
-    ("basis", "wide"),
-    [
-        ("pixels", True),
-        ("model", False),
-        pytest.param("pixels", False, marks=pytest.mark.slow),
-        pytest.param("model", True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("basis", nightly(["model", "pixels"], ["model"]))
 def test_a_classifier_is_read_where_it_is(basis, wide):
     data = digits()
     data = replace(data, test_images=data.test_images[:50], test_labels=data.test_labels[:50])
@@ -66,6 +60,7 @@ def test_a_deep_classifier_is_read_where_it_is(wide):
         assert reading.accuracy == expected.accuracy
 
 
+@pytest.mark.slow
 def test_bonds_are_found_on_the_cpu():
     data = digits()
     expected = read_bonds(digit_model(2), data, drop=0.1)

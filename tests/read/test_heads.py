@@ -21,8 +21,9 @@ from bilens.read.language import (
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
+from tests.nightly import nightly
 
 plain = {name: part for name, part in parts.items() if name != "norm"}
 
@@ -59,7 +60,7 @@ def test_scores_make_the_pattern_of_the_model(length, **options):
     torch.testing.assert_close(last_row(view, ids), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if n not in ("gemma2", "gemma2-uncapped")])
+@pytest.mark.parametrize("name", nightly([n for n in ALL if not n.startswith("gemma2")], DAILY))
 def test_scores_make_the_pattern_of_every_family(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name), TOKENS), some_text()[0][:5]
@@ -226,7 +227,7 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
     assert composition.scores[:4, -1].tolist() == [0] * 4
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_heads_of_every_family_are_read(name):
     view = ResidualModel(tiny(name), TOKENS)
     result = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))

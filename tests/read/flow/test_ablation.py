@@ -6,7 +6,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow import StreamDirection, flow, measure
 from bilens.residual import ResidualModel
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
 
 STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
@@ -83,7 +83,7 @@ def test_a_direction_is_taken_away_at_all_positions():
         assert single.predicted == pytest.approx(-flows.nodes[other].flow, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0][:4]

@@ -2,6 +2,7 @@
 
 import gc
 from copy import deepcopy
+from itertools import product
 from weakref import ref
 
 import pytest
@@ -18,8 +19,9 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import ALL, EACH, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.nightly import nightly
 from tests.read.flow.test_flow import check, uncapped
 from tests.residual.test_experts import MIXTURES, mixture
 
@@ -39,7 +41,7 @@ def logit(view, ids):
     return float(logits[3] - logits[[7, 8]].mean())
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.usefixtures("exact_softmax")
 def test_every_family_adds_up_and_conserves(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
@@ -55,17 +57,16 @@ def test_every_family_adds_up_and_conserves(name):
     assert result.values[0] - result.values[1] == pytest.approx(change, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_family_adds_up_in_float32(name):
-    view = ResidualModel(tiny(name, dtype=torch.float32), toy_tokenizer())
-    first, second = some_text()[:2]
-    result = flow(view, first, DIRECTION, against=second, threshold=1e-3)
-    leaves = sum(node.flow for node in result.nodes if node.kind == "token")
-    assert leaves == pytest.approx(result.value, abs=1e-5 * result.absolute)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    nightly(
+        product(ALL, [torch.bfloat16, torch.float16]),
+        [
+            *product(["gpt2", "gemma2", "gemma3", "own-constant"], [torch.bfloat16]),
+            ("gemma3", torch.float16),
+        ],
+    ),
+)
 def test_flows_of_weights_in_16_bits_are_those_of_their_float32_copy(name, dtype):
     view = ResidualModel(tiny(name, dtype=dtype), toy_tokenizer())
     wide = ResidualModel(deepcopy(view.model).float(), toy_tokenizer())
@@ -73,8 +74,9 @@ def test_flows_of_weights_in_16_bits_are_those_of_their_float32_copy(name, dtype
     for against in (None, second):
         result = flow(view, first, DIRECTION, against=against, threshold=0.1)
         expected = flow(wide, first, DIRECTION, against=against, threshold=0.1)
-        leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
-        assert leaves == pytest.approx(result.value, rel=1e-4)
+        for each in (result, expected):
+            leaves = sum(node.flow for node in each.nodes if node.kind in LEAVES)
+            assert leaves == pytest.approx(each.value, rel=1e-4)
         # Buffers of a model in 16 bits, such as the scale of Gemma's embeddings, are rounded.
         assert result.value == pytest.approx(expected.value, rel=1e-3)
     assert {parameter.dtype for parameter in view.model.parameters()} == {dtype}

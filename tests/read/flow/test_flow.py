@@ -1,5 +1,7 @@
 """A flow adds up to the logit of every family, and conserves at every node."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +12,9 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.nightly import nightly
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 LEAVES = ("token", "position", "bias")
@@ -41,7 +44,7 @@ def check(result, value, tolerance=1e-9):
     assert kinds.count("output") == 1
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_a_flow_adds_up_and_conserves(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     with exact_norms():
@@ -113,7 +116,7 @@ def dense_map(view, first, second, layer, position):
     return mlp.down.weight() @ hidden * gain
 
 
-@pytest.mark.parametrize("m", [2, 3, 8, "all"])
+@pytest.mark.parametrize("m", nightly([2, 3, 8, "all"], [3, "all"]))
 def test_directions_between_texts_are_exact_at_every_resolution(m):
     """They write orthonormal vectors, read orthogonal ones, and leave nothing."""
     view = ResidualModel(
@@ -144,12 +147,13 @@ def test_directions_between_texts_are_exact_at_every_resolution(m):
         torch.testing.assert_close(values.sort(descending=True)[0], singular.square())
 
 
-@pytest.mark.parametrize("against", [None, random_text(seed=2)])
-@pytest.mark.parametrize("m", [2, 3, 8, "all"])
-def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
+@pytest.mark.parametrize(
+    ("m", "texts"), nightly(product([2, 3, 8, "all"], [1, 2]), [(2, 1), (3, 2), ("all", 1)])
+)
+def test_directions_of_inputs_are_exact_at_every_resolution(m, texts):
     """They are orthonormal in what they read."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
-    ids = random_text(seed=1)
+    ids, against = random_text(seed=1), random_text(seed=2) if texts == 2 else None
     result = flow(
         view, ids, DIRECTION, against=against, directions=m, threshold=0, orthogonal="inputs"
     )

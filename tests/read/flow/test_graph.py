@@ -23,8 +23,9 @@ from bilens.read.flow import (
 from bilens.read.flow.nodes import LEAVES
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from tests.families import GATED, exact_norms, some_text, tiny
+from tests.families import DAILY, EACH_GATED, GATED, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
+from tests.nightly import nightly
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 
@@ -172,7 +173,7 @@ def some_vectors(view, k=2, constant=0.0):
     return v
 
 
-@pytest.mark.parametrize("name", [*GATED, "gpt2", "neox"])
+@pytest.mark.parametrize("name", nightly([*GATED, "gpt2", "neox"], DAILY))
 def test_an_edit_removes_what_an_ablation_removes(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
@@ -196,7 +197,7 @@ def test_an_edited_mlp_does_not_see_the_directions(view):
     assert float((edited.right[:-1] @ v.T).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_edited_heads_write_less_and_all_else_is_as_it_was(name):
     view = ResidualModel(tiny(name), toy_tokenizer())
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
@@ -227,7 +228,7 @@ def head_moment(view):
     return z.T @ z / len(z)
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_directions_of_a_head_are_scaled_and_others_change_least(name):
     view = ResidualModel(tiny(name), toy_tokenizer())
     M = head_moment(view)

@@ -9,10 +9,14 @@ from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
+from tests.nightly import nightly
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 TWO = random_text(seed=1), random_text(seed=2)
-FEW = ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"]
+FEW = nightly(
+    ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"],
+    ["llama-biases", "gemma2", "neox"],
+)
 
 
 def between(view, **options):

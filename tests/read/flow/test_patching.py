@@ -12,8 +12,9 @@ from bilens.read.language import TokenDirection
 from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import ALL, DAILY, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
+from tests.nightly import nightly
 from tests.read.flow.test_flow import uncapped
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
@@ -65,7 +66,9 @@ def naive(view, ids, other):
     return heads, mlps
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in ("llama-tied", "neox")])
+@pytest.mark.parametrize(
+    "name", nightly((n for n in ALL if n not in ("llama-tied", "neox")), DAILY)
+)
 def test_patches_are_those_of_full_runs(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     # Positions that both texts begin with are not computed again.
