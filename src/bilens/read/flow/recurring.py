@@ -23,6 +23,9 @@ from bilens.residual.interventions import Change, adding, written_site
 from bilens.sections import Fact
 from bilens.settings import Count
 
+SHRINK = 0.1
+"""Share of each moment that is added as a multiple of the identity."""
+
 
 class MLPDirections(NamedTuple):
     """Directions of the output of an MLP: pairs of vectors with r_i . t_j = 1 if i = j, else 0.
@@ -67,20 +70,31 @@ class Moves(NamedTuple):
 
 
 def balanced(
-    changes: Float[Tensor, "n d_model"], adjoints: Float[Tensor, "n d_model"], k: int
+    changes: Float[Tensor, "n d_model"],
+    adjoints: Float[Tensor, "n d_model"],
+    k: int,
+    shrink: float = 0.0,
 ) -> tuple[MLPDirections, Float[Tensor, " k"]]:
     """Return the k directions that balance changes and adjoints, and their singular values.
 
     P = sum Dy Dy' = L L', A = sum w w' = R R' and L'R = U S V' give t_i = L u_i / sqrt(s_i) and
     r_i = R v_i / sqrt(s_i): both moments are S in these coordinates. There are fewer than k if L'R
-    has a lower rank.
+    has a lower rank. With `shrink` this share of each moment is added to it as a multiple of the
+    identity. Without it small directions of few questions are oblique, and fail on others: 64 hold
+    0.30 of the flow of agreement on other questions, with a tenth 0.72.
 
     Source:
         Moore 1981, "Principal component analysis in linear systems", square-root form: the
         Gramians of controllability and observability are P and A.
     """
     # The triangular factors have the moments of the rows, without squaring them.
-    L, R = (torch.linalg.qr(rows.double(), mode="r")[1].T for rows in (changes, adjoints))
+    triangles = []
+    for rows in (changes.double(), adjoints.double()):
+        width = rows.shape[1]
+        size = (shrink * rows.square().sum() / width).sqrt()
+        spread = size * torch.eye(width, dtype=rows.dtype) if shrink else rows[:0]
+        triangles.append(torch.linalg.qr(torch.cat([rows, spread]), mode="r")[1].T)
+    L, R = triangles
     U, S, Vh = torch.linalg.svd(L.T @ R)
     # Directions of smaller values are rounding.
     count = min(k, int((S / S[0] > 1e-10).sum()))
@@ -235,7 +249,7 @@ def learned(
     found, values = [], []
     for layer in range(len(moves[0].changes)):
         changes, adjoints = (torch.cat([x[side][layer] for x in moves]) for side in (0, 1))
-        directions, of_layer = balanced(changes, adjoints, k)
+        directions, of_layer = balanced(changes, adjoints, k, SHRINK)
         found.append(directions)
         values.append(of_layer)
     return found, values
