@@ -51,8 +51,8 @@ from bilens.read.flow import (
     measure,
     task_directions,
 )
+from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.reading import ablation_figure
-from bilens.read.flow.recurring import TaskDirections
 from bilens.read.language import TokenDirection
 from bilens.read.linear.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel
@@ -71,7 +71,7 @@ FINE, PROMPTS, AMONG, EACH, HELD = 1e-5, 50, 100, 10, 3
 def run(context: RecipeContext) -> Outcome:
     """Find, edit, and measure."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    pairs = _pairs(folder / "blimp", *context.choose((5, 40), (40, 100)))
+    pairs = blimp_pairs(folder / "blimp", *context.choose((5, 40), (40, 100)))
     model = open_model(folder)
     # The parts that need no flows of all prefixes are saved as soon as they are measured.
     prompts, directions = zip(*_prefixes(model, context.choose(40, 200)), strict=True)
@@ -135,7 +135,8 @@ def open_model(folder: Path) -> ResidualModel:
     return load(path)  # type: ignore[return-value]
 
 
-def _pairs(folder: Path, others: int, agreement: int) -> list[Pair]:
+def blimp_pairs(folder: Path, others: int, agreement: int) -> list[Pair]:
+    """Return the first pairs of each paradigm, of those of agreement and of the others."""
     count: dict[str, int] = defaultdict(int)
     pairs = []
     for pair in load_pairs(folder, max(others, agreement)):
@@ -277,10 +278,10 @@ def _edits(
     carrying = [
         (d.layer, d.number - 1) for d in task.strongest if d.layer >= first and d.effect > 0
     ]
-    edits: dict[str, Any] = {"before": _accuracy(pairs, before)}
+    edits: dict[str, Any] = {"before": accuracy(pairs, before)}
 
     def measure(name: str, layers: set[int], edited: ResidualModel) -> None:
-        edits[name] = {"layers": sorted(layers), **_accuracy(pairs, prefers(edited), before)}
+        edits[name] = {"layers": sorted(layers), **accuracy(pairs, prefers(edited), before)}
 
     for k in KS:
         strong = carrying[:k]
@@ -322,14 +323,14 @@ def turned_along_number(model: ResidualModel, n: int, pairs: Sequence[Pair]) -> 
             "along number": number.turned(model, group),
             "whole": _scaled(model, group, -1.0),
         }.items():
-            edits[f"{name}: {part}"] = _accuracy(pairs, prefers(edited), before)
+            edits[f"{name}: {part}"] = accuracy(pairs, prefers(edited), before)
     return {
         "heads": {**heads, "control heads": others},
         "scores": {
             name: [float(scores[head]) for head in heads[name]]
             for name, scores in number.scores.items()
         },
-        "before": _accuracy(pairs, before),
+        "before": accuracy(pairs, before),
         "edits": edits,
     }
 
@@ -363,7 +364,7 @@ def _edited(
     return model
 
 
-def _accuracy(
+def accuracy(
     pairs: Sequence[Pair], after: Sequence[bool], before: Sequence[bool] | None = None
 ) -> dict[str, Any]:
     """Return accuracies on agreement and on other paradigms; changes are in points.

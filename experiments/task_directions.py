@@ -21,7 +21,8 @@ import pandas as pd
 import torch
 
 from bilens.read.flow import Question, task_directions
-from bilens.read.flow.recurring import MLPDirections, Moves, learned, share_held
+from bilens.read.flow.directions import MLPDirections
+from bilens.read.flow.recurring import Moves, learned, share_held
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext

@@ -6,14 +6,25 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question, edit_mlp_along, read_recurring, task_directions
+from bilens.read.flow import (
+    Question,
+    edit_mlp_along,
+    flow,
+    read_flow,
+    read_recurring,
+    task_directions,
+)
 from bilens.read.flow.circuit import Cases
-from bilens.read.flow.recurring import MLPDirections, Moves, balanced, learned, share_held
+from bilens.read.flow.directions import MLPDirections
+from bilens.read.flow.question import read_questions
+from bilens.read.flow.recurring import Moves, balanced, learned, share_held
 from bilens.read.flow.split import split
-from bilens.residual import ResidualModel
+from bilens.read.language import TokenDirection
+from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Run, writer_of
 from tests.families import exact_norms, tiny
 from tests.language import random_model, toy_tokenizer
+from tests.read.flow.test_flow import check
 
 QUESTIONS = [
     Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
@@ -217,6 +228,61 @@ def test_the_reading_of_a_file(view, found, tmp_path):
     assert facts["R2 of exchanges by flows"] == found.r2 <= 1
     assert dict(replace(reading, r2=None).facts()).keys() < facts.keys()
     assert reading.sections()[0].title == "Directions of a task"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("against", [None, QUESTIONS[0].against])
+def test_directions_of_a_task_are_nodes_of_a_flow(name, against):
+    model = ResidualModel(tiny(name), toy_tokenizer())
+    text, token, minus = QUESTIONS[0].text, QUESTIONS[0].token, QUESTIONS[0].minus
+    with exact_norms():
+        task = task_directions(model, QUESTIONS, k=3, strongest=1)
+        result = flow(
+            model, text, token, minus=minus, against=against, directions=task, threshold=0
+        )
+        through = split(model, Question.of(text, token, minus, against))
+    # Softmax of transformers rounds to float32.
+    check(result, result.value, tolerance=1e-6)
+    nodes = {n.address: n.flow for n in result.nodes if n.kind == "direction"}
+    rests = {(n.layer, n.position): n.flow for n in result.nodes if n.kind == "rest"}
+    for layer, (t, r) in enumerate(task.directions):
+        mlp, w = through.mlp_map(layer), through.above[Moment.mlp(layer)]
+        changes = mlp.write(mlp.z)
+        for p in range(4):
+            expected = (t @ w[p]) * (r @ changes[p])
+            of_nodes = [nodes.get(f"direction.{layer}.{i + 1}@{p}", 0) for i in range(len(t))]
+            torch.testing.assert_close(torch.tensor(of_nodes).double(), expected)
+            rest = float(w[p] @ changes[p] - expected.sum())
+            assert rests.get((layer, p), 0) == pytest.approx(rest, abs=1e-12)
+    numbers = [i for i, n in enumerate(result.nodes) if n.kind == "direction"]
+    assert max(abs(result.nodes[i].flow) for i in numbers) > 1e-6
+    # Two nodes of one direction write along one vector, at two positions.
+    written = {}
+    for i in numbers:
+        (row,) = result.writes.vector[result.writes.node == i]
+        place = result.nodes[i].layer, result.nodes[i].number
+        other = written.setdefault(place, row)
+        assert float(torch.cosine_similarity(row, other, dim=0).abs()) == pytest.approx(1)
+
+
+def test_directions_of_a_file_are_nodes_of_a_command(view, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("\n".join("\t".join((q.text, q.token, *q.minus, q.against)) for q in QUESTIONS))
+    direction = TokenDirection("t5", ("t6",))
+    text, against = QUESTIONS[0].text, QUESTIONS[0].against
+    for directions, k in ((0, 8), (2, 2), ("all", view.d_model)):
+        reading = read_flow(
+            view, text, direction, against=against, directions=directions, directions_of=str(path)
+        )
+        task = task_directions(view, read_questions(path), k)
+        expected = flow(view, text, direction, against=against, directions=task)
+        assert [n.flow for n in reading.flow.nodes] == [n.flow for n in expected.nodes]
+
+
+def test_directions_of_another_model_are_said(view, found):
+    other = ResidualModel(random_model(n_layers=1), toy_tokenizer())
+    with pytest.raises(BilensError, match="of 2 layers of width 16, expected 1 of width 16"):
+        flow(other, QUESTIONS[0].text, "t5", directions=found)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Node:
         part: attention or mlp, inside a layer.
         position: its position, at which it writes.
         source: the position that a head attends to.
-        number: of the head; of the direction, 1 for the strongest there.
+        number: of the head; of the direction, 1 for the strongest there, or its number in a task.
         eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
         role: of a head between two texts: values, the tokens that it moves, or queries or keys,
             the positions that it attends to.

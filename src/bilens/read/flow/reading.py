@@ -18,9 +18,11 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurement, remove
 from bilens.read.flow.contrast import Target, second_run
+from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.recurring import task_directions
 from bilens.read.flow.split import Directions, split
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.residual import ResidualModel
@@ -460,6 +462,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     replace: str = "",
     target: Target = "logit",
     directions: Directions = 0,
+    directions_of: str = "",
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     shown: Count = 200,
@@ -485,6 +488,8 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         target: The logit, or between two texts the log-probability or the probability.
         directions: Directions of each MLP at each position, at least 2, or all eigenvectors; 0 for
             whole MLPs.
+        directions_of: File of questions, as for `bilens recurring`. The directions of each MLP that
+            recur in them, 8 or as many as `directions` says, are its nodes at all positions.
         threshold: Nodes that carry less than this share of the absolute flow are not split.
         through_patterns: Split patterns of bilinear and squared attention too.
         shown: Number of the strongest nodes that pages and JSON have.
@@ -499,11 +504,15 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
     question = Question.of(prompt, direction, (), second, target=target)
+    nodes: Directions | TaskDirections = directions
+    if directions_of:
+        k = model.d_model if directions == "all" else directions or 8
+        nodes = task_directions(model, read_questions(directions_of), k, strongest=1)
     return answer_question(
         model,
         question,
         other,
-        directions=directions,
+        directions=nodes,
         threshold=threshold,
         through_patterns=through_patterns,
         shown=shown,
@@ -516,7 +525,7 @@ def answer_question(
     question: Question,
     other: str = "",
     *,
-    directions: Directions = 0,
+    directions: Directions | TaskDirections = 0,
     threshold: float = 1e-4,
     through_patterns: bool = False,
     shown: int = 200,

@@ -12,6 +12,7 @@ from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.contrast import Against, Measured, Other, Target, recorded_trace, replaced
+from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowBuilder
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.flow.question import Question
@@ -44,7 +45,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
-    directions: Directions = 0,
+    directions: Directions | TaskDirections = 0,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     orthogonal: Orthogonal = "outputs",
@@ -82,6 +83,9 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
       in a space that holds z and Qz. They are orthonormal in z, before the norm's gain. MLPs
       without a gate have no such form, and JJ' in its place.
 
+    Directions t_i, r_i of a task are nodes likewise: with Dy = J z node i carries
+    (w . t_i)(r_i . Dy) and writes t_i (r_i . Dy), and one remainder carries what they leave.
+
     Args:
         model: any.
         text: the text, or its tokens' numbers.
@@ -95,7 +99,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         target: the logit before a soft cap, the log-probability or the probability of the token.
         directions: nodes of an MLP at each position: 0 for the whole MLP, or at least 2 directions,
             the number that predicted effects best. With "all" they are all eigenvectors: left
-            singular vectors of J, or eigenvectors of Q.
+            singular vectors of J, or eigenvectors of Q. Or those that `task_directions` returns,
+            which are the same at all positions and in all texts.
         threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
@@ -211,9 +216,14 @@ class Split:
         return values[0] - values[1] if len(values) == 2 else values[0]
 
     def run(
-        self, directions: Directions, threshold: float, orthogonal: Orthogonal = "outputs"
+        self,
+        directions: Directions | TaskDirections,
+        threshold: float,
+        orthogonal: Orthogonal = "outputs",
     ) -> Flow:
         """Return everything with at least a share `threshold` of the absolute flow as a node."""
+        if isinstance(directions, TaskDirections):
+            directions.check_fits(self.model)
         n_layers, last = self.model.n_layers, self.time - 1
         self.graph = FlowBuilder(self.model, self.trace)
         number = self.graph.add(
@@ -399,7 +409,11 @@ class Split:
         return heads
 
     def _split_mlp(
-        self, layer: int, directions: Directions, least: float, orthogonal: Orthogonal
+        self,
+        layer: int,
+        directions: Directions | TaskDirections,
+        least: float,
+        orthogonal: Orthogonal,
     ) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
@@ -412,11 +426,15 @@ class Split:
                 nodes.append(Node("mlp", through, layer, "mlp", t, t))
             self._add_mlp(layer, mlp, nodes, at, p[at], output[at])
             return
-        m = None if directions == "all" else directions
-        parts = mlp.directions(w, p, output, m, least, orthogonal)
+        if isinstance(directions, TaskDirections):
+            parts = mlp.given(*directions.directions[layer], w, output, least)
+        else:
+            m = None if directions == "all" else directions
+            parts = mlp.directions(w, p, output, m, least, orthogonal)
         at = parts.position
-        columns = (parts.flow, at, parts.rank, parts.value)
-        entries = zip(*(column.tolist() for column in columns), strict=True)
+        values = [None] * len(at) if parts.value is None else parts.value.tolist()
+        columns = (parts.flow.tolist(), at.tolist(), parts.rank.tolist(), values)
+        entries = zip(*columns, strict=True)
         nodes = [Node("direction", f, layer, "mlp", t, t, i + 1, x) for f, t, i, x in entries]
         self._add_mlp(layer, mlp, nodes, at, parts.read, parts.written, parts.vector)
         # The remainder is everything that the directions leave, so that each position adds up.

@@ -32,8 +32,9 @@ class Directions(NamedTuple):
 
     Attributes:
         position: the position of each one.
-        rank: its place among those of the position, 0 for the largest |flow|.
-        value: its Ritz value, an eigenvalue if all directions are asked for.
+        rank: its place among those of the position, 0 for the largest |flow|; of given directions
+            their place among these.
+        value: its Ritz value, an eigenvalue if all directions are asked for; None for given ones.
         flow: the flow through it.
         read: the vector whose product with z is the flow.
         written: the part of the output J z that is its own.
@@ -42,7 +43,7 @@ class Directions(NamedTuple):
 
     position: Int[Tensor, " m"]
     rank: Int[Tensor, " m"]
-    value: Float[Tensor, " m"]
+    value: Float[Tensor, " m"] | None
     flow: Float[Tensor, " m"]
     read: Float[Tensor, "m n_in"]
     written: Float[Tensor, "m d_model"]
@@ -293,6 +294,34 @@ class LinearMLP:
             read, columns = pull * along, (values[row, which], flow[row, which])
             parts.append(Directions(places, rank, *columns, read, written, vector))
         return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def given(
+        self,
+        written: Float[Tensor, "k d_model"],
+        read: Float[Tensor, "k d_model"],
+        w: Float[Tensor, "time d_model"],
+        output: Float[Tensor, "time d_model"],
+        least: float,
+    ) -> Directions:
+        """Return given directions of the output at each position, whose flows are at least `least`.
+
+        Direction i writes t_i (r_i . J z) and reads (w . t_i) J'r_i.
+
+        Args:
+            written: the vectors t.
+            read: the vectors r.
+            w: directions of the stream.
+            output: J z.
+            least: flow below which a direction is left out.
+        """
+        t, r = written.to(w), read.to(w)
+        amounts, pulls = output @ r.T, w @ t.T
+        sizes = (amounts * pulls).abs()
+        at, which = ((sizes >= least) & (sizes > 0)).nonzero(as_tuple=True)
+        amount, pull = amounts[at, which, None], pulls[at, which, None]
+        along, flow = self.pulled(r[which], at), (amount * pull)[:, 0]
+        vector = torch.where(amount < 0, -1, 1) * functional.normalize(along, dim=-1, eps=TINY)
+        return Directions(at, which, None, flow, pull * along, amount * t[which], vector)
 
     def _at_positions(
         self,
