@@ -11,6 +11,7 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import read_recurring, task_directions
 from bilens.read.flow.split import flow
+from bilens.read.flow.weights import PartWeights, open_part
 
 __all__ = [
     "Ablation",
@@ -20,6 +21,7 @@ __all__ = [
     "Flow",
     "FlowReading",
     "Node",
+    "PartWeights",
     "Question",
     "StreamDirection",
     "circuits",
@@ -29,6 +31,7 @@ __all__ = [
     "edit_mlp_along",
     "flow",
     "measure",
+    "open_part",
     "patch",
     "read_circuit",
     "read_flow",

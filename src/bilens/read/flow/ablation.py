@@ -197,6 +197,24 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
     return Ablation(predicted, actual, " and ".join(names), "group")
 
 
+def without_written(
+    model: ResidualModel, flow: Flow, layer: int, written: Float[Tensor, "sets time d_model"]
+) -> list[float]:
+    """Measure the change of the logit without some of what an MLP writes, for each set of rows.
+
+    Args:
+        model: the model of the flow.
+        flow: the flow.
+        layer: number of the layer.
+        written: a part of the output of its MLP, or of its change, as the stream receives it.
+    """
+    # On one text it is removed; between two it is added to the second run, and taken off the first.
+    scale = (-1 if flow.before is None else 1) / model.parts.layers[layer].mlp.residual_scale
+    site = written_site(model, layer, "mlp")
+    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, 0.0)
+    return _changes(flow, measured.run([[Change(site, adding(scale * x))] for x in written]))
+
+
 def _changes(flow: Flow, runs: Sequence[Ends]) -> list[float]:
     """Return the change of the logit without each part, the mean over the ways of measuring it."""
     changes = [(ends.absent - ends.present) @ flow.direction for ends in runs]

@@ -16,6 +16,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
+from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurement, remove
 from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.directions import TaskDirections
@@ -24,6 +25,7 @@ from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, read_questions
 from bilens.read.flow.recurring import task_directions
 from bilens.read.flow.split import Directions, split
+from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
@@ -327,6 +329,7 @@ class FlowReading(Reading):
         together: Effect of the heads and MLPs among the nodes of a picture, all at once.
         notes: Warnings about the tokens.
         other: Name of the second run; empty without one.
+        opened: Parts that are opened to what their weights say.
     """
 
     flow: Flow
@@ -336,6 +339,7 @@ class FlowReading(Reading):
     together: Ablation
     notes: tuple[str, ...] = ()
     other: str = ""
+    opened: tuple[PartWeights, ...] = ()
 
     axes: ClassVar[dict[str, str]] = Flow.axes
     formats: ClassVar[dict[str, str]] = dict.fromkeys(("flow", "measured effect"), "+#.3g")
@@ -437,6 +441,7 @@ class FlowReading(Reading):
         starts = Table(start_table(self.page), "", self.formats)
         return [
             *sections,
+            *(section for part in self.opened for section in part.sections()),
             Section("How to read the graph", HOW_TO_READ + sinks, folded=True),
             Section("The strongest nodes", "", [[nodes]], self.facts(), folded=True),
             Section("Where it starts", "", [[starts]], folded=True),
@@ -446,7 +451,8 @@ class FlowReading(Reading):
         """Return the graph for JSON, with the effect of the strongest parts at once."""
         together = {"predicted": self.together.predicted, "actual": self.together.actual}
         text = {"prompt": self.question.text, "against": self.other, "answer": self.answer}
-        return {**text, "together": together, **asdict(self.page)}
+        weights = [part.record() for part in self.opened]
+        return {**text, "together": together, **asdict(self.page), "weights": weights}
 
 
 @analysis("flow")
@@ -465,6 +471,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     directions_of: str = "",
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
+    weights: Annotated[tuple[str, ...], NAMES] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
@@ -492,6 +499,8 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
             recur in them, 8 or as many as `directions` says, are its nodes at all positions.
         threshold: Nodes that carry less than this share of the absolute flow are not split.
         through_patterns: Split patterns of bilinear and squared attention too.
+        weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
+            MLP, pairs of tokens of a head
         shown: Number of the strongest nodes that pages and JSON have.
         ablate: Measure and name this many of the strongest nodes: each is removed from the running
             model, between two texts its change is exchanged, in both directions.
@@ -508,7 +517,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     if directions_of:
         k = model.d_model if directions == "all" else directions or 8
         nodes = task_directions(model, read_questions(directions_of), k, strongest=1)
-    return answer_question(
+    reading = answer_question(
         model,
         question,
         other,
@@ -518,6 +527,8 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         shown=shown,
         ablate=ablate,
     )
+    opened = tuple(open_part(model, reading.flow, part) for part in weights)
+    return dataclasses.replace(reading, opened=opened)
 
 
 def answer_question(

@@ -165,7 +165,7 @@ class LinearMLP:
 
     def units(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time rank"]:
         """Return the flow through each hidden unit, given their weights."""
-        return weights * self._hidden(self.z, slice(None))
+        return weights * self.hidden(self.z, slice(None))
 
     def pulled(
         self, w: Float[Tensor, "m d_model"], at: Int[Tensor, " m"] | slice = EVERY
@@ -190,9 +190,10 @@ class LinearMLP:
         self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"] | slice = EVERY
     ) -> Float[Tensor, "m d_model"]:
         """Return J applied to rows at some positions, without the bias."""
-        return self.out.push(self._hidden(rows, position) @ self.out.weight.T, position)
+        return self.out.push(self.hidden(rows, position) @ self.out.weight.T, position)
 
-    def _hidden(self, rows: Tensor, at: Tensor | slice) -> Float[Tensor, "m rank"]:
+    def hidden(self, rows: Tensor, at: Tensor | slice) -> Float[Tensor, "m rank"]:
+        """Return the hidden units that J has for rows at some positions."""
         rows = self._gained(rows)
         hidden = self.through_left[at] * (rows @ self.left.T)
         if self.right is None or self.through_right is None:

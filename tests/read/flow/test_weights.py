@@ -1,0 +1,156 @@
+"""Parts of a flow in their weights: a dense reference, effects by hand, and pairs of tokens."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.read.flow import flow, open_part, read_flow, remove
+from bilens.read.language import TokenDirection, attention_pairs
+from bilens.read.language.heads import output_pairs
+from bilens.residual import Moment, ResidualModel
+from bilens.residual.interventions import writer_of
+from tests.language import random_model, random_text, toy_tokenizer
+
+DIRECTION = TokenDirection("t3", ("t7",))
+TEXTS = [random_text(6, seed=1), random_text(6, seed=2)]
+AT = 4
+
+
+def made(**parts):
+    return ResidualModel(random_model(n_layers=2, **parts), toy_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def view():
+    return made(norm="rms")
+
+
+def flow_of(view, second):
+    return flow(view, TEXTS[0], DIRECTION, against=second, threshold=0, ablate=0)
+
+
+@pytest.mark.parametrize("second", [None, TEXTS[1]])
+def test_eigenvectors_are_those_of_a_dense_reference(view, second):
+    result = flow_of(view, second)
+    opened = open_part(view, result, f"mlp.0@{AT}", k=40)
+    mlp, w = view.layer(0).mlp, result.above(Moment.mlp(0))[AT]
+    gain = mlp.norm.gain()
+    L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
+    L, R = L * gain, R * gain
+    Q = torch.einsum("r,ri,rj->ij", w @ D, L, R)
+    values, vectors = torch.linalg.eigh((Q + Q.T) / 2)
+    n = [run.layers[0].mlp_n[AT] for run in (result.trace, result.before) if run is not None]
+    z, other = (n[0], n[0]) if second is None else (n[0] - n[1], n[0] + n[1])
+    flows = values * (z @ vectors) * (other @ vectors)
+    order = flows.abs().argsort(descending=True)
+    frame = opened.frame()
+    torch.testing.assert_close(torch.tensor(frame.flow.values), flows[order])
+    torch.testing.assert_close(torch.tensor(frame.eigenvalue.values), values[order])
+    assert opened.flow == pytest.approx(float(flows.sum()))
+    # All eigenvectors together write the output.
+    assert opened.share == pytest.approx(1)
+    v = vectors[:, order[0]]
+    v = v if float(v @ z) > 0 else -v
+    names = [f"t{i}" for i in (v @ mlp.norm.normalised(view.W_E).T).argsort(descending=True)]
+    assert frame.tokens[0] == ", ".join(names[:4])
+    assert frame["opposite tokens"][0] == ", ".join(names[:-5:-1])
+    moved = view.layer(0).heads.norm.normalised(view.W_E) @ view.ov(0).dense().sum(0) @ v
+    names = [f"t{i}" for i in moved.argsort(descending=True)]
+    assert frame["through heads"][0] == ", ".join(names[:4])
+
+
+@pytest.mark.parametrize("second", [None, TEXTS[1]])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_share_is_that_of_runs_by_hand(view, second, k):
+    result = flow_of(view, second)
+    opened = open_part(view, result, f"mlp.0@{AT}", k=k)
+    mlp, w = view.layer(0).mlp, result.above(Moment.mlp(0))[AT]
+    L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
+    L, R = L * mlp.norm.gain(), R * mlp.norm.gain()
+    Q = torch.einsum("r,ri,rj->ij", w @ D, L, R)
+    _, vectors = torch.linalg.eigh((Q + Q.T) / 2)
+    n = [run.layers[0].mlp_n[AT] for run in (result.trace, result.before) if run is not None]
+    z, mean = (n[0], n[0]) if second is None else (n[0] - n[1], (n[0] + n[1]) / 2)
+    rows = (z @ vectors)[:, None] * vectors.T
+    # B(mean, v) (v . z): what each eigenvector writes.
+    written = ((rows @ L.T) * (R @ mean) + (rows @ R.T) * (L @ mean)) @ D.T
+    written = written / 2 if second is None else written
+    order = (written @ w).abs().argsort(descending=True)
+    whole, left = written.sum(0), written[order[k:]].sum(0)
+
+    def number(ids, row):
+        def change(_, __, y):
+            y = y.clone()
+            y[0, AT] += row
+            return y
+
+        with writer_of(mlp).register_forward_hook(change):
+            logits = view.logits(ids[None])[0, -1]
+        return float(logits[3] - logits[7])
+
+    effects = []
+    for row in (whole, left):
+        lost = [number(TEXTS[0], 0 * row) - number(TEXTS[0], -row)]
+        if second is not None:
+            lost.append(number(second, row) - number(second, 0 * row))
+        effects.append(sum(lost) / len(lost))
+    assert opened.measured == pytest.approx(effects[0])
+    assert opened.share == pytest.approx(1 - effects[1] / effects[0])
+    assert abs(opened.share - 1) > 1e-3
+
+
+@pytest.mark.parametrize("second", [None, TEXTS[1]])
+@pytest.mark.parametrize("attention", ["softmax", "bilinear"])
+def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attention):
+    view = made(norm="none", attention=attention)
+    result = flow_of(view, second)
+    opened = open_part(view, result, "head.0.2@4")
+    numbers = [i for i, n in enumerate(result.nodes) if n.address == "head.0.2@4"]
+    assert opened.measured == -remove(view, result, numbers).actual
+    assert opened.flow == pytest.approx(sum(result.nodes[i].flow for i in numbers))
+    strongest = max(numbers, key=lambda i: abs(result.nodes[i].flow))
+    source = result.nodes[strongest].source
+    n = view.W_E
+    scores = [n @ qk.dense()[2] @ n.T for qk in view.qk(0, 4 - source)]
+    scores = torch.stack(scores).prod(0)[TEXTS[0][4]]
+    key = TEXTS[0][source]
+    rank = 1 + int((scores > scores[key]).sum())
+    ((name, value),) = opened.about
+    assert name == f'rank of "t{int(key)}" as key of "t{int(TEXTS[0][4])}"'
+    assert value == f"{rank} of {view.vocab_size}"
+    qk, ov = opened.frames.values()
+    assert qk.equals(attention_pairs(view, [2], layer=0, k=10, distance=4 - source)[0].highest)
+    assert ov.equals(output_pairs(view, [2], layer=0, k=10)[0].highest)
+
+
+def test_without_a_position_the_strongest_is_taken(view):
+    result = flow_of(view, TEXTS[1])
+    nodes = [node for node in result.nodes if node.kind == "mlp" and node.layer == 0]
+    strongest = max(nodes, key=lambda node: abs(node.flow))
+    opened = open_part(view, result, "mlp.0")
+    assert opened.part == f'{strongest.address} "{result.tokens[strongest.position]}"'
+
+
+def test_a_command_opens_parts(view):
+    reading = read_flow(
+        view, "t3 t4 t5", DIRECTION, against="t3 t4 t6", weights=("mlp.1", "head.0.1@2")
+    )
+    titles = [section.title for section in reading.sections()]
+    assert 'mlp.1@2 "t5" in its weights' in titles
+    assert 'head.0.1@2 "t5" in its weights' in titles
+    (mlp, head) = reading.record()["weights"]
+    assert mlp["share of the strongest eigenvectors"] == reading.opened[0].share
+    assert len(head["QK of head.0.1"]) == 10
+
+
+def test_parts_that_cannot_be_opened_are_said(view):
+    result = flow_of(view, None)
+    with pytest.raises(BilensError, match="position=9, expected 0 to 5"):
+        open_part(view, result, "mlp.0@9")
+    with pytest.raises(BilensError, match="has no flow of its own there"):
+        open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0@1")
+    with pytest.raises(BilensError, match="has no node in the flow"):
+        open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0")
+    gated = made(mlp="swiglu")
+    with pytest.raises(NotBilinearError, match="an activation that is not linear"):
+        open_part(gated, flow_of(gated, None), "mlp.0@4")
