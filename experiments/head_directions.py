@@ -1,0 +1,93 @@
+"""Directions of a task in the values of heads: the share of the flow that few of them hold.
+
+`bilens.read.flow.recurring` balances changes and adjoints of the outputs of MLPs. This is the same
+for heads: of the mixed values of each head (d_head numbers), and of the output of all heads of a
+layer (d_model numbers). Beside it are principal components of the changes and random directions.
+Shares are of the flow on other questions of the same tasks, without credit for cancellation between
+positions.
+
+Small: three tasks, two questions of each to find and two to measure, three minutes of a processor.
+Paper: seven tasks, eight and eight.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bilens.read.flow import Question
+from bilens.read.flow.directions import MLPDirections
+from bilens.read.flow.recurring import Moves, learned, share_held
+from bilens.read.flow.split import split
+from bilens.residual import Moment, ResidualModel
+from bilens.sections import Table
+from experiments.context import Outcome, RecipeContext
+from experiments.pairs import pairs_of
+from experiments.pretrained import open_models
+
+KS = (1, 8)
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Measure the directions of each task, and the baselines."""
+    finding, n_tasks = context.choose(2, 8), context.choose(3, 7)
+    _, model = next(iter(open_models(context.models)))
+    by_task: dict[str, list[Question]] = defaultdict(list)
+    for pair in pairs_of(model, 2 * finding):
+        question = Question(pair.text, pair.token, pair.minus, pair.against, pair.task)
+        by_task[pair.task].append(question)
+    shares: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for of_task in list(by_task.values())[:n_tasks]:
+        with torch.no_grad():
+            both = [head_moves(model, question) for question in of_task]
+        of_values, of_layers = zip(*both, strict=True)
+        for part, moves in (("values of each head", of_values), ("output of a layer", of_layers)):
+            for k in KS:
+                for method, directions in methods(moves[:finding], k).items():
+                    shares[part, k, method].append(share_held(moves[finding:], directions)[0])
+    rows = [(*key, statistics.fmean(of_tasks)) for key, of_tasks in shares.items()]
+    frame = pd.DataFrame(rows, columns=["part", "k", "directions", "share"])
+    numbers: dict[str, Any] = {"tasks": list(by_task)[:n_tasks], "finding": finding}
+    return Outcome(
+        {**numbers, "shares": frame.to_dict("records")}, parts=[Table(frame, "Share of the flow")]
+    )
+
+
+def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
+    """Return changes and adjoints of the values of every head, and of each layer's attention.
+
+    The values are mixed ones, of all heads layer by layer.
+    """
+    through = split(model, question)
+    values: tuple[list[Tensor], ...] = ([], [])
+    outputs: tuple[list[Tensor], ...] = ([], [])
+    for layer in range(model.n_layers):
+        heads, w = through.heads_map(layer), through.above[Moment.attention(layer)]
+        back = heads.back(w)
+        every = torch.ones(*back.shape[:2], back.shape[1], dtype=torch.bool)
+        branches = heads.branches(back)
+        values[0].append(torch.stack([branch.mixed_all(every) for branch in branches]).sum(0))
+        values[1].append(back)
+        outputs[0].append(torch.stack([heads.written(branch, every) for branch in branches]).sum(0))
+        outputs[1].append(w)
+    scale = abs(through.value) ** -0.5
+    of_heads = Moves(*(scale * torch.cat(rows).double().cpu() for rows in values))
+    return of_heads, Moves(*(scale * torch.stack(rows).double().cpu() for rows in outputs))
+
+
+def methods(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
+    """Return k directions of each part, by method."""
+    generator = torch.Generator().manual_seed(0)
+    principal, random = [], []
+    for part in range(len(moves[0].changes)):
+        rows = torch.cat([of_question.changes[part] for of_question in moves])
+        vectors = torch.linalg.svd(rows, full_matrices=False)[2][:k]
+        principal.append(MLPDirections(vectors, vectors))
+        drawn = torch.randn(rows.shape[1], k, generator=generator, dtype=torch.float64)
+        basis = torch.linalg.qr(drawn)[0].T
+        random.append(MLPDirections(basis, basis))
+    return {"of the task": learned(moves, k)[0], "PCA of changes": principal, "random": random}

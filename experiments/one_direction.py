@@ -1,0 +1,154 @@
+"""Edits of one direction of agreement: what is lost of it on BLiMP, and of everything else.
+
+The directions are those of the task (`bilens.read.flow.recurring`), found on pairs of a plural and
+a singular subject: of the mixed values of the two heads with the largest contrastive flow, and of
+the output of the MLP whose direction has the largest measured effect. Half of the questions find,
+the others measure. BLiMP selects nothing.
+
+An edit along t reads r: of the task, or the r that changes everything else least, M^-1 t with the
+second moment M of WikiText. Directions are removed or reversed. Beside them is the edit along the
+heads' mean change of number (`experiments.agreement`), with the moment of its own prefixes.
+
+Small: 25 pairs of each paradigm of agreement and 12 of each other one, ten minutes of a processor.
+Paper: 100 and 40, half an hour or more.
+"""
+
+import gzip
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilens.read.flow import Question, edit_head_along, edit_mlp_along, task_directions
+from bilens.read.flow.recurring import learned
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Run
+from experiments.agreement import HEADS, accuracy, blimp_pairs, open_model
+from experiments.blimp import Pair, Preferences
+from experiments.context import Outcome, RecipeContext
+from experiments.contrasts import RIDGE, Contrasts, Head, contrasts, questions
+from experiments.head_directions import head_moves
+
+Edit = Callable[[], ResidualModel]
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Find the directions, edit the model along each of them, and measure."""
+    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
+    model = open_model(folder)
+    pairs = blimp_pairs(folder / "blimp", *context.choose((12, 25), (40, 100)))
+    number = contrasts(model, 8)
+    heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
+    asked = questions(model, context.choose(16, 32))
+    of_values, of_outputs = moments(model, folder / "text" / "wikitext2_valid.txt.gz", heads)
+    edits = _of_heads(model, asked, heads, number, of_values)
+    edits |= _of_mlp(model, asked, of_outputs)
+    numbers: dict[str, Any] = {"heads": heads}
+    # Layers below an edit are run once for all edits that begin there.
+    for first in sorted({layer for layer, _ in edits.values()}, reverse=True):
+        prefers = Preferences(model, pairs, first)
+        before = prefers(model)
+        numbers.setdefault("before", accuracy(pairs, before))
+        for name, (layer, edit) in edits.items():
+            if layer == first:
+                numbers[name] = context.measured(
+                    f"one-direction-{name}-{context.scale}",
+                    partial(_changed, pairs, prefers, edit, before),
+                )
+    return Outcome(numbers)
+
+
+def _changed(
+    pairs: Sequence[Pair], prefers: Preferences, edit: Edit, before: Sequence[bool]
+) -> dict[str, Any]:
+    return accuracy(pairs, prefers(edit()), before)
+
+
+def moments(
+    model: ResidualModel, path: Path, heads: Sequence[Head], n: int = 16, length: int = 128
+) -> tuple[dict[Head, Tensor], list[Tensor]]:
+    """Return second moments of the values of heads and of the outputs of MLPs on a text."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        words = "".join(islice(lines, 400))[: 8 * n * length]
+    ids = model.ids(words)[: n * length].unflatten(0, (n, length))
+    values: dict[Head, Tensor] = defaultdict(lambda: torch.zeros(()))
+    outputs = [torch.zeros(()) for _ in range(model.n_layers)]
+    for row in ids:
+        of_text = Run.of(model, row)
+        for layer, head in heads:
+            z = of_text.mixed[layer].unflatten(1, (model.n_heads, -1))[:, head].double()
+            values[layer, head] = values[layer, head] + z.T @ z / ids.numel()
+        for layer, y in enumerate(of_text.outputs):
+            outputs[layer] = outputs[layer] + y.double().T @ y.double() / ids.numel()
+    return {head: ridged(M) for head, M in values.items()}, [ridged(M) for M in outputs]
+
+
+def ridged(moment: Tensor) -> Tensor:
+    """Return a moment with a small share of its mean variance in every direction."""
+    return moment + RIDGE * moment.diagonal().mean() * torch.eye(len(moment)).to(moment)
+
+
+def _of_heads(
+    model: ResidualModel,
+    asked: Sequence[Question],
+    heads: Sequence[Head],
+    number: Contrasts,
+    of_values: dict[Head, Tensor],
+) -> dict[str, tuple[int, Edit]]:
+    """Return edits of one direction of each head, by name, with the first layer that changes."""
+    first = min(layer for layer, _ in heads)
+    with torch.no_grad():
+        directions, _ = learned([head_moves(model, question)[0] for question in asked], 1)
+
+    def along(scale: float, *, of_task: bool) -> Edit:
+        def edited() -> ResidualModel:
+            new = model
+            for layer, head in heads:
+                t = directions[layer * model.n_heads + head].written
+                vectors = t if of_task else number.changes[layer, head][None]
+                new = edit_head_along(
+                    new, vectors.float(), layer=layer, head=head, scale=scale,
+                    moment=of_values[layer, head].float(),
+                )  # fmt: skip
+            return new
+
+        return edited
+
+    return {
+        "heads, mean change, moment of prefixes, times -1": (
+            first,
+            lambda: number.turned(model, heads),
+        ),
+        "heads, mean change, times -1": (first, along(-1.0, of_task=False)),
+        "heads, direction of the task, times -1": (first, along(-1.0, of_task=True)),
+        "heads, direction of the task, times 0": (first, along(0.0, of_task=True)),
+    }
+
+
+def _of_mlp(
+    model: ResidualModel, asked: Sequence[Question], of_outputs: Sequence[Tensor]
+) -> dict[str, tuple[int, Edit]]:
+    """Return edits of two directions of MLPs, by name, with the layer that changes.
+
+    They have the largest measured effects, one of all layers and one of the last quarter.
+    """
+    task = task_directions(model, asked, strongest=40)
+    ordered = sorted(task.strongest, key=lambda part: -part.effect)
+    late = next(part for part in ordered if part.layer >= 3 * model.n_layers // 4)
+    edits: dict[str, tuple[int, Edit]] = {}
+    for part in (ordered[0], late):
+        t, r = (rows[part.number - 1][None] for rows in task.directions[part.layer])
+        least = torch.linalg.solve(of_outputs[part.layer], t.T).T
+        name = f"direction.{part.layer}.{part.number} ({part.effect:.0%} of the change)"
+        for which, read in (("", r), (", least change of text", least / (least @ t.T))):
+            edits[f"{name}{which}, times 0"] = (
+                part.layer,
+                partial(edit_mlp_along, model, t, read, layer=part.layer),
+            )
+    return edits
