@@ -15,12 +15,13 @@ The models, all with bilinear MLPs: the grammar of `bilens.data.Grammar`, at pos
 skip-trigram decides; two blocks trained on TinyStories; and the tensors of stories260K that
 `experiments.tensorise` makes, without gates only and without softmax too.
 
-Small: 100 questions of each model, ten minutes on one core, of which the trainings take eight.
+Small: 60 questions of each model, ten minutes on one core, of which the trainings take eight.
 Paper: 400, and three grammars.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -55,11 +56,11 @@ def run(context: RecipeContext) -> Outcome:
     """Open the parts of all models."""
     rows: list[dict[str, Any]] = []
     for name, model, ids, places in _models(context):
-        basis = principal(model, ids[-64:])
-        for two in (True, False):
-            shares = list(opened(model, ids[:-64], places, basis, context.choose(100, 400), two))
-            kind = "two texts" if two else "one text"
-            rows.append({"model": name, "kind": kind, **summary(shares)})
+        for kind in ("two texts", "one text"):
+            asked = context.choose(60, 400)
+            measure = partial(_measured, model, ids, places, asked, kind == "two texts")
+            numbers = context.measured(f"part-weights-{name}-{kind}-{context.scale}", measure)
+            rows.append({"model": name, "kind": kind, **numbers})
     frame = pd.DataFrame(rows)
     return Outcome({"rows": rows}, parts=[Table(frame, f"Share of {K} directions", words=2)])
 
@@ -72,10 +73,6 @@ def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor
         corpus = context.corpus("grammar", preset.model.n_ctx, preset.model.vocab_size)
         ids = corpus.validation[:1200]["input_ids"]
         yield f"grammar, seed {seed}", model, ids, grammar.is_kind(ids, "skip-trigram")
-    own = replace(tensors.OWN, mlp="bilinear")
-    model = context.language("tinystories", tensors.OWN_FIRST, own)
-    corpus = context.corpus("tinystories", own.n_ctx, own.vocab_size)
-    yield "two blocks, TinyStories", model, corpus.validation[:900]["input_ids"], None
     for variant in ("gates", "both"):
         changes: dict[str, Any] = {"learning_rate": tensors.RATES[variant]}
         tensors.variant_of(context, tensors.STORY, variant, **changes)
@@ -85,6 +82,17 @@ def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor
         # Each text gives several short ones.
         ids = next(iter(held_out.values())).unfold(1, 24, 24).flatten(0, 1)
         yield f"stories260K, {variant}", tensor, ids, None
+    own = replace(tensors.OWN, mlp="bilinear")
+    model = context.language("tinystories", tensors.OWN_FIRST, own)
+    corpus = context.corpus("tinystories", own.n_ctx, own.vocab_size)
+    yield "two blocks, TinyStories", model, corpus.validation[:900]["input_ids"], None
+
+
+def _measured(
+    model: ResidualModel, ids: Tensor, places: Tensor | None, asked: int, two: bool
+) -> dict[str, Any]:
+    basis = principal(model, ids[-64:])
+    return summary(list(opened(model, ids[:-64], places, basis, asked, two)))
 
 
 def principal(model: ResidualModel, ids: Tensor) -> list[Tensor]:
