@@ -24,6 +24,7 @@ from bilens.tensor.similarity import unit_rows
 from bilens.train import AutoencoderTraining, ClassifierTraining, row_sampler, train_autoencoder
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
+from tests.nightly import nightly
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 FIGURES = {
@@ -53,7 +54,7 @@ def ran(name: str, scale: str) -> Outcome:
         return recipe.run(BriefContext(scale, Path("nowhere")))
 
 
-@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("scale", nightly(["small", "paper"], ["small"]))
 @pytest.mark.parametrize("name", FIGURES)
 def test_recipes_run(name, scale):
     outcome = ran(name, scale)

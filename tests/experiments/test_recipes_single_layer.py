@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from bilens.read import TruncationCurve, spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
+from tests.nightly import nightly
 
 FIGURES = {
     "fig2": {f"{name}-{label}" for name in ("mnist", "fashion_mnist") for label in (0, 1)}
@@ -32,7 +34,6 @@ FIGURES = {
     "fig9": {f"{kind}-{label}" for kind in ("spectrum", "eigenvectors") for label in range(10)},
     "noises": {"accuracy", "drop_at_10", "match"},
 }
-SAME = {("noises", "paper"), ("fig2", "paper"), ("fig9", "paper")}
 
 
 @cache
@@ -75,7 +76,7 @@ def ran(name: str, scale: str) -> Outcome:
 
 # Figures 2 and 9 do the same at both scales, and there are only more noises at the larger one.
 @pytest.mark.parametrize(
-    ("name", "scale"), [(n, s) for n in FIGURES for s in ("small", "paper") if (n, s) not in SAME]
+    ("name", "scale"), nightly(product(FIGURES, ["small", "paper"]), [*product(FIGURES, ["small"])])
 )
 def test_recipes_run(name, scale):
     outcome = ran(name, scale)

@@ -1,5 +1,6 @@
 """Every kernel, outputs and gradients, against the whole pattern."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from bilens.kernels import bilinear_attention, resume_attention
 from bilens.kernels.attention import reference
 from bilens.kernels.products import products, row_length, weights
 from tests.kernels.inputs import error, random_inputs, results, shapes, skip_untested_triton
+from tests.nightly import nightly
 
 
 @pytest.fixture(autouse=True)
@@ -224,8 +226,9 @@ def test_constants_of_other_shapes_are_named(constant):
         bilinear_attention(*random_inputs(), normalised=True)
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("time", [20, 300])
+@pytest.mark.parametrize(
+    ("time", "squared"), nightly(product([20, 300], [False, True]), [(20, False), (300, True)])
+)
 def test_attention_compiles_as_one_graph(squared, time):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""
     inputs = random_inputs(time=time, squared=squared, sharing=2)
@@ -235,15 +238,17 @@ def test_attention_compiles_as_one_graph(squared, time):
         torch.testing.assert_close(a, b)
 
 
-def test_the_operators_keep_the_rules_of_torch():
+@pytest.mark.parametrize("everything", nightly([False, True], [False]))
+def test_the_operators_keep_the_rules_of_torch(everything):
     inputs = random_inputs(time=5, width=4)
     state = torch.randn_like(resume_attention(*inputs)[1])
-    # Torch's own test compares shapes and strides that a compiler assumes with real ones. All of it
-    # takes seconds.
+    # Torch's own test compares shapes and strides that a compiler assumes with real ones; the rest
+    # of it compiles, which takes seconds.
     some = ("test_schema", "test_autograd_registration", "test_faketensor")
     operator = torch.ops.bilens.attend.default
     torch.library.opcheck(operator, ("chunked", *inputs, None, 0.3), test_utils=some)
-    torch.library.opcheck(operator, ("chunked", *inputs, state, 0.3))
+    how = {} if everything else {"test_utils": some}
+    torch.library.opcheck(operator, ("chunked", *inputs, state, 0.3), **how)
 
 
 @given(width=st.integers(1, 40), symmetric=st.booleans())

@@ -58,7 +58,7 @@ SIZES = [
 @pytest.mark.parametrize(
     ("time", "width", "d_value", "sharing", "dtype", "squared"),
     by_day(
-        [(*SIZES[0], False), (*SIZES[1], True), (*SIZES[2], False), (*SIZES[3], True)],
+        [(*SIZES[0], False), (*SIZES[1], True), (*SIZES[3], True)],
         every=[(*sizes, squared) for sizes, squared in product(SIZES, [False, True])],
     ),
 )
@@ -74,7 +74,7 @@ def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
 @pytest.mark.parametrize(
     ("width", "d_value", "dtype", "squared"),
     by_day(
-        [(64, 64, torch.bfloat16, False), (16, 128, torch.float32, True)],
+        [(16, 128, torch.float32, True)],
         every=[
             (*sizes, dtype, squared)
             for sizes, dtype, squared in product(
@@ -95,10 +95,7 @@ def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypa
 
 @pytest.mark.parametrize(
     ("time", "segments", "squared"),
-    by_day(
-        [(140, 2, False), (140, 3, True)],
-        every=[(290, *case) for case in product([2, 3, 5], [False, True])],
-    ),
+    by_day([(140, 3, True)], every=product([140, 290], [2, 3, 5], [False, True])),
 )
 def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, monkeypatch):
     """Three or five chunks; of as many segments each is one, and of two the last is shorter."""
@@ -110,8 +107,7 @@ def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, mon
 
 
 @pytest.mark.parametrize(
-    ("one_chunk", "squared"),
-    by_day([(False, True), (True, False)], every=product([False, True], repeat=2)),
+    ("one_chunk", "squared"), by_day([(True, False)], every=product([False, True], repeat=2))
 )
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     """Lay heads side by side in a row of the stream, as a model does."""
@@ -203,7 +199,7 @@ def test_a_text_goes_on_from_a_state(squared, monkeypatch):
     assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
     inputs = on_device(time=20, width=4, d_value=3, sharing=2, squared=squared)
     given = [x for x in inputs if x is not None]
