@@ -101,6 +101,7 @@ def test_they_make_the_same_tensor(two, tensor_of_one):
     check_tensor(two / "tensor", tensor_of_one)
 
 
+@pytest.mark.slow
 def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path, tensor_of_one):
     done = in_two("sharded.py", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
