@@ -9,6 +9,10 @@ Beside it are the old label, the ten tokens whose unembedding has the largest co
 node writes, and chance: what another of these nodes does. The time of the labels of a flow is
 measured over that of the flow.
 
+The parts of a circuit (`bilens.read.flow.circuits`) have labels that are means over questions. The
+score is the share of the ten tokens of a label that the same part raises most on other questions;
+chance is another part's label.
+
 Small: SmolLM2, two tasks, three pairs to label and three others. Paper: all models that are
 installed, five tasks, ten and ten; 20 minutes of processor time for SmolLM2.
 """
@@ -16,6 +20,7 @@ installed, five tasks, ten and ten; 20 minutes of processor time for SmolLM2.
 import statistics
 import time
 from collections import Counter, defaultdict
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -24,6 +29,7 @@ from torch.nn import functional
 
 from bilens.read.flow import Question, flow, measure
 from bilens.read.flow.ablation import is_measurable
+from bilens.read.flow.circuit import Cases, part_effects, search
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.residual import ResidualModel
@@ -32,7 +38,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.pretrained import open_models
 from experiments.tasks import questions_of
 
-NODES, TOKENS = 20, 10
+NODES, TOKENS, KEEP = 20, 10, 0.9
 TASKS = ("agreement", "gender", "tense", "quantity", "ioi")
 
 Place = tuple[Any, ...]
@@ -56,7 +62,11 @@ def run(context: RecipeContext) -> Outcome:
             break
         asked = questions_of(model, 2 * count)
         rows = [
-            {"task": task, **overlaps(model, asked[task][:count], asked[task][count:])}
+            {
+                "task": task,
+                **overlaps(model, asked[task][:count], asked[task][count:]),
+                **of_parts(model, asked[task][:count], asked[task][count:]),
+            }
             for task in TASKS[: context.choose(2, len(TASKS))]
         ]
         numbers[name] = rows
@@ -83,6 +93,26 @@ def overlaps(
             scores["chance"].append(_share(label.measured, does[drawn]))
     means = {name: statistics.fmean(values) for name, values in scores.items()}
     return {**means, "labels": len(scores["measured"]), "time": statistics.median(seconds)}
+
+
+def of_parts(
+    model: ResidualModel, questions: list[Question], others: list[Question]
+) -> dict[str, float]:
+    """Return the mean score of the labels of a circuit's parts on other questions."""
+    first = Cases(model, questions)
+    mask = search(first, KEEP)[-1]
+    sides = []
+    for cases in (first, Cases(model, others)):
+        effects = part_effects(cases, mask, TOKENS)
+        sides.append({effect.part: effect.raises for effect in effects})
+    here, there = sides
+    means = [
+        [_share(here[part], {*there[other]}) for part, other in pairs]
+        for pairs in (zip(here, here, strict=True), permutations(here, 2))
+    ]
+    scores = {"parts": statistics.fmean(means[0]), "number of parts": len(here)}
+    # A circuit of one part has no other one.
+    return {**scores, "parts, chance": statistics.fmean(means[1] or [0.0])}
 
 
 def _share(tokens: tuple[str, ...], among: set[str]) -> float:

@@ -168,8 +168,17 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
 def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
     [row, _] = labels.run(installed).numbers["tiny"]
     assert row["labels"] > 0
-    assert all(0 <= row[name] <= 1 for name in ("measured", "nearest tokens", "chance"))
+    shares = ("measured", "nearest tokens", "chance", "parts", "parts, chance")
+    assert all(0 <= row[name] <= 1 for name in shares)
     assert row["time"] > 0
+
+
+def test_labels_of_parts_recur_on_the_same_questions(installed):
+    [(_, model)] = pretrained.open_models(installed.models)
+    asked = tasks.questions_of(model, 2)["agreement"]
+    scores = labels.of_parts(model, asked, asked)
+    assert scores["parts"] == 1
+    assert scores["parts, chance"] < 1
 
 
 def test_what_a_node_does_is_what_it_raises_in_most_texts():

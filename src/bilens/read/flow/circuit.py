@@ -350,7 +350,9 @@ def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
 
 
 @torch.no_grad()
-def part_effects(cases: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffect, ...]:
+def part_effects(
+    cases: Cases, mask: Bool[Tensor, " *shape"], tokens: int = 3
+) -> tuple[PartEffect, ...]:
     """Return the effects of the parts of a mask, each alone, the largest first."""
     model, parts = cases.model, parts_in(mask)
     lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
@@ -367,12 +369,12 @@ def part_effects(cases: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
     total = float(cases.changes.sum())
     effects = []
     for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
-        raises, lowers = (named(model, sign * scores) for sign in (1, -1))
+        raises, lowers = (named(model, sign * scores, tokens) for sign in (1, -1))
         effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
     return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
 
 
-def named(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> tuple[str, ...]:
+def named(model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3) -> tuple[str, ...]:
     """Return the tokens of the largest positive scores as text, the largest first."""
-    values, numbers = scores.topk(3)
+    values, numbers = scores.topk(count)
     return tuple(shown_tokens(model, numbers[values > 0]))
