@@ -2,14 +2,14 @@
 
 The directions are those of the task (`bilens.read.flow.recurring`), found on pairs of a plural and
 a singular subject: of the mixed values of the two heads with the largest contrastive flow, and of
-the output of the MLP whose direction has the largest measured effect. Half of the questions find,
-the others measure. BLiMP selects nothing.
+the output of the MLP in the last eighth of the layers whose direction has the largest measured
+effect. BLiMP selects nothing.
 
 An edit along t reads r: of the task, or the r that changes everything else least, M^-1 t with the
 second moment M of WikiText. Directions are removed or reversed. Beside them is the edit along the
 heads' mean change of number (`experiments.agreement`), with the moment of its own prefixes.
 
-Small: 25 pairs of each paradigm of agreement and 12 of each other one, ten minutes of a processor.
+Small: 15 pairs of each paradigm of agreement and 4 of each other one, four minutes of a processor.
 Paper: 100 and 40, half an hour or more.
 """
 
@@ -42,7 +42,7 @@ def run(context: RecipeContext) -> Outcome:
     """Find the directions, edit the model along each of them, and measure."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
     model = open_model(folder)
-    pairs = blimp_pairs(folder / "blimp", *context.choose((12, 25), (40, 100)))
+    pairs = blimp_pairs(folder / "blimp", *context.choose((4, 15), (40, 100)))
     number = contrasts(model, 8)
     heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
     asked = questions(model, context.choose(16, 32))
@@ -50,17 +50,14 @@ def run(context: RecipeContext) -> Outcome:
     edits = _of_heads(model, asked, heads, number, of_values)
     edits |= _of_mlp(model, asked, of_outputs)
     numbers: dict[str, Any] = {"heads": heads}
-    # Layers below an edit are run once for all edits that begin there.
-    for first in sorted({layer for layer, _ in edits.values()}, reverse=True):
-        prefers = Preferences(model, pairs, first)
-        before = prefers(model)
-        numbers.setdefault("before", accuracy(pairs, before))
-        for name, (layer, edit) in edits.items():
-            if layer == first:
-                numbers[name] = context.measured(
-                    f"one-direction-{name}-{context.scale}",
-                    partial(_changed, pairs, prefers, edit, before),
-                )
+    # Layers below all edits are run once.
+    prefers = Preferences(model, pairs, min(layer for layer, _ in edits.values()))
+    before = prefers(model)
+    numbers["before"] = accuracy(pairs, before)
+    for name, (_, edit) in edits.items():
+        numbers[name] = context.measured(
+            f"one-direction-{name}-{context.scale}", partial(_changed, pairs, prefers, edit, before)
+        )
     return Outcome(numbers)
 
 
@@ -121,34 +118,31 @@ def _of_heads(
         return edited
 
     return {
+        "heads, direction of the task, times -1": (first, along(-1.0, of_task=True)),
         "heads, mean change, moment of prefixes, times -1": (
             first,
             lambda: number.turned(model, heads),
         ),
-        "heads, mean change, times -1": (first, along(-1.0, of_task=False)),
-        "heads, direction of the task, times -1": (first, along(-1.0, of_task=True)),
         "heads, direction of the task, times 0": (first, along(0.0, of_task=True)),
+        "heads, mean change, times -1": (first, along(-1.0, of_task=False)),
     }
 
 
 def _of_mlp(
     model: ResidualModel, asked: Sequence[Question], of_outputs: Sequence[Tensor]
 ) -> dict[str, tuple[int, Edit]]:
-    """Return edits of two directions of MLPs, by name, with the layer that changes.
-
-    They have the largest measured effects, one of all layers and one of the last quarter.
-    """
+    """Return edits of the direction of an MLP with the largest effect in the last eighth."""
     task = task_directions(model, asked, strongest=40)
-    ordered = sorted(task.strongest, key=lambda part: -part.effect)
-    late = next(part for part in ordered if part.layer >= 3 * model.n_layers // 4)
-    edits: dict[str, tuple[int, Edit]] = {}
-    for part in (ordered[0], late):
-        t, r = (rows[part.number - 1][None] for rows in task.directions[part.layer])
-        least = torch.linalg.solve(of_outputs[part.layer], t.T).T
-        name = f"direction.{part.layer}.{part.number} ({part.effect:.0%} of the change)"
-        for which, read in (("", r), (", least change of text", least / (least @ t.T))):
-            edits[f"{name}{which}, times 0"] = (
-                part.layer,
-                partial(edit_mlp_along, model, t, read, layer=part.layer),
-            )
-    return edits
+    late = [part for part in task.strongest if part.layer >= 7 * model.n_layers // 8]
+    part = max(late, key=lambda one: one.effect)
+    t, r = (rows[part.number - 1][None] for rows in task.directions[part.layer])
+    least = torch.linalg.solve(of_outputs[part.layer], t.T).T
+    name = f"direction.{part.layer}.{part.number} ({part.effect:.0%} of the change)"
+
+    def removed(read: Tensor) -> tuple[int, Edit]:
+        return part.layer, partial(edit_mlp_along, model, t, read, layer=part.layer)
+
+    return {
+        f"{name}, times 0": removed(r),
+        f"{name}, least change of text, times 0": removed(least / (least @ t.T)),
+    }

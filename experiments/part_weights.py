@@ -83,7 +83,7 @@ def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor
         ids = next(iter(held_out.values())).unfold(1, 24, 24).flatten(0, 1)
         yield f"stories260K, {variant}", tensor, ids, None
     own = replace(tensors.OWN, mlp="bilinear")
-    model = context.language("tinystories", tensors.OWN_FIRST, own)
+    model = context.language("tinystories", replace(tensors.OWN_FIRST, epochs=0.2), own)
     corpus = context.corpus("tinystories", own.n_ctx, own.vocab_size)
     yield "two blocks, TinyStories", model, corpus.validation[:900]["input_ids"], None
 
