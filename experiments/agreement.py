@@ -91,7 +91,7 @@ def run(context: RecipeContext) -> Outcome:
     seconds = 0.0
     for prompt, direction in zip(prompts, directions, strict=True):
         start = time.process_time()
-        graph = flow(model, prompt, direction, directions=4, threshold=1e-3, orthogonal="inputs")
+        graph = flow(model, prompt, direction, directions=4, threshold=1e-3)
         seconds += time.process_time() - start
         values.append(graph.value)
         errors.append(_error(graph))

@@ -60,6 +60,14 @@ def test_eigenvectors_are_those_of_a_dense_reference(view, second):
 
 
 @pytest.mark.parametrize("second", [None, TEXTS[1]])
+def test_all_eigenvectors_of_an_mlp_with_biases_are_the_whole(second):
+    view = made(norm="layer", bias=True)
+    opened = open_part(view, flow_of(view, second), f"mlp.0@{AT}", k=40)
+    assert opened.frame().flow.sum() == pytest.approx(opened.flow)
+    assert opened.share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("second", [None, TEXTS[1]])
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_share_is_that_of_runs_by_hand(view, second, k):
     result = flow_of(view, second)

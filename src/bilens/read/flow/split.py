@@ -18,7 +18,7 @@ from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.flow.question import Question
 from bilens.read.language.names import TokenDirection
 from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
-from bilens.read.linear.mlp import LinearMLP, Orthogonal
+from bilens.read.linear.mlp import LinearMLP
 from bilens.read.linear.projections import CallRecorder
 from bilens.read.linear.secants import frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
@@ -48,7 +48,6 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     directions: Directions | TaskDirections = 0,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
-    orthogonal: Orthogonal = "outputs",
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> Flow:
     """Split the change of a logit between two texts, or a logit on one, over a model's parts.
@@ -105,9 +104,6 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
             is a product of five factors then, and each one carries a fifth.
-        orthogonal: between two texts, directions of a gated MLP by the form JJ' (outputs), or by Q
-            as on one text (inputs). The first predict effects better, the second recur more often
-            in other texts.
         ablate: number of the strongest nodes whose effect is measured in the running model, and
             which are named by the tokens that it changes.
 
@@ -126,7 +122,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         against = replaced(text, replace)
     question = Question.of(text, token, minus, against, target=target, position=position)
     adjoints = split(model, question, through_patterns=through_patterns)
-    return named_by_measurement(model, adjoints.run(directions, threshold, orthogonal), ablate)
+    return named_by_measurement(model, adjoints.run(directions, threshold), ablate)
 
 
 def split(model: ResidualModel, question: Question, *, through_patterns: bool = False) -> "Split":
@@ -215,12 +211,7 @@ class Split:
         values = self.measured.values
         return values[0] - values[1] if len(values) == 2 else values[0]
 
-    def run(
-        self,
-        directions: Directions | TaskDirections,
-        threshold: float,
-        orthogonal: Orthogonal = "outputs",
-    ) -> Flow:
+    def run(self, directions: Directions | TaskDirections, threshold: float) -> Flow:
         """Return everything with at least a share `threshold` of the absolute flow as a node."""
         if isinstance(directions, TaskDirections):
             directions.check_fits(self.model)
@@ -233,7 +224,7 @@ class Split:
         # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
-            self._split_mlp(layer, directions, least, orthogonal)
+            self._split_mlp(layer, directions, least)
             self._split_heads(layer, least)
         self._add_leaves()
         split_flow = self.graph.flow(
@@ -408,13 +399,7 @@ class Split:
             self._heads_maps[layer] = heads
         return heads
 
-    def _split_mlp(
-        self,
-        layer: int,
-        directions: Directions | TaskDirections,
-        least: float,
-        orthogonal: Orthogonal,
-    ) -> None:
+    def _split_mlp(self, layer: int, directions: Directions | TaskDirections, least: float) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
         p, output = self.pulled[layer], mlp.write(mlp.z)
@@ -430,7 +415,7 @@ class Split:
             parts = mlp.given(*directions.directions[layer], w, output, least)
         else:
             m = None if directions == "all" else directions
-            parts = mlp.directions(w, p, output, m, least, orthogonal)
+            parts = mlp.directions(w, p, output, m, least)
         at = parts.position
         values = [None] * len(at) if parts.value is None else parts.value.tolist()
         columns = (parts.flow.tolist(), at.tolist(), parts.rank.tolist(), values)

@@ -127,7 +127,7 @@ def eigenvectors(mlp: LinearMLP, w: Float[Tensor, "time d_model"], position: int
     """Return the eigenvectors of an MLP along w at a position, the largest |flow| first."""
     pulled = torch.zeros_like(mlp.z)
     pulled[position] = mlp.pulled(w)[position]
-    return mlp.directions(w, pulled, mlp.write(mlp.z), None, 0.0, "inputs")
+    return mlp.directions(w, pulled, mlp.write(mlp.z), None, 0.0, of_form=True)
 
 
 def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +17,6 @@ from bilens.tensor.quadratic import apply_factored
 
 GONE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """A vector that orthogonalisation leaves this share of its length lies in the space already."""
-Orthogonal = Literal["outputs", "inputs"]
-"""Vectors of an MLP's directions that are orthogonal: their outputs, or what they read."""
 DENSE_BYTES = 128 * 1024**2
 """Working memory of the maps whose singular vectors are all taken at once."""
 TINY = 1e-30
@@ -246,14 +244,15 @@ class LinearMLP:
         output: Float[Tensor, "time d_model"],
         m: int | None,
         least: float,
-        orthogonal: Orthogonal = "outputs",
+        *,
+        of_form: bool = False,
     ) -> Directions:
         """Return m directions of each position whose flows, reads and writes add up exactly.
 
         They are the Ritz vectors of a form in a Krylov space, and with m=None its eigenvectors.
         Those with less flow than `least` are left out. Given are w, p = J'w and the output J z.
 
-        If the output is quadratic in z, or inputs are asked to be orthogonal, the form is
+        If the output is quadratic in z, or with `of_form`, the form is
         Q = sum_r q_r (L_r R_r' + R_r L_r') / 2. Here q are the weights of the hidden units along w,
         times their curvature. The space holds z and p. Otherwise, and without a gate, the form is
         JJ', and the space holds the output J z and w. The outputs of directions are orthogonal
@@ -262,7 +261,7 @@ class LinearMLP:
         # Positions without flow or without change have no directions, and would cost a space each.
         active = ((p != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
         at_once = max(1, DENSE_BYTES // (2 * p.element_size() * self.left.numel()))
-        parts, of_input = [], self.quadratic or (orthogonal == "inputs" and self.right is not None)
+        parts, of_input = [], self.quadratic or of_form
         for at in active.split(at_once if m is None else max(1, len(active))):
             if of_input:
                 assert self.curvature is not None
