@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from threading import Barrier, BrokenBarrierError, Thread
+from threading import Event, Thread
 
 import datasets
 import huggingface_hub
@@ -73,21 +73,32 @@ def test_data_that_is_nowhere(network, monkeypatch, tmp_path, caplog, capfd):
 
 
 def test_the_settings_of_the_process_are_as_before(network, monkeypatch, tmp_path):
-    """Also after loads that overlap."""
+    """Also after loads that overlap, of which the first waits for the second to begin."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    inside = Barrier(2, timeout=20)
+    begun = {"a/b": Event(), "c/d": Event()}
+    ended = Event()
+
+    def read(name, **_):
+        begun[name].set()
+        # The second comes in only if nothing keeps it out, and then leaves last.
+        (begun["c/d"] if name == "a/b" else ended).wait(timeout=0.3)
+        return []
+
+    monkeypatch.setattr(datasets, "load_dataset", read)
 
     def load(name):
         with contextlib.suppress(BilensError):
             bilens.load(name)
-        with contextlib.suppress(BilensError, BrokenBarrierError), hub_split("a/b", "train", ""):
-            inside.wait()
+        with hub_split(name, "train", ""):
+            pass
+        ended.set()
 
-    threads = [Thread(target=load, args=(name,)) for name in ("a/b", "c/d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    first, second = (Thread(target=load, args=(name,)) for name in begun)
+    first.start()
+    assert begun["a/b"].wait(timeout=20)
+    second.start()
+    first.join()
+    second.join()
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
 

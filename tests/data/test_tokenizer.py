@@ -67,6 +67,7 @@ def test_the_folder_loads_like_any_other(tokenizer, tmp_path):
     assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("[BOS]", "[EOS]", "[PAD]")
 
 
+@pytest.mark.slow
 def test_another_process_trains_the_same(tokenizer):
     """Hash maps are seeded per process; within one, chance would not show."""
     code = (

@@ -1,7 +1,5 @@
 """Browsers and servers are started once; the warnings of Gradio's own parts are not ours."""
 
-from pathlib import Path
-
 import pytest
 
 from bilens.convert import save_model
@@ -13,26 +11,17 @@ from tests.language import random_model
 from tests.models import digit_model
 
 
-def saved_run(folder: Path, n_layers: int) -> Path:
-    digit_model(n_layers).save_files(folder)
+@pytest.fixture(scope="session")
+def image_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explore") / "digits"
+    digit_model().save_files(folder)
     write_json(folder / "training.json", {"data": "digits"})
     return folder
 
 
 @pytest.fixture(scope="session")
-def image_run(tmp_path_factory):
-    return saved_run(tmp_path_factory.mktemp("explore") / "digits", 1)
-
-
-@pytest.fixture(scope="session")
 def image_site(image_run):
     with served(explorer(image_run)) as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
-def deep_site(tmp_path_factory):
-    with served(explorer(saved_run(tmp_path_factory.mktemp("explore") / "deep", 2))) as address:
         yield address
 
 

@@ -14,6 +14,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import rotate, rotation
 from bilens.nn.layers import make_mlp, make_norm
 from tests.language import VOCAB, check_same_model, parts, random_model, random_text
+from tests.nightly import nightly
 
 
 def test_paper_preset_has_the_size_of_table_3():
@@ -165,7 +166,7 @@ def test_decoding_with_a_cache_is_decoding_without(**options):
     torch.testing.assert_close(torch.cat(pieces, 1), full)
 
 
-@pytest.mark.parametrize("options", [{"attention": "bilinear"}, NORMED[0]])
+@pytest.mark.parametrize("options", nightly([{"attention": "bilinear"}, NORMED[0]], NORMED))
 def test_a_model_compiles_as_one_graph(options):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""
     model = random_model(**options).train().requires_grad_()

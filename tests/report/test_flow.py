@@ -152,11 +152,6 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
     assert not any("<b>" in text for text in figure.data[0].text)
 
 
-def two_texts():
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    return flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
-
-
 def test_the_figure_is_a_file(split_flow, tmp_path):
     tokens = (token_text("\x0b"), *TOKENS[1:])
     save_figure(replace(split_flow, tokens=tokens).top(9).plot(), tmp_path / "flow.svg")

@@ -12,6 +12,7 @@ from bilens.read.flow import edit, flow
 from bilens.residual import ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
+from tests.nightly import nightly
 
 SIZES = {
     **{"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3},
@@ -43,7 +44,7 @@ def mixture(name, dtype=torch.float64, **settings):
     return model.to(dtype).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", nightly(MIXTURES, ("mixtral", "qwen3-dense")))
 def test_every_part_is_that_of_the_model(name):
     check_family(mixture(name))
 

@@ -18,13 +18,14 @@ from bilens.residual.interventions import (
     slopes,
     token_site,
 )
-from tests.families import ALL, exact_norms, some_text, tiny
+from tests.families import ALL, DAILY, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
+from tests.nightly import nightly
 
-FAMILIES = [name for name in ALL if name not in ("llama-tied", "neox")]
 
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", nightly((n for n in ALL if n not in ("llama-tied", "neox")), DAILY)
+)
 def test_a_mixture_is_the_model_with_hooks(name):
     view, (first, second) = ResidualModel(tiny(name)), some_text()[:2]
     second[:2] = first[:2]

@@ -17,7 +17,7 @@ from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
-from tests.families import ALL, FAMILIES, GATED, PLAIN, exact_norms, some_text, tiny
+from tests.families import EACH, EACH_GATED, FAMILIES, PLAIN, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
 
@@ -29,7 +29,7 @@ def view_of(name: str) -> ResidualModel:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_a_family_passes_every_check(name, check):
     with exact_norms():
         CHECKS[check](FamilyCase(view_of(name), some_text()[0], rounding=1e-12))
@@ -52,7 +52,7 @@ def test_norms_of_queries_and_keys_give_their_gain_to_qk():
     torch.testing.assert_close(view.qk(0)[0].dense(), 6 * before)
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EACH_GATED)
 def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
     model = tiny(name)
     with pytest.raises(NotBilinearError, match=r"layers.1.mlp has an activation that is not linea"):
@@ -107,7 +107,7 @@ def test_reading_leaves_the_model_alone():
     assert not any(module._forward_hooks for module in view.model.modules())
 
 
-@pytest.mark.parametrize("name", [*ALL, *MIXTURES])
+@pytest.mark.parametrize("name", [*EACH, *MIXTURES])
 def test_texts_in_batches_have_the_traces_of_each(name):
     view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
     first, second, third = some_text()
