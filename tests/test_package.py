@@ -84,8 +84,9 @@ assert Path(installation.__file__).is_relative_to(Path("installed").resolve())
 """
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_the_demo(built, tmp_path):
-    """Run from the installed files only, outside of the checkout."""
+    """Run from the installed files only, outside of the checkout; `make test-wheel` does so too."""
     (wheel,) = built.glob("*.whl")
     place = tmp_path / "installed"
     install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]
