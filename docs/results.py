@@ -24,6 +24,7 @@ GROUPS = {
         "circuits",
         "areas",
         "labels",
+        "task_directions",
         "patching",
         "unseen",
         "truth",

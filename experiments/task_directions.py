@@ -29,7 +29,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.pairs import pairs_of
 from experiments.pretrained import open_models
 
-KS = (8, 64)
+KS = (8, 16, 64)
 
 
 def run(context: RecipeContext) -> Outcome:
