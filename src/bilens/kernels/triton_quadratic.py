@@ -16,7 +16,8 @@ the outputs before (CARRIED), which are then in float32.
 
 Tensors are (batch, heads, time, width), read where they are by three strides each, with the last
 one 1. Pointers to a block are scalars with 64 bits, and offsets inside it have 32. Blocks below the
-diagonal have no mask. Head h has the keys of head h // SHARING.
+diagonal have no mask, and their pointers go on by a block in each turn, without a multiplication.
+Head h has the keys of head h // SHARING.
 """
 
 from functools import cache
@@ -24,6 +25,8 @@ from functools import cache
 import triton
 import triton.language as tl
 
+LANES = tl.constexpr(8)
+"""Parts of a row's sum that different threads have, which are added after the last block."""
 EPS = tl.constexpr(1e-20)
 """Least sum of a row that is divided by, as in `bilens.kernels.attention`."""
 TILES = {
@@ -52,13 +55,22 @@ def _start(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _row(x, row, stride):  # type: ignore[no-untyped-def]
+    """Return a pointer to a row of a matrix."""
+    return x + tl.cast(row, tl.int64) * stride
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _block(  # type: ignore[no-untyped-def]
     x, first, end, stride, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Return B rows of a matrix (end, W) from `first` on, with D columns, zero beyond both."""
+    """Return B rows of a matrix (end, W) from `first` on, with D columns, zero beyond both.
+
+    With WHOLE all rows are inside, and x may point to any row that `first` counts from.
+    """
     row, column = tl.arange(0, B), tl.arange(0, D)
     # One multiplication of 64 bits for a block, and none for its numbers.
-    at = x + tl.cast(first, tl.int64) * stride
+    at = _row(x, first, stride)
     offsets = row[:, None] * stride + column[None]
     if WHOLE and W == D:
         return tl.load(at + offsets)
@@ -92,7 +104,7 @@ def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
     """Write B rows of a matrix (end, W) from `first` on."""
     row, column = tl.arange(0, B), tl.arange(0, D)
     inside = (first + row < end)[:, None] & (column < W)[None]
-    at = y + tl.cast(first, tl.int64) * W
+    at = _row(y, first, W)
     tl.store(at + row[:, None] * W + column[None], x.to(y.dtype.element_ty), mask=inside)
 
 
@@ -119,7 +131,7 @@ def _attend_block(  # type: ignore[no-untyped-def]
         t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
         pattern = tl.where(t[:, None] >= s[None], pattern, 0.0)
     if SUMS:
-        rows += tl.sum(pattern, 1)
+        rows += tl.sum(tl.reshape(pattern, (BT, BS // LANES, LANES)), 1)
     values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
     return tl.dot(pattern.to(v.dtype.element_ty), values, total, input_precision=PRECISION), rows
 
@@ -168,17 +180,20 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         c = tl.load(constant + head % heads)
     y += head * time * WV
     total = _carried(y, begin, time, BT, WV, DV, CARRIED)
-    rows = tl.zeros((BT,), tl.float32)
-    if sums is not None:
-        sums += head * time
-        rows = _carried_numbers(sums, begin, time, BT, CARRIED)
+    rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
+    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
+    if not SQUARED:
+        k2_ = _row(k2, low, k2_time)
     # fmt: off
-    for past in range(low, edge, BS):
+    for _ in range(low, edge, BS):
         total, rows = _attend_block(
-            total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+            total, rows, query1, query2, k1_, k2_, v_, c, 0, begin, time, k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, False, PRECISION,
         )
+        k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
+        if not SQUARED:
+            k2_ = _row(k2_, BS, k2_time)
     for past in range(edge, min(begin + BT, time), BS):
         total, rows = _attend_block(
             total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
@@ -187,10 +202,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     # fmt: on
     total *= scale
     if sums is not None:
-        rows *= scale
+        sums += head * time
+        sum_ = scale * (tl.sum(rows, 1) + _carried_numbers(sums, begin, time, BT, CARRIED))
         t = begin + tl.arange(0, BT)
-        tl.store(sums + t, rows, mask=t < time)
-        total /= tl.maximum(rows, EPS)[:, None]
+        tl.store(sums + t, sum_, mask=t < time)
+        total /= tl.maximum(sum_, EPS)[:, None]
     _write(y, total, begin, time, BT, WV, DV)
 
 
@@ -218,7 +234,7 @@ def _query_block(  # type: ignore[no-untyped-def]
     if SQUARED:
         pattern = 2 * score1 * g
         if SUMS:
-            rows += tl.sum(pattern, 1)
+            rows += tl.sum(tl.reshape(pattern, (BT, BS // LANES, LANES)), 1)
         pattern = pattern.to(k1.dtype.element_ty)
         total1 = tl.dot(pattern, keys1, total1, input_precision=PRECISION)
     else:
@@ -274,18 +290,21 @@ def queries_kernel(  # type: ignore[no-untyped-def]
     if not SQUARED:
         dq2 += head * time * W2
         total2 = _carried(dq2, begin, time, BT, W2, D2, CARRIED)
-    rows = tl.zeros((BT,), tl.float32)
-    if dconstant is not None:
-        dconstant += head * time
-        rows = _carried_numbers(dconstant, begin, time, BT, CARRIED)
+    rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
+    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
+    if not SQUARED:
+        k2_ = _row(k2, low, k2_time)
     # fmt: off
-    for past in range(low, edge, BS):
+    for _ in range(low, edge, BS):
         total1, total2, rows = _query_block(
-            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
+            total1, total2, rows, query1, query2, above, added, k1_, k2_, v_, c, 0, begin, time,
             k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, False, PRECISION,
         )
+        k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
+        if not SQUARED:
+            k2_ = _row(k2_, BS, k2_time)
     for past in range(edge, min(begin + BT, time), BS):
         total1, total2, rows = _query_block(
             total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
@@ -297,7 +316,9 @@ def queries_kernel(  # type: ignore[no-untyped-def]
     if not SQUARED:
         _write(dq2, total2, begin, time, BT, W2, D2)
     if dconstant is not None:
-        tl.store(dconstant + t, rows, mask=t < time)
+        dconstant += head * time
+        sum_ = tl.sum(rows, 1) + _carried_numbers(dconstant, begin, time, BT, CARRIED)
+        tl.store(dconstant + t, sum_, mask=t < time)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -318,7 +339,10 @@ def _key_block(  # type: ignore[no-untyped-def]
         score1 += c
     g = tl.dot(values, tl.trans(above), input_precision=PRECISION)
     if dsums is not None:
-        g += tl.load(dsums + t, mask=t < time, other=0.0)[None]
+        if WHOLE:
+            g += tl.load(dsums + t)[None]
+        else:
+            g += tl.load(dsums + t, mask=t < time, other=0.0)[None]
     if not WHOLE:
         # A constant gives queries beyond the text a score.
         score1 = tl.where((t < time)[None], score1, 0.0)
@@ -395,12 +419,23 @@ def keys_kernel(  # type: ignore[no-untyped-def]
                 begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, False, PRECISION,
             )
-        for later in range(edge, whole, BS):
+        whole_q1, whole_dy = _row(q1_, edge, q1_time), _row(dy_, edge, dy_time)
+        whole_q2, whole_dsums = q2_, dsums_
+        if not SQUARED:
+            whole_q2 = _row(q2_, edge, q2_time)
+        if dsums is not None:
+            whole_dsums = dsums_ + edge
+        for _ in range(edge, whole, BS):
             total1, total2, totalv = _key_block(
-                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
-                begin, time, q1_time, q2_time, dy_time,
+                total1, total2, totalv, keys1, keys2, values, whole_q1, whole_q2, whole_dy,
+                whole_dsums, c, 0, begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, True, PRECISION,
             )
+            whole_q1, whole_dy = _row(whole_q1, BS, q1_time), _row(whole_dy, BS, dy_time)
+            if not SQUARED:
+                whole_q2 = _row(whole_q2, BS, q2_time)
+            if dsums is not None:
+                whole_dsums += BS
         for later in range(max(edge, whole), high, BS):
             total1, total2, totalv = _key_block(
                 total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
