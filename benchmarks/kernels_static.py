@@ -3,6 +3,8 @@
 Launches of bilinear and squared attention, forward and backward, are recorded on tensors without
 numbers and compiled with the sizes that ship. The least times are those of the
 operations at the rate of the data sheet. The time of the bytes of all tensors is at its bandwidth.
+`--write` makes `results/kernels.json` of the kernels of models that `bilens tensorise` makes, which
+have a constant and sums of rows, and of the host's time for a call.
 """
 
 import argparse
@@ -22,6 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.kernels_host import host_times
+from bilens.files import write_json
 from bilens.kernels import triton_chunked
 from bilens.kernels.triton_kernels import OTHER, TILES, read_kernel, states_kernel
 from bilens.kernels.triton_quadratic import attend_kernel, keys_kernel, queries_kernel
@@ -254,8 +258,9 @@ def _loop_length(sass: str) -> int:
     for number, (_, text) in enumerate(lines):
         target = re.search(r"\bBRA\S*\s+(?:\S+,\s*)*`?\(?0x([0-9a-f]+)", text)
         start = places.get(int(target[1], 16), number) if target else number
-        if start < number:
-            body = [text for _, text in lines[start : number + 1]]
+        body = [text for _, text in lines[start : number + 1]]
+        # What waits stands after the end of a kernel, and jumps back over all of it.
+        if start < number and not any("EXIT" in text for text in body):
             products = sum(bool(re.search("HGMMA|HMMA|UTCHMMA|UTCQMMA", text)) for text in body)
             if products:
                 loops.append((len(body), products))
@@ -321,13 +326,68 @@ class Table:
         )
 
 
+def write_results() -> None:
+    """Measure and write `results/kernels.json`."""
+    host, rows = host_times(), []
+
+    def add(claim: str, number: str, spread: str = "", baseline: str = "") -> None:
+        rows.append({"claim": claim, "number": number, "spread": spread, "baseline": baseline})
+        print(*rows[-1].values(), sep=" | ", flush=True)
+
+    for kind, (forward, both) in host.items():
+        aims = "42; 364 in 0.3.0; aims 30; 150" if kind == "squared" else ""
+        claim = f"host time of a call, {kind}, us: forward; both ways"
+        add(claim, f"{forward:.0f}; {both:.0f}", "median of 15 turns of 200 calls", aims)
+    cards = {name: card for name, card in CARDS.items() if card.target.backend == "cuda"}
+    dtype, hopper = torch.bfloat16, CARDS["sm_90 (H100)"]
+    plain = launches(64, dtype, squared=True, length=64**2, card=hopper)[0]
+    claim = "squared, d 64, sm_90: instructions of the loop of whole blocks"
+    add(claim, str(compiled(plain, hopper.target).loop), "", "184 in 0.3.0; aim 130")
+    for width in (64, 128):
+        for name, card in cards.items():
+            whole = launches(
+                width, dtype, squared=True, normalised=True, length=width**2, card=card
+            )
+            long = launches(width, dtype, squared=True, normalised=True, card=card)
+            chunks = [next(x for x in long if x.name == kind) for kind in ("states", "read y")]
+            results = [compiled(launch, card.target) for launch in (*whole, *chunks)]
+            of = f"constant and sums, d {width}, {name}:"
+            tiles = "; ".join("{BT} x {BS}, {num_warps} warps".format(**x.arguments) for x in whole)
+            loops = "; ".join(str(x.loop) for x in results)
+            names = "y; dq; dk and dv; states; their read"
+            add(f"{of} instructions of the main loop, {names}", loops, f"tiles {tiles}")
+            shared = "; ".join(f"{x.shared / 1024:.0f}" for x in results)
+            add(f"{of} shared memory of a block, kB", shared, "", f"{card.shared // 1024}")
+            add(f"{of} bytes that a thread spills", "; ".join(str(x.spilled) for x in results))
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
+    write_json(
+        Path("results/kernels.json"),
+        {
+            "title": "Kernels without a GPU",
+            "command": "python -m benchmarks.kernels_static --write",
+            "commit": commit.strip(),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": f"2 shared cores, no GPU, torch {torch.__version__.partition('+')[0]}, "
+            f"Triton {triton.__version__}",
+            "seeds": "",
+            "note": "Compiled in bfloat16 with the tiles that ship; no kernel ran. The host's time "
+            "is the processor's, with Triton's own binder and a launch that does nothing.",
+            "rows": rows,
+        },
+    )
+
+
 def main() -> None:
     """Print every kernel on the cards."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--card", choices=CARDS, help="all by default")
     parser.add_argument("--dtype", choices=DTYPES, help="both by default")
     parser.add_argument("--width", type=int, choices=WIDTHS, help="d_head; all by default")
+    parser.add_argument("--write", action="store_true", help="write results/kernels.json")
     given = parser.parse_args()
+    if given.write:
+        write_results()
+        return
     print(f"triton {triton.__version__}; {HEADS} heads")
     for name in [given.card] if given.card else CARDS:
         table = Table(CARDS[name])

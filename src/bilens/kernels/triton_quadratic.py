@@ -366,7 +366,7 @@ def _key_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keys_kernel(  # type: ignore[no-untyped-def]
+def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     q1, k1, v, q2, k2, constant, dy, dsums, dk1, dk2, dv, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
