@@ -54,7 +54,7 @@ def _start(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
     return x + (head // heads) * in_batch + (head % heads) * in_head
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _row(x, row, stride):  # type: ignore[no-untyped-def]
     """Return a pointer to a row of a matrix."""
     return x + tl.cast(row, tl.int64) * stride
