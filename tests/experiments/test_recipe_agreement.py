@@ -113,7 +113,7 @@ def test_turned_heads_write_the_opposite_change_of_number(folder):
 
 def test_changes_of_paradigms_do_not_cancel():
     pairs = [Pair(name, "binding", "good", "bad") for name in "aabb"]
-    numbers = recipe._accuracy(pairs, [True, True, False, False], [True, False, True, False])
+    numbers = recipe.accuracy(pairs, [True, True, False, False], [True, False, True, False])
     assert numbers["others_change"][0] == 0
     assert numbers["others_paradigms"] == {"a": 50, "b": -50}
     assert (numbers["others_mean_absolute"], numbers["others_flips"]) == (50, 50)

@@ -1,0 +1,53 @@
+"""Recipes of parts in their weights and of directions of heads, on small models."""
+
+import pytest
+import torch
+from experiments.head_directions import head_moves
+from experiments.part_weights import Share, opened, principal, summary
+
+from bilens.read.flow import Question
+from bilens.read.flow.split import split
+from bilens.residual import ResidualModel
+from experiments import part_weights
+from tests.language import VOCAB, random_model, toy_tokenizer
+
+
+@pytest.fixture(scope="module")
+def view():
+    model = random_model(n_layers=2, norm="rms", n_ctx=24)
+    return ResidualModel(model, toy_tokenizer())
+
+
+@pytest.mark.parametrize("two", [True, False])
+def test_all_directions_of_a_part_leave_nothing_of_its_effect(view, two, monkeypatch):
+    ids = torch.randint(VOCAB, (28, 24), generator=torch.Generator().manual_seed(0))
+    basis = principal(view, ids[-20:])
+    for count, whole in ((16, {"eigenvectors", "principal components"}), (1, set())):
+        monkeypatch.setattr(part_weights, "K", count)
+        shares = list(opened(view, ids[:8], None, basis, 2, two))
+        assert {share.question for share in shares} == {0, 1}
+        for share in shares:
+            assert abs(share.effect) > 1e-3
+            none = {name for name, left in share.left.items() if abs(left) < 1e-9}
+            assert none == whole
+
+
+def test_too_much_counts_as_much_as_too_little():
+    left = [{"eigenvectors": x} for x in (0.5, -0.5, 0.0)]
+    shares = [
+        Share(i, effect, x) for i, (effect, x) in enumerate(zip((1, -2, 1), left, strict=True))
+    ]
+    numbers = summary(shares)
+    assert numbers["eigenvectors"] == pytest.approx(1 - 1 / 4)
+    assert numbers["eigenvectors, low"] <= 0.75 <= numbers["eigenvectors, high"]
+
+
+def test_changes_and_adjoints_of_heads_are_their_flow(view):
+    question = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4")
+    with torch.no_grad():
+        values, outputs = head_moves(view, question)
+        through = split(view, question)
+    flows = torch.stack([torch.stack(list(heads.values())).sum(0) for heads in through.heads])
+    flows = flows / abs(through.value)
+    torch.testing.assert_close((values.changes * values.adjoints).sum(-1), flows.flatten(0, 1))
+    torch.testing.assert_close((outputs.changes * outputs.adjoints).sum(-1), flows.sum(1))
