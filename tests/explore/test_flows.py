@@ -31,7 +31,7 @@ def test_the_graph_is_that_of_the_flow(view):
     expected = flow(view.model, TEXT, direction)
     data = json.loads(graph)
     assert data["value"] == pytest.approx(expected.value)
-    message_part = f'"lily" minus "tom", "ben": {expected.value:+#.3g}. The value of '
+    message_part = f'"lily" minus "tom", "ben". The value, {expected.value:+.3g}, starts '
     assert escape(message_part) in text
     assert "Held fixed: patterns" in text
 

@@ -226,8 +226,7 @@ class Demo:
         deep, grammar = output / "deep", output / "grammar"
         out.print("A deep model on few directions", style="bold")
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
-        # From the weights: the demo shows what no data has chosen.
-        records = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
+        records = {"decompose": Decompose(deep, bonds=True).run()}
         Report(str(deep)).run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()

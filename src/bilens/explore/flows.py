@@ -190,7 +190,7 @@ class FlowView:
             return note_html("Write a text, and press Enter."), ""
         reading = self.split(of)
         page = reading.page
-        text = f"{page.number}: {signed(page.value, '#.3g')}. {reading.answer}"
+        text = f"{page.number}. {reading.answer}"
         if of.has_two_runs:
             text += f" In both runs: {' and '.join(signed(x, '#.3g') for x in page.values)}."
         else:

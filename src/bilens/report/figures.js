@@ -9,8 +9,15 @@ const bilensFigures = (colours, isDark) => {
   const sizes = new WeakMap();
   const fit = (place) => {
     const layout = place.layout;
-    const { aspect, height: full } = (layout && layout.meta) || {};
-    if (!aspect || !place.clientWidth) return;
+    const { aspect, height: full, least } = (layout && layout.meta) || {};
+    if (!(aspect || least) || !place.clientWidth) return;
+    // A figure with long labels scrolls on a narrow window.
+    if (least) {
+      const width = Math.max(place.clientWidth, least);
+      place.classList.toggle("wide", width > place.clientWidth);
+      if (Math.abs(place.querySelector(".main-svg").clientWidth - width) > 1) window.Plotly.relayout(place, { width });
+      return;
+    }
     if (!sizes.has(layout)) sizes.set(layout, (layout.annotations || []).map((a) => a.font.size));
     const margins = layout.margin.t + layout.margin.b;
     const width = Math.max(place.clientWidth, Math.round((0.62 * (full - margins)) / aspect));

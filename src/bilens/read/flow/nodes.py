@@ -273,7 +273,10 @@ def graph_figure(
         range=ends,
     )
     margins = {"l": 70, "r": 12, "t": 44, "b": 40}
-    return figure.update_layout(margin=margins, height=84 + 20 * (ends[1] - ends[0]))
+    height = 84 + 20 * (ends[1] - ends[0])
+    # Labels of 10 pixels need this width; on a phone the figure scrolls.
+    meta = {**figure.layout.meta, "least": 800}
+    return figure.update_layout(margin=margins, height=height, meta=meta)
 
 
 def _spread(heights: Sequence[float]) -> list[float]:

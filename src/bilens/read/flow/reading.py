@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
@@ -277,12 +278,26 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     if ablations:
         places -= changes.amin(0)
         places /= places.amax(0).clamp(min=1e-9)
-    labelled: list[int] = []
+    # A label is about a third of the width of a phone, and a twentieth of the height.
+    width, height = 0.35, 0.05
+    sides: dict[int, str] = {}
+    centres: list[Tensor] = []
     for i in sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max())):
-        # A label is about a third of the width of a phone, and a twentieth of the height.
-        near = [(places[i] - places[j]).abs() for j in labelled]
-        if len(labelled) < 10 and not any(dx < 0.35 and dy < 0.05 for dx, dy in near):
-            labelled.append(i)
+        # Labels stay inside, and lie on no other point or label.
+        x, y = places[i].tolist()
+        side, middle = ("right", x + width / 2) if x < 0.6 else ("left", x - width / 2)
+        for name, up in (("middle", 0.0), ("bottom", -height), ("top", height)):
+            centre = places.new_tensor([middle, y + up])
+            on_points = (places - centre).abs() < places.new_tensor([width / 2, height / 2])
+            taken = on_points.all(-1)
+            taken[i] = False
+            near = [(centre - other).abs() for other in centres]
+            if taken.any() or any(dx < width and dy < height for dx, dy in near):
+                continue
+            if len(sides) < 10:
+                sides[i] = f"{name} {side}"
+                centres.append(centre)
+            break
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
@@ -290,13 +305,11 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
             y=[ablations[i].actual for i in members],
             # The address alone: the tokens are in the table.
             text=[
-                plotly_text(ablations[i].part.split(" ")[0]) if i in labelled else ""
-                for i in members
+                plotly_text(ablations[i].part.split(" ")[0]) if i in sides else "" for i in members
             ],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
-            # Labels stay inside.
-            textposition=[f"middle {'right' if places[i, 0] < 0.6 else 'left'}" for i in members],
+            textposition=[sides.get(i, "middle right") for i in members],
             textfont={"size": 10},
             name=kind,
             hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
