@@ -25,6 +25,8 @@ GROUPS = {
         "areas",
         "labels",
         "task_directions",
+        "head_directions",
+        "part_weights",
         "patching",
         "unseen",
         "truth",
