@@ -75,6 +75,16 @@ def test_every_number_of_readme_is_in_a_file():
     assert numbers_of(claims_of_readme()) - measured == set()
 
 
+def test_seconds_of_the_tasks_are_those_of_the_file():
+    lines = (ROOT / "docs" / "howto" / "tasks.md").read_text(encoding="utf-8").splitlines()
+    # Task, call, seconds and page.
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    seconds = {row[0]: f"{row[2]} s" for row in cells[1:] if row[2].strip()}
+    measured = {row["claim"]: row["number"] for row in RESULTS["tasks"]["rows"]}
+    assert len(seconds) > 20
+    assert seconds.items() <= measured.items()
+
+
 def test_a_number_that_no_file_has_is_noticed():
     assert numbers_of("R² is 0.93, of 1,232 nodes; SmolLM2, head 26.0") == {"0.93", "1232", "26.0"}
 

@@ -138,14 +138,15 @@ def test_a_reading_shows_the_strongest():
     assert dict(result.facts())["change"] == result.change
 
 
-def test_answers_of_several_tokens_are_sums_of_log_probabilities():
+@pytest.mark.parametrize("minus", [(), ("t7",)])
+def test_answers_of_several_tokens_are_sums_of_log_probabilities(minus):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     first, second = "t4 t5 t6", "t4 t9 t6"
-    result = patch(view, first, "t3 t2", minus="t7", against=second)
+    result = patch(view, first, "t3 t2", minus=minus, against=second)
 
     def difference(text):
         total = 0.0
-        for sign, answer in ((1, "t3 t2"), (-1, "t7")):
+        for sign, answer in ((1, "t3 t2"), *((-1, name) for name in minus)):
             numbers = answer_ids(view, answer)
             ids, n = torch.cat([view.ids(text), numbers]), len(numbers)
             logs = view.logits(ids[None])[0].log_softmax(-1)

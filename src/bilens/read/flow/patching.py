@@ -121,7 +121,7 @@ def patch(
     answers = [answer_ids(model, name) for name in (token.token, *token.minus)]
     if all(len(answer) == 1 for answer in answers):
         return patched_effects(runs_of(model, ids, other), logit_of(model, token.vector(model)))
-    shares = [1.0] + [-1 / len(token.minus)] * len(token.minus)
+    shares = [1.0, *(-1 / len(token.minus) for _ in token.minus)]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     for share, answer in zip(shares, answers, strict=True):
         runs = runs_of(model, torch.cat([ids, answer]), other.followed_by(answer))
