@@ -23,8 +23,7 @@ SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
 NOTE = (
     "Words until the end of the answer; height in pixels, desktop, phone; smallest label; pixels "
-    "beyond the window. As a page opens. Models are those of `bilens demo` and SmolLM2; the "
-    "baseline is 0.3.0."
+    "beyond the window. Baseline: 0.3.0."
 )
 ENDS = """() => document.documentElement.scrollHeight"""
 SMALL = """() => [...document.querySelectorAll("main text, main tspan")]

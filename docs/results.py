@@ -71,7 +71,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 def _section(name: str, result: dict[str, Any]) -> str:
     hardware = "" if result["hardware"].startswith("2 cores") else f", {result['hardware']}"
-    rows = result["rows"]
+    # Seconds of tasks stand beside their calls, on a page of their own.
+    rows = result["rows"][:2] if name == "tasks" else result["rows"]
     columns = [column for column in COLUMNS if any(row[column] for row in rows)]
     lines = [
         f"### {result['title']}\n",
