@@ -1,10 +1,13 @@
 """Modules that are imported when they are first used."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import bilens
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 
@@ -29,6 +32,17 @@ def test_a_module_is_imported_on_first_use(package):
     assert "lazy_one" in sys.modules
     with pytest.raises(AttributeError, match="lazy_one.*nothing"):
         module.nothing  # noqa: B018
+
+
+def test_no_inner_module_is_reached_through_its_package():
+    """`bilens.read.language` is there only where somebody else has imported it, as in tests."""
+    source = Path(bilens.__file__).parent
+    inner = {".".join(path.with_suffix("").parts[-3:]) for path in source.glob("*/*.py")}
+    inner |= {".".join(path.parts[-4:-1]) for path in source.glob("*/*/__init__.py")}
+    assert "bilens.read.language" in inner
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.Attribute) and ast.unparse(node) in inner), path
 
 
 def test_submodules_too():

@@ -23,7 +23,7 @@ from bilens.read.language import (
     token_names,
     top_contexts,
 )
-from bilens.read.language.contexts import ContextIndex, contributions
+from bilens.read.language.contexts import ContextIndex, _Best, contributions
 from bilens.residual import ResidualModel
 from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
@@ -285,6 +285,22 @@ def test_contributions_of_many_contexts_are_those_of_each():
         torch.testing.assert_close(result.heads, alone.heads)
     with pytest.raises(BilensError, match="position=9, expected 0 to"):
         contributions(view, spectrum, [(0, Context(ids[:9], 9, 0.0))], layer=1)
+
+
+def test_any_number_of_contexts_may_be_asked_for():
+    """Each is put in its place; sorting all of them for each one took hours."""
+    compared = []
+
+    class Activation(float):
+        def __abs__(self):
+            compared.append(self)
+            return super().__abs__()
+
+    best = _Best(10**9)
+    for number in range(500):
+        best.add(Context(torch.tensor([number]), 0, Activation(number % 17)))
+    assert len(best.contexts) == 500
+    assert len(compared) < 500 * 12
 
 
 @given(**parts, k=st.integers(1, 4), batch_size=st.integers(1, 7))

@@ -395,6 +395,7 @@ class Spectra:
     def run(self) -> dict[str, Any] | None:
         """Decompose and save."""
         from bilens.processes import this_process
+        from bilens.read.language import token_names
 
         model: Any = bilens.load(
             self.model, device=choose_device(self.device), low_memory=self.low_memory
@@ -424,7 +425,7 @@ class Spectra:
             return None
         # Read back from the files: some may be of an earlier run.
         names, spectrum = bilens.convert.read_spectra(output)
-        tokens = bilens.read.language.token_names(model, names)
+        tokens = token_names(model, names)
         values = spectrum.values.tolist()
         residuals = spectrum.residuals.amax(-1).tolist()
         show_table(
