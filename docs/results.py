@@ -31,6 +31,7 @@ GROUPS = {
         "unseen",
         "truth",
         "agreement",
+        "one_direction",
         "stream_directions",
     ],
     "Exactness and speed": [
