@@ -1,11 +1,17 @@
-"""Memory that flows of SmolLM2 between two texts leave behind while the cyclic collector is off.
+"""Memory of flows of SmolLM2 between two texts: the largest of a process, and what flows leave.
 
-`python -m benchmarks.flow_memory` takes three minutes, after `make test-models`.
+`python -m benchmarks.flow_memory` takes twenty minutes, after `make test-models`. Each length has a
+process of its own, whose memory includes imports and weights. The last number is what 60 flows of
+five tokens leave behind while the cyclic collector is off.
 """
 
 import argparse
 import ctypes
 import gc
+import resource
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import torch
@@ -27,15 +33,33 @@ def resident() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-def main() -> None:
-    """Print the memory after every tenth flow."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flows", type=int, default=60)
-    count = parser.parse_args().flows
-    print(machine())
+def opened() -> ResidualModel:
+    """Return SmolLM2."""
     model = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
     assert isinstance(model, ResidualModel)
-    direction = TokenDirection("Ġare", ("Ġis",))
+    return model
+
+
+def largest(tokens: int) -> None:
+    """Print the largest memory of this process after a flow of random tokens, of which one changes.
+
+    A change at a quarter of the text reaches all positions after it.
+    """
+    torch.set_num_threads(1)
+    model = opened()
+    ids = torch.randint(1000, 20_000, (tokens,), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[tokens // 4] = 500
+    start = time.process_time()
+    flow(model, ids, model.direction(5), against=other, ablate=0)
+    seconds = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    print(f"{tokens:5} tokens: {peak:.2f} GB, {seconds:.0f} s of the processor", flush=True)
+
+
+def left_behind(count: int) -> None:
+    """Print the memory after every tenth flow."""
+    model, direction = opened(), TokenDirection("Ġare", ("Ġis",))
     # The first flow fills caches of torch.
     flow(model, TEXTS[0], direction, against=TEXTS[1])
     gc.collect()
@@ -45,6 +69,24 @@ def main() -> None:
         flow(model, TEXTS[number % 2], direction, against=TEXTS[1 - number % 2])
         if number % 10 == 0 or number == count:
             print(f"{number} flows added {resident() - before:.0f} MB", flush=True)
+
+
+def main() -> None:
+    """Measure each length in a process of its own, then what flows leave behind."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024, 2048])
+    parser.add_argument("--flows", type=int, default=60)
+    parser.add_argument("--alone", type=int, help="number of tokens to measure in this process")
+    given = parser.parse_args()
+    if given.alone:
+        largest(given.alone)
+        return
+    print(machine(), flush=True)
+    for tokens in given.tokens:
+        command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(tokens)]
+        subprocess.run(command, check=True)
+    if given.flows:
+        left_behind(given.flows)
 
 
 if __name__ == "__main__":

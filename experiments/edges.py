@@ -47,7 +47,7 @@ class AttributedEdges(EdgeGraph):
         rows, shape = [], through.above[Moment.embedding()].shape
         places = torch.arange(shape[0], device=through.root.device)
         for number, layer in enumerate(self.model.parts.layers):
-            heads = through.heads_map(number)
+            (heads,) = through.heads_maps(number)
             roles = heads.branches(heads.back(through.above[Moment.attention(number)]))
             by_role = {branch.role or "values": branch.reads for branch in roles}
             for role in ("queries", "keys", "values"):

@@ -208,7 +208,7 @@ def _frozen(
                 (torch.tensor([len(above) - 1]),), through.root[None]
             )
         change = runs[0].mixed[layer] - runs[1].mixed[layer]
-        back = through.heads_map(layer).back(above)
+        back = torch.cat([heads.back(above) for heads in through.heads_maps(layer)])
         values = change.unflatten(1, (model.n_heads, -1)).transpose(0, 1)
         heads.append((back * values).sum((1, 2)))
         written = runs[0].outputs[layer] - runs[1].outputs[layer]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +130,28 @@ def test_they_find_the_same_contexts(two):
         for custom, theirs in zip(contexts(), record, strict=True):
             for a, b in zip(custom, theirs, strict=True):
                 assert a == pytest.approx(b)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_with_a_line(tmp_path):
+    # Not under torchrun, which may end the other process before it can say anything.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    group["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)],
+            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
+    assert "Error: Another process of this training has ended" in said[0]
+    assert f"again with --resume: the newest checkpoint in {tmp_path}" in said[0]
+    assert "Traceback" not in said[0]

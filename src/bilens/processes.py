@@ -2,9 +2,13 @@
 
 import atexit
 import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
+from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 
 
@@ -18,6 +22,31 @@ def this_process(cpu: bool = False) -> "accelerate.PartialState":
     atexit.register(_leave_group)
     # Without a GPU accelerate starts a group only if it is told to use the CPU.
     return accelerate.PartialState(cpu=cpu or not torch.accelerator.is_available())
+
+
+@contextmanager
+def others_are_needed(remedy: str) -> Iterator[None]:
+    """Say in a line if this process cannot go on because another one of its group has ended.
+
+    Args:
+        remedy: what to do about it.
+
+    Raises:
+        BilensError: the connection to another process broke.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no class of its own for it, and names the peer; NCCL's errors have one.
+        lost = isinstance(error, torch.distributed.DistError) or re.search(
+            "(closed|reset) by peer|Broken pipe|Timed out waiting", str(error)
+        )
+        if not lost or not torch.distributed.is_initialized():
+            raise
+        raise BilensError(
+            "Another process of this training has ended, and none can go on alone. Its own "
+            f"message, if it had time for one, says why. {remedy}"
+        ) from error
 
 
 def _leave_group() -> None:

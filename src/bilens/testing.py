@@ -173,7 +173,7 @@ def check_streams(case: FamilyCase) -> None:
 
 def check_directions(case: FamilyCase) -> None:
     """Compare a direction of the unembedding with the difference of two logits."""
-    view, logits = case.view, case.trace.logits[-1]
+    view, logits = case.view, case.trace.next_logits
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     first, second = 1, 2

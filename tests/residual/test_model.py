@@ -1,6 +1,5 @@
 """One view of every transformer: its parts compute the same as the model."""
 
-from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -15,9 +14,21 @@ from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.residual import trace as tracing
+from bilens.residual.interventions import embedded
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
-from tests.families import EACH, EACH_GATED, FAMILIES, PLAIN, exact_norms, some_text, tiny
+from tests.families import (
+    EACH,
+    EACH_GATED,
+    FAMILIES,
+    FOLLOWING,
+    PLAIN,
+    RECORDED,
+    exact_norms,
+    some_text,
+    tiny,
+)
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
 
@@ -117,10 +128,33 @@ def test_texts_in_batches_have_the_traces_of_each(name):
         assert torch.equal(trace.ids, ids)
         pairs = [(getattr(trace, x), getattr(alone, x)) for x in ("stream", "scale", "logits")]
         for layer, expected in zip(trace.layers, alone.layers, strict=True):
-            pairs += [(getattr(layer, x.name), getattr(expected, x.name)) for x in fields(layer)]
+            pairs += [(getattr(layer, x), getattr(expected, x)) for x in RECORDED + FOLLOWING]
         for batched, expected in pairs:
             # transformers computes softmax in float32.
             torch.testing.assert_close(batched, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*EACH, *MIXTURES])
+def test_numbers_of_long_texts_are_computed_again(name, monkeypatch):
+    view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
+    first, second, _ = some_text()
+    kept = list(view.traces([first, second[:4]]))
+    monkeypatch.setattr(tracing, "KEPT_BYTES", 0)
+    for trace, expected in zip(view.traces([first, second[:4]]), kept, strict=True):
+        pairs = [(trace.logits, expected.logits), (trace.next_logits, trace.logits[-1])]
+        for layer, other in zip(trace.layers, expected.layers, strict=True):
+            pairs += [(getattr(layer, x), getattr(other, x)) for x in FOLLOWING]
+        for again, number in pairs:
+            torch.testing.assert_close(again, number, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_of_long_texts_are_those_of_given_embeddings(monkeypatch):
+    monkeypatch.setattr(tracing, "KEPT_BYTES", 0)
+    view, ids = ResidualModel(tiny("llama")), some_text()[0]
+    with embedded(view, view.W_E[: len(ids)]):
+        trace = view.trace(ids)
+        torch.testing.assert_close(trace.logits, view.logits(ids[None])[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(trace.logits[-1], trace.next_logits)
 
 
 def test_tokens_by_name():

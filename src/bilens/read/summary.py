@@ -132,7 +132,7 @@ def read_summary(
     prompt: str = "",
     direction: TokenDirection | None = None,
     *,
-    n_tokens: Count = 512,
+    n_tokens: Count = 256,
 ) -> LanguageSummary:
     """Split a logit of a held-out text over a language model's parts, and measure its loss.
 
@@ -177,7 +177,7 @@ def read_summary(
 
 
 def measure_loss(
-    model: ResidualModel, texts: Iterable[torch.Tensor], n_tokens: int, length: int = 64
+    model: ResidualModel, texts: Iterable[torch.Tensor], n_tokens: int, length: int = 32
 ) -> TextLoss:
     """Measure the loss of the first tokens of texts, and the margins of the right tokens there.
 

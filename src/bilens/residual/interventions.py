@@ -220,7 +220,9 @@ def embedded(
         wide = output.to(stored)
         scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
         factor = 1.0 if scaled else 1 / table.scale
-        return (factor * embeddings).expand_as(output).to(output.dtype)
+        # Logits of a long text are computed again in a run of its last positions.
+        rows = embeddings if embeddings.dim() == 1 else embeddings[..., -output.shape[-2] :, :]
+        return (factor * rows).expand_as(output).to(output.dtype)
 
     with table.module.register_forward_hook(replace_output):
         yield

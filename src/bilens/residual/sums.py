@@ -68,7 +68,7 @@ def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> N
     n = model.parts.normalised(trace.stream[-1])
     W_U, b_U = model.parts.logit_weights(tokens)
     size = float(n.norm() * W_U.norm(dim=0).max())
-    check_split(model, n @ W_U + b_U, trace.logits[-1, list(tokens)], "W_U n + b_U", size=size)
+    check_split(model, n @ W_U + b_U, trace.next_logits[list(tokens)], "W_U n + b_U", size=size)
 
 
 def check_split(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,17 @@ from torch.nn.utils.rnn import pad_sequence
 from bilens.checks import check_text, detached
 from bilens.data.texts import clean
 from bilens.errors import BilensError
-from bilens.residual.layers import MLP, Layer, Parts
+from bilens.residual.layer_trace import (
+    AttentionArguments,
+    LayerTrace,
+    Recorded,
+    first_input,
+    layer_trace,
+    pattern_of_call,
+    widened,
+    with_input,
+)
+from bilens.residual.layers import MLP, Parts
 from bilens.residual.parts import Norm
 from bilens.residual.running import (
     StopForwardError,
@@ -22,6 +33,7 @@ from bilens.residual.running import (
     recording,
     rotates_by_length,
     run,
+    wide_passes,
 )
 from bilens.settings import Count, Place
 
@@ -30,6 +42,8 @@ ScoredRows = list[tuple[Tensor, Tensor]]
 
 ROWS = 8192
 """Rows that go through a layer at once."""
+KEPT_BYTES = 256 * 1024**2
+"""What follows from the streams of a text is kept if it takes no more than this."""
 
 
 @detached
@@ -234,48 +248,6 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     return list(ids)
 
 
-Recorded = dict[tuple[str, nn.Module], Tensor]
-"""Numbers of a forward pass, by their kind and module."""
-
-
-@dataclass(frozen=True, eq=False)
-class LayerTrace:
-    """One layer on a text.
-
-    With these numbers held fixed attention is linear and a gated MLP bilinear in its input.
-
-    Attributes:
-        stream: before the layer.
-        attn_input: input of attention before its norm: the stream, with the embedding mixed in
-            in models that do so.
-        attn_n: attention's input n, the normalised stream before the norm's gain.
-        attn_scale: scale of attention's norm; 1 without one.
-        pattern: weight of every earlier position (columns) at every position (rows), by head.
-        attn_out_scale: scale of the norm after attention; 1 without one.
-        mlp_input: input of the MLP before its norm.
-        mlp_n: the MLP's input n, the normalised stream before the norm's gain.
-        mlp_scale: scale of the MLP's norm.
-        gate_ratio: (act(z) - act(0)) / z of each hidden unit, which makes the MLP bilinear on
-            this text. If act(0) is not 0, it follows as the ratio of a second set of units.
-        mlp_out_scale: scale of the norm after the MLP; 1 without one.
-        routing: factor of each hidden unit by the router of experts, which `gate_ratio` has in it;
-            None without experts.
-    """
-
-    stream: Float[Tensor, "time d_model"]
-    attn_input: Float[Tensor, "time d_model"]
-    attn_n: Float[Tensor, "time d_model"]
-    attn_scale: Float[Tensor, " time"]
-    pattern: Float[Tensor, "heads time time"]
-    attn_out_scale: Float[Tensor, " time"]
-    mlp_input: Float[Tensor, "time d_model"]
-    mlp_n: Float[Tensor, "time d_model"]
-    mlp_scale: Float[Tensor, " time"]
-    gate_ratio: Float[Tensor, "time units"]
-    mlp_out_scale: Float[Tensor, " time"]
-    routing: Float[Tensor, "time hidden"] | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A model on a text.
@@ -285,59 +257,110 @@ class Trace:
         layers: the layers on the text.
         stream: after the last layer.
         scale: scale of the last norm; 1 without one.
-        logits: of the model itself.
+        next_logits: of the token after the text, by the model itself.
+        follows: a function from the name of a property to its value.
     """
 
     ids: Int[Tensor, " time"]
     layers: tuple[LayerTrace, ...]
     stream: Float[Tensor, "time d_model"]
     scale: Float[Tensor, " time"]
-    logits: Float[Tensor, "time vocab"]
+    next_logits: Float[Tensor, " vocab"]
+    follows: Callable[[str], Tensor]
+
+    @property
+    def logits(self) -> Float[Tensor, "time vocab"]:
+        """Logits of the model itself, computed again at each use if the text is long."""
+        return self.follows("logits")
 
 
 @detached
 def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
     """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
-    if rotates_by_length(model) and len(set(map(len, texts))) > 1:
+    keeps = _numbers(parts, max(map(len, texts))) * parts.dtype.itemsize <= KEPT_BYTES
+    if len(texts) > 1 and (
+        not keeps or (rotates_by_length(model) and len(set(map(len, texts))) > 1)
+    ):
         return [traces(model, parts, [text])[0] for text in texts]
     # Attention is causal: padding at the end changes no position before it.
     ids = pad_sequence(list(texts), batch_first=True)
     seen: Recorded = {}
+    calls: dict[nn.Module, AttentionArguments] = {}
     # Only eager attention returns its pattern.
     with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
 
         def record(kind: str, module: nn.Module, read: Callable[..., Tensor]) -> None:
             def hook(module: nn.Module, *call: Any) -> None:
                 if is_recorded():
-                    seen[kind, module] = _wide(read(module, *call))
+                    seen[kind, module] = widened(read(module, *call))
 
             hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+
+        def keep_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_recorded():
+                calls[module] = AttentionArguments.of(args, kwargs)
 
         for layer in parts.layers:
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
-                record("input", module, _first_input)
-            reads = [part.module for part in mlp.reads]
-            for module in (heads.out.module, mlp.writer, *reads):
-                record("output", module, lambda *call: call[-1])
-            record("pattern", heads.module, _pattern)
+                record("input", module, first_input)
+            for part, written in ((heads, heads.out.module), (mlp, mlp.writer)):
+                record("scale", written, partial(_scale, part.out_norm))
+            hooks.enter_context(heads.module.register_forward_pre_hook(keep_call, with_kwargs=True))
+            if keeps:
+                record("pattern", heads.module, pattern_of_call)
+                record("mixed", heads.out.module, first_input)
             if mlp.router is not None:
                 # Recorded, not computed again: a token between two experts may fall to the other
                 # one when its input is rounded differently.
                 record("routing", mlp.router.module, lambda *call, of=mlp: of.routing(call[-1]))
+            elif keeps:
+                acted = mlp.reads[0]
+                record("acted", acted.module, lambda *call, of=acted: of.select(call[-1], -1))
         # Its input is the stream after the last layer, of any architecture.
         last = parts.norm_or_module
-        record("input", last, _first_input)
+        record("input", last, first_input)
         output = run(model, ids)
-    layers = [_layer(seen, layer) for layer in parts.layers]
-    streams, logits = seen["input", last], _wide(getattr(output, "logits", output))
+    layers = [layer_trace(model, seen, calls, layer, keeps=keeps) for layer in parts.layers]
+    streams, logits = seen["input", last], widened(getattr(output, "logits", output))
     result = []
     for row, text in enumerate(texts):
         time = len(text)
-        of_text = tuple(_of_text(batch, row, time) for batch in layers)
-        stream = streams[row, :time]
-        result.append(Trace(text, of_text, stream, parts.scale(stream), logits[row, :time]))
+        of_text = tuple(batch.of_text(row, time) for batch in layers)
+        stream, of_model = streams[row, :time], logits[row, :time]
+        follows: Callable[[str], Tensor] = partial(_logits_again, model, last, stream)
+        if keeps:
+            follows = {"logits": of_model}.__getitem__
+        # A copy, since a row would keep all of them.
+        ends = of_model[-1].clone()
+        result.append(Trace(text, of_text, stream, parts.scale(stream), ends, follows))
     return result
+
+
+def _numbers(parts: Parts, time: int) -> int:
+    """Return how many numbers follow from the streams of a text."""
+    heads, mlp = parts.layers[0].heads, parts.layers[0].mlp
+    of_position = heads.n_heads * (time + heads.d_head) + mlp.up.n_out + 2 * parts.unembed.n_in
+    return time * (len(parts.layers) * of_position + parts.unembed.n_out)
+
+
+def _logits_again(model: Any, last: nn.Module, stream: Tensor, _: str) -> Tensor:
+    """Return the logits of the stream after the last layer, by the model itself."""
+
+    # A text of one token, whose stream is exchanged where only the unembedding follows.
+    def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return with_input(stream[None], args, kwargs) if is_recorded() else None
+
+    hook = last.register_forward_pre_hook(exchange, with_kwargs=True)
+    with recording() as is_recorded, hook, torch.no_grad(), wide_passes(model):
+        output = run(model, torch.zeros(1, 1, dtype=torch.int64, device=stream.device))
+    # Some models reshape streams to a text of one token.
+    return widened(getattr(output, "logits", output)).reshape(len(stream), -1)
+
+
+def _scale(norm: Norm | None, _: nn.Module, __: Any, ___: Any, output: Tensor) -> Tensor:
+    x = widened(output)
+    return torch.ones_like(x[..., 0]) if norm is None else norm.scale(x)
 
 
 @torch.no_grad()
@@ -352,7 +375,7 @@ def mlp_inputs(
 
     def record(module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_recorded():
-            inputs.append(mlps[len(inputs)].normalised(_wide(args[0])))
+            inputs.append(mlps[len(inputs)].normalised(widened(args[0])))
             if len(inputs) == len(mlps):
                 raise StopForwardError
 
@@ -361,72 +384,3 @@ def mlp_inputs(
             hooks.enter_context(mlp.norm_or_module.register_forward_pre_hook(record))
         run(model, ids)
     return inputs
-
-
-def _first_input(_: nn.Module, args: Sequence[Tensor], kwargs: Any, __: Any) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def _pattern(module: Any, args: Sequence[Any], _: Any, output: Any) -> Tensor:
-    if not hasattr(module, "attention_pattern"):
-        # Attention of transformers returns its pattern after its output.
-        return output[1]
-    x, pos_embed, rope, _, _, v_first = args
-    return module.attention_pattern(x, pos_embed, rope, v_first)
-
-
-def _layer(seen: Recorded, layer: Layer) -> LayerTrace:
-    """Return the trace of a layer on a batch: each tensor has the texts as its first axis."""
-    heads, mlp = layer.heads, layer.mlp
-    attn_input, mlp_input = (seen["input", part.norm_or_module] for part in (heads, mlp))
-    mlp_n, routing, acted = mlp.normalised(mlp_input), None, mlp.reads[0]
-    if mlp.router is None:
-        gate_ratio = _ratio(mlp, acted.select(seen["output", acted.module], -1))
-    else:
-        # Routers take the tokens of all texts as one list.
-        routing = seen["routing", mlp.router.module].unflatten(0, (len(mlp_n), -1))
-        # Experts run on their own tokens only, inside one module. Here all of them read each token,
-        # and the weight 0 of those that did not run removes their hidden units.
-        ratio = _ratio(mlp, acted(mlp_n if mlp.norm is None else mlp.norm.applied(mlp_n)))
-        gate_ratio = ratio * routing.repeat(1, 1, ratio.shape[-1] // routing.shape[-1]).to(ratio)
-    return LayerTrace(
-        stream=seen["input", layer.module],
-        attn_input=attn_input,
-        attn_n=heads.normalised(attn_input),
-        attn_scale=heads.scale(attn_input),
-        pattern=seen["pattern", heads.module],
-        attn_out_scale=_scale(heads.out_norm, seen["output", heads.out.module]),
-        mlp_input=mlp_input,
-        mlp_n=mlp_n,
-        mlp_scale=mlp.scale(mlp_input),
-        gate_ratio=gate_ratio,
-        mlp_out_scale=_scale(mlp.out_norm, seen["output", mlp.writer]),
-        routing=routing,
-    )
-
-
-def _of_text(batch: LayerTrace, row: int, time: int) -> LayerTrace:
-    """Return the trace of one text of a batch, without the padding after it."""
-    rows = {name: x[row] for name, x in vars(batch).items() if x is not None}
-    pattern = rows.pop("pattern")[:, :time, :time]
-    return LayerTrace(**{name: x[:time] for name, x in rows.items()}, pattern=pattern)
-
-
-def _ratio(mlp: MLP, z: Tensor) -> Tensor:
-    # At z = 0 the ratio multiplies 0, so that any finite one will do.
-    z = torch.where(z == 0, torch.full_like(z, 1e-6), z)
-    constant = mlp.act_of_zero()
-    if constant is None:
-        return mlp.act(z) / z
-    # act(z) = ratio z + act(0): the constants are weights of a second set of hidden units, whose
-    # second factor is 1. See `ResidualModel.mlp_factors`.
-    constant = constant.to(z).expand_as(z)
-    return torch.cat([(mlp.act(z) - constant) / z, constant], -1)
-
-
-def _scale(norm: Norm | None, x: Tensor) -> Tensor:
-    return torch.ones_like(x[..., 0]) if norm is None else norm.scale(x)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

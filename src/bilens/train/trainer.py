@@ -35,7 +35,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
 from bilens.lazy_imports import accelerate
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import this_process
+from bilens.processes import others_are_needed, this_process
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -407,7 +407,12 @@ def run_trainer(
                 "accelerate shards by FSDP version 1, expected version 2: version 1 flattens the "
                 "weights; set fsdp_version: 2 in its configuration, or use torchrun"
             )
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        remedy = (
+            f"Start the same command again with --resume: the newest checkpoint in {run}, or its "
+            "beginning, is where it goes on"
+        )
+        with others_are_needed(remedy):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
             raise KeyboardInterrupt
         trainer.require_finite_weights()

@@ -141,7 +141,10 @@ def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
     assert split_flow.sinks == ()
     pattern = torch.zeros(9, 9).double()
     pattern[:, 0], pattern[3:, 2] = 0.6, 0.2
-    layers = [replace(layer, pattern=pattern[None]) for layer in split_flow.trace.layers]
+    layers = [
+        replace(layer, follows={"pattern": pattern[None]}.__getitem__)
+        for layer in split_flow.trace.layers
+    ]
     trace = replace(split_flow.trace, layers=tuple(layers))
     assert replace(split_flow, trace=trace).sinks == (0,)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.read.language.names import TokenDirection, shown_tokens
-from bilens.read.linear.projections import CallRecorder
 from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.interventions import embedded
@@ -178,13 +177,6 @@ class Other:
         )
 
 
-def recorded_trace(model: ResidualModel, ids: Int[Tensor, " time"]) -> tuple[Trace, CallRecorder]:
-    """Return a model on a text, and the arguments of its attention."""
-    recorder = CallRecorder(model, len(ids))
-    with recorder.recording():
-        return model.trace(ids), recorder
-
-
 class Measured:
     """The number that a flow splits, as a direction u of the last normalised stream.
 
@@ -209,7 +201,7 @@ class Measured:
         self.bias = 0.0
         if isinstance(direction, Tensor):
             for trace in traces:
-                check_logits(model, trace, [int(trace.logits[-1].argmax())])
+                check_logits(model, trace, [int(trace.next_logits.argmax())])
             self._of_vector(traces, direction)
             return
         tokens = [model.token(name) for name in (direction.token, *direction.minus)]

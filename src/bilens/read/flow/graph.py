@@ -403,10 +403,7 @@ class FlowBuilder:
         values: tuple[float, ...],
     ) -> Flow:
         """Return the nodes that were collected."""
-        reads, writes = (
-            Rows(*(torch.cat(part) for part in zip(*self.rows[name], strict=True)))
-            for name in ("reads", "writes")
-        )
+        reads, writes = (_joined(self.rows.pop(name)) for name in ("reads", "writes"))
         vectors = u.new_zeros(0, self.model.d_model + 1)
         return Flow(
             trace=self.trace,
@@ -423,6 +420,20 @@ class FlowBuilder:
             values=values,
             tokens=tuple(shown_tokens(self.model, self.trace.ids)),
         )
+
+
+def _joined(parts: list[tuple[Tensor, ...]]) -> Rows:
+    """Return rows as one; the list is empty then, as both together would take the memory twice."""
+    number, position, moment, vectors = zip(*parts, strict=True)
+    joined = vectors[0].new_empty(sum(map(len, vectors)), vectors[0].shape[1])
+    places = torch.cat(number), torch.cat(position), torch.cat(moment)
+    del vectors
+    end = len(joined)
+    while parts:
+        *_, rows = parts.pop()
+        joined[end - len(rows) : end] = rows
+        end -= len(rows)
+    return Rows(*places, joined)
 
 
 def first_texts(corpus: Corpus, n_tokens: int = 4096) -> Iterator[Int[Tensor, " time"]]:

@@ -572,7 +572,7 @@ def answer_question(
         flow=through,
         question=question,
         page=flow_page(through, number=question.number, k=shown, opened=opened),
-        probability=float(through.trace.logits[-1].softmax(-1)[model.token(question.token)]),
+        probability=float(through.trace.next_logits.softmax(-1)[model.token(question.token)]),
         together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
         notes=tuple(missing_spaces(model, question.direction)),
         other=other,

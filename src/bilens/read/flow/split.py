@@ -1,7 +1,7 @@
 """An exact split of a logit, or of its change between two texts, through every layer of a model."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -10,16 +10,17 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
+from bilens.memory import return_freed
 from bilens.read.flow.ablation import named_by_measurement
-from bilens.read.flow.contrast import Against, Measured, Other, Target, recorded_trace, replaced
+from bilens.read.flow.contrast import Against, Measured, Other, Target, replaced
 from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowBuilder
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.flow.question import Question
 from bilens.read.language.names import TokenDirection
-from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
+from bilens.read.linear.heads import FrozenHeads, HeadBranch, HeadsMap, secant_heads
 from bilens.read.linear.mlp import LinearMLP
-from bilens.read.linear.projections import CallRecorder
+from bilens.read.linear.projections import Pairs
 from bilens.read.linear.secants import frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.running import wide_passes
@@ -147,8 +148,7 @@ def split(model: ResidualModel, question: Question, *, through_patterns: bool = 
         if question.has_two_texts:
             other = Other(model, model.ids(question.text), question.against).cut(len(ids))
         # Later tokens are not read.
-        trace, recorder = recorded_trace(model, ids)
-        return Split(model, trace, recorder, other, question, through_patterns)
+        return Split(model, model.trace(ids), other, question, through_patterns)
 
 
 class Split:
@@ -168,12 +168,11 @@ class Split:
         self,
         model: ResidualModel,
         trace: Trace,
-        recorder: CallRecorder,
         other: Other | None,
         question: Question,
         through_patterns: bool,
     ) -> None:
-        self.model, self.trace, self.recorder, self.other = model, trace, recorder, other
+        self.model, self.trace, self.other = model, trace, other
         # A pass of its own: in a batch rounding differs, where nothing changes between the texts.
         self.before = None if other is None else other.trace()
         self.through_patterns = through_patterns
@@ -195,7 +194,7 @@ class Split:
         self.keeps = model.n_layers * numbers * trace.stream.element_size() <= KEPT_BYTES
         # Not in a cache of bound methods: that is a circle, which memory leaves late.
         self._mlp_maps: dict[int, LinearMLP] = {}
-        self._heads_maps: dict[int, HeadsMap] = {}
+        self._heads_maps: dict[int, list[HeadsMap]] = {}
         self.root = last[self.places[-1:]].pull(self.measured.u[None])[0]
         self.bias = self.measured.bias if self.before is None else 0.0
         self.absolute = 0.0
@@ -226,12 +225,12 @@ class Split:
         for layer in reversed(range(n_layers)):
             self._split_mlp(layer, directions, least)
             self._split_heads(layer, least)
+            self._tidy(layer)
         self._add_leaves()
-        split_flow = self.graph.flow(
+        self.check()
+        return self.graph.flow(
             self.measured.u, self.value, self._frozen(), self.before, self.measured.values
         )
-        self.check()
-        return split_flow
 
     def check(self) -> None:
         """See that the flows through every cut between two layers add up to the logit's change.
@@ -353,23 +352,32 @@ class Split:
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
-            heads = self.heads_map(layer)
-            branches = heads.branches(heads.back(above[written]))
-            self.heads.insert(0, {b.role or "values": b.flows.sum(2) for b in branches})
-            self.absolute += sum(float(branch.flows.abs().sum()) for branch in branches)
             # The MLP and the heads may read the same stream, in families with parallel layers.
             w = w + from_mlp
-            for reads in (part for branch in branches for part in branch.reads):
-                rows, _ = reads.total(torch.ones_like(reads.weights, dtype=torch.bool))
-                # Values may also come from the first layer, whose stream is reached last.
-                if reads.moment == entry:
-                    w = w + rows
-                else:
-                    late += rows
+            through: dict[str, list[Tensor]] = defaultdict(list)
+            for heads in self.heads_maps(layer):
+                for branch in heads.branches(heads.back(above[written])):
+                    through[branch.role or "values"].append(branch.flows.sum(2))
+                    self.absolute += float(branch.flows.abs().sum())
+                    for reads in branch.reads:
+                        rows, _ = reads.total()
+                        # Values may also come from the first layer, whose stream is reached last.
+                        if reads.moment == entry:
+                            w = w + rows
+                        else:
+                            late += rows
+            self.heads.insert(0, {role: torch.cat(flows) for role, flows in through.items()})
+            self._tidy(layer)
             above[entry] = w = w + late if layer == 0 else w
-            w = w * float(mixing[entry, entry - 1])
+            if (share := float(mixing[entry, entry - 1])) != 1:
+                w = w * share
         above[Moment.embedding()] = w
         return above
+
+    def _tidy(self, layer: int) -> None:
+        # Memory that comes back has to be cleared by the system, which takes time.
+        if not self.keeps and layer % 4 == 0:
+            return_freed()
 
     def mlp_map(self, layer: int) -> LinearMLP:
         """Return the MLP of a layer as a linear map."""
@@ -383,21 +391,20 @@ class Split:
             self._mlp_maps[layer] = mlp
         return mlp
 
-    def heads_map(self, layer: int) -> HeadsMap:
-        """Return the attention of a layer as a linear map."""
-        if layer in self._heads_maps:
-            return self._heads_maps[layer]
-        heads: HeadsMap
-        if self.before is None:
-            heads = FrozenHeads(
-                self.model, self.trace, layer, through_patterns=self.through_patterns
-            )
-        else:
-            call = self.recorder.call(layer)
-            heads = SecantHeads(self.model, (self.trace, self.before), layer, call)
-        if self.keeps:
-            self._heads_maps[layer] = heads
-        return heads
+    def heads_maps(self, layer: int) -> Iterator[HeadsMap]:
+        """Yield the attention of a layer as linear maps, in blocks of heads."""
+        if layer not in self._heads_maps:
+            heads: Iterator[HeadsMap]
+            if self.before is None:
+                asked = self.through_patterns
+                heads = iter([FrozenHeads(self.model, self.trace, layer, through_patterns=asked)])
+            else:
+                heads = secant_heads(self.model, (self.trace, self.before), layer)
+            if not self.keeps:
+                yield from heads
+                return
+            self._heads_maps[layer] = list(heads)
+        yield from self._heads_maps[layer]
 
     def _split_mlp(self, layer: int, directions: Directions | TaskDirections, least: float) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
@@ -453,39 +460,47 @@ class Split:
         self.graph.write(number, at, Moment.mlp(layer), written)
 
     def _split_heads(self, layer: int, least: float) -> None:
-        heads, graph, written = self.heads_map(layer), self.graph, Moment.attention(layer)
+        graph, written = self.graph, Moment.attention(layer)
         w = self.above[written]
-        graph.write_bias(layer, "attention", w, heads.out.bias)
         through, constant, writes = 0.0, 0.0, torch.zeros_like(w)
-        left = []
-        for branch in heads.branches(heads.back(w)):
-            # Pairs below the threshold are summed as one remainder of the layer, in its exact flow.
-            strong = branch.flows.abs() >= least
-            pairs = _, position, _ = strong.nonzero(as_tuple=True)
-            entries = zip(*(x.tolist() for x in (branch.flows[pairs], *pairs)), strict=True)
-            nodes = [
-                Node("head", f, layer, "attention", p, s, h, role=branch.role)
-                for f, h, p, s in entries
-            ]
-            parts = [reads.of_pairs(pairs) for reads in branch.reads]
-            number = graph.add(nodes, torch.stack([added for _, _, added in parts]).sum(0))
-            for reads, (at, rows, _) in zip(branch.reads, parts, strict=True):
-                graph.read(number, at, reads.moment, rows)
-            graph.write(number, position, written, heads.writes(branch, pairs))
-            for reads in branch.reads:
-                rows, added = reads.total(~strong)
-                left.append((reads.moment, rows))
-                constant += float(added)
-            through += float(branch.flows.masked_fill(strong, 0).sum())
-            writes = writes + heads.written(branch, ~strong)
-        if not writes.any() and not any(rows.any() for _, rows in left):
+        left: dict[Moment, Tensor] = {}
+        for heads in self.heads_maps(layer):
+            if heads.first == 0:
+                graph.write_bias(layer, "attention", w, heads.out.bias)
+            for branch in heads.branches(heads.back(w)):
+                # Pairs below the threshold are summed as one remainder of the layer, in its exact
+                # flow.
+                strong = branch.flows.abs() >= least
+                self._add_heads(layer, heads, branch, strong.nonzero(as_tuple=True))
+                among = ~strong
+                for reads in branch.reads:
+                    rows, added = reads.total(among)
+                    left[reads.moment] = left.get(reads.moment, 0) + rows
+                    constant += float(added)
+                through += float(branch.flows.masked_fill(strong, 0).sum())
+                writes = writes + heads.written(branch, among)
+        if not writes.any() and not any(rows.any() for rows in left.values()):
             return
         remainder = graph.add(
             [Node("rest", through, layer, "attention")], w.new_tensor([constant])
         ).expand(self.time)
-        for moment, rows in left:
+        for moment, rows in left.items():
             graph.read(remainder, self.places, moment, rows)
         graph.write(remainder, self.places, written, writes)
+
+    def _add_heads(self, layer: int, heads: HeadsMap, branch: HeadBranch, pairs: Pairs) -> None:
+        """Add nodes of pairs of positions of heads."""
+        graph = self.graph
+        entries = zip(*(x.tolist() for x in (branch.flows[pairs], *pairs)), strict=True)
+        nodes = [
+            Node("head", f, layer, "attention", p, s, heads.first + h, role=branch.role)
+            for f, h, p, s in entries
+        ]
+        parts = [reads.of_pairs(pairs) for reads in branch.reads]
+        number = graph.add(nodes, torch.stack([added for _, _, added in parts]).sum(0))
+        for reads, (at, rows, _) in zip(branch.reads, parts, strict=True):
+            graph.read(number, at, reads.moment, rows)
+        graph.write(number, pairs[1], Moment.attention(layer), heads.writes(branch, pairs))
 
     def _add_leaves(self) -> None:
         for kind, rows in self.leaves():

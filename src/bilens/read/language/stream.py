@@ -202,5 +202,5 @@ def split_logits(
     terms = LogitTerms(model, position, names, matrix)
     sizes = [(part @ matrix.right).abs().sum(0) for part in rows.split(len(sources))]
     size = float(torch.stack(sizes).sum(0).max())
-    check_split(model, terms.total(), trace.logits[-1], "The split logit", size=size)
+    check_split(model, terms.total(), trace.next_logits, "The split logit", size=size)
     return terms

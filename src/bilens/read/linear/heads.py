@@ -1,5 +1,6 @@
 """Attention on one text with its patterns frozen, and between two texts with nothing frozen."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +12,11 @@ from bilens.errors import BilensError
 from bilens.nn.language.attention import EPS
 from bilens.read.linear.projections import (
     AttentionCall,
-    CallRecorder,
     Pairs,
+    Projection,
     Reads,
+    attention_call_of,
+    products_by_head,
     projections,
     values,
 )
@@ -30,9 +33,11 @@ Role = Literal["values", "queries", "keys"]
 INPUTS = 5
 """Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest difference between a pattern's entries and the model's own, by the model's dtype."""
+"""Largest difference of mixed values from the model's own, over the largest, by its dtype."""
 COARSE = 0.1
 """The same for models of half precision."""
+BLOCK_BYTES = 32 * 1024**2
+"""Heads are taken side by side as long as one pattern of them takes no more than this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,22 +124,24 @@ class HeadBranch:
 
 
 class HeadsMap:
-    """The attention of a layer as a linear map: on one text, or between two.
+    """Some heads of a layer as a linear map: on one text, or between two.
 
     Attributes:
-        out: the map from heads' mixed values to the stream.
+        first: number of the first of them; everything else counts from there.
+        out: the map from all heads' mixed values to the stream.
+        weight: columns of its weight that are these heads'.
         mixing: a norm of each head's mixed values; the identity without one.
     """
 
+    first: int
     out: OutputMap
+    weight: Float[Tensor, "d_model heads d_head"]
     mixing: NormMap
 
     def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
         """Return the directions of each head's mixed values that directions of the stream read."""
-        heads = self.mixing.scale.shape[0]
-        # The output map has the heads' values side by side, so each head reads its own columns.
-        rows = (self.out.pull(w) @ self.out.weight).unflatten(1, (heads, -1)).transpose(0, 1)
-        return self.mixing.pull(rows)
+        rows = self.out.pull(w) @ self.weight.flatten(1)
+        return self.mixing.pull(rows.unflatten(1, self.weight.shape[1:]).transpose(0, 1))
 
     def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the ways through the heads, whose flows add up to the heads' flow."""
@@ -144,12 +151,7 @@ class HeadsMap:
         """Return the writes of some heads and pairs of positions."""
         head, position, _ = pairs
         mixed = self.mixing[head, position].push(branch.mixed(pairs))
-        weight = self.out.weight.unflatten(1, (len(branch.flows), -1))
-        rows = mixed.new_empty(len(mixed), len(weight))
-        # A matrix for every row would take the memory of all heads' outputs many times.
-        for number in head.unique().tolist():
-            of_head = head == number
-            rows[of_head] = mixed[of_head] @ weight[:, number].T
+        rows = products_by_head(mixed, head, self.weight.permute(1, 2, 0))
         return self.out.push(rows, position)
 
     def written(
@@ -157,7 +159,7 @@ class HeadsMap:
     ) -> Float[Tensor, "time d_model"]:
         """Return the writes of all pairs that are `among` these, without biases."""
         mixed = self.mixing.push(branch.mixed_all(among))
-        rows = mixed.transpose(0, 1).flatten(1) @ self.out.weight.T
+        rows = mixed.transpose(0, 1).flatten(1) @ self.weight.flatten(1).T
         return self.out.push(rows, torch.arange(len(rows), device=rows.device))
 
 
@@ -179,6 +181,7 @@ class FrozenHeads(HeadsMap):
         self.out = OutputMap.frozen(
             heads.out, heads.out_norm, of_layer.attn_out_scale, heads.residual_scale
         )
+        self.first, self.weight = 0, self.out.weight.unflatten(1, (heads.n_heads, -1))
         self.sources = values(model, (trace, None), layer)
         self.values = torch.stack([part.change for part in self.sources]).sum(0)
         self.mixing = NormMap(torch.ones_like(self.values[..., 0]))
@@ -199,7 +202,7 @@ class FrozenHeads(HeadsMap):
     def last(self) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
         """Return the output at the last position of each head from each token, and of biases."""
         bias = torch.stack([part.bias[0] for part in self.sources if part.bias is not None]).sum(0)
-        weight = self.out.weight.unflatten(1, (len(bias), -1))
+        weight = self.weight
         pattern, at = self.pattern[:, -1], torch.tensor(-1, device=bias.device)
         heads = torch.einsum("ht,hte,dhe->htd", pattern, self.values - bias[:, None], weight)
         # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
@@ -216,7 +219,7 @@ class _PolynomialPattern:
     """
 
     def __init__(self, model: ResidualModel, trace: Trace, layer: int) -> None:
-        call = CallRecorder(model, len(trace.ids)).call(layer)
+        call = attention_call_of(model, trace, layer)
         pairs = projections(model, (trace, None), layer, call.rotations)
         self.pairs = pairs if len(pairs) == 2 else pairs * 2
         (q1, k1), (q2, k2) = self.pairs
@@ -240,28 +243,80 @@ def _ratio(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below > 0, above / below, torch.zeros_like(above))
 
 
-class SecantHeads(HeadsMap):
-    """The attention of a layer between two texts, patterns included, with nothing held fixed.
+@dataclass(frozen=True, eq=False)
+class _LayerBetween:
+    """The attention of a layer between two texts, of all heads.
 
-    Args:
+    Attributes:
         model: the model.
-        traces: it on both texts.
         layer: number of the layer.
         call: the options of its attention.
-
-    Raises:
-        BilensError: the pattern that follows from queries and keys is not the model's own.
+        pairs: queries and keys, one or two pairs.
+        sources: values.
+        mixed: the model's own mixed values in both runs, of all heads side by side.
+        out: the map from them to the stream.
     """
 
-    def __init__(
-        self, model: ResidualModel, traces: tuple[Trace, Trace], layer: int, call: AttentionCall
-    ) -> None:
-        self.model, self.layer, self.call = model, layer, call
-        heads = model.parts.layers[layer].heads
-        module = heads.module
-        self.kind, self.norm = model.parts.attention, getattr(module, "norm", "none")
-        self.pairs = projections(model, traces, layer, call.rotations)
-        self.sources = values(model, traces, layer)
+    model: ResidualModel
+    layer: int
+    call: AttentionCall
+    pairs: list[tuple[Projection, Projection]]
+    sources: list[Projection]
+    mixed: tuple[Float[Tensor, "time heads_d_head"], Float[Tensor, "time heads_d_head"]]
+    out: OutputMap
+
+
+def secant_heads(
+    model: ResidualModel, traces: tuple[Trace, Trace], layer: int
+) -> Iterator["SecantHeads"]:
+    """Yield the heads of a layer between two texts in blocks, in their order.
+
+    A block of heads takes some twenty times the memory of its patterns.
+
+    Raises:
+        BilensError: the heads mix other values than follow from queries, keys and values.
+    """
+    heads = model.parts.layers[layer].heads
+    call = attention_call_of(model, traces[0], layer)
+    mixed = traces[0].layers[layer].mixed, traces[1].layers[layer].mixed
+    whole = _LayerBetween(
+        model=model,
+        layer=layer,
+        call=call,
+        pairs=projections(model, traces, layer, call.rotations),
+        sources=values(model, traces, layer),
+        mixed=mixed,
+        out=OutputMap.between(heads.out, heads.out_norm, mixed, heads.residual_scale),
+    )
+    time = len(mixed[0])
+    fitting = max(1, BLOCK_BYTES // (time**2 * mixed[0].element_size()))
+    # Whole groups of heads that share keys and values, or equal parts of one.
+    size = fitting // heads.sharing * heads.sharing
+    if not size:
+        size = max(n for n in range(1, fitting + 1) if heads.sharing % n == 0)
+    for start in range(0, heads.n_heads, size):
+        yield SecantHeads(whole, slice(start, min(start + size, heads.n_heads)))
+
+
+class SecantHeads(HeadsMap):
+    """Heads of a layer between two texts, patterns included, with nothing held fixed.
+
+    Args:
+        whole: the layer.
+        block: the heads.
+
+    Raises:
+        BilensError: they mix other values than follow from queries, keys and values.
+    """
+
+    def __init__(self, whole: _LayerBetween, block: slice) -> None:
+        self.model, self.layer, self.call = whole.model, whole.layer, whole.call
+        self.first, self.block, self.out = block.start, block, whole.out
+        heads = self.model.parts.layers[self.layer].heads
+        self.weight = whole.out.weight.unflatten(1, (heads.n_heads, -1))[:, block]
+        self.kind, self.norm = self.model.parts.attention, getattr(heads.module, "norm", "none")
+        self.pairs = [(q.of_heads(block), k.of_heads(block)) for q, k in whole.pairs]
+        self.sources = [part.of_heads(block) for part in whole.sources]
         self.middle = torch.stack([part.middle for part in self.sources]).sum(0)
         change = torch.stack([part.change for part in self.sources]).sum(0)
         runs = (1, 0)
@@ -278,13 +333,9 @@ class SecantHeads(HeadsMap):
         if self.norm == "rms":
             self.mixing = mean_square_secant(mixed[0], mixed[1], EPS)
             scales = [(y.square().mean(-1, keepdim=True) + EPS).rsqrt() for y in mixed]
-            patterns = [pattern * scale for pattern, scale in zip(patterns, scales, strict=True)]
             mixed = [y * scale for y, scale in zip(mixed, scales, strict=True)]
-        self._check(patterns, traces)
-        hidden = [y.transpose(0, 1).flatten(1) for y in mixed]
-        self.out = OutputMap.between(
-            heads.out, heads.out_norm, (hidden[0], hidden[1]), heads.residual_scale
-        )
+        for found, of_model in zip(mixed, whole.mixed, strict=True):
+            self._check(found, of_model)
 
     def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the three ways through the heads: values, queries and keys."""
@@ -355,7 +406,9 @@ class SecantHeads(HeadsMap):
 
     def _softmax(self, scores1: Tensor, scores0: Tensor) -> tuple[list[Tensor], RowResponse]:
         seen, cap, slope = self.call.mask, self.call.softcap, self.call.scale
-        sink = None if self.call.sink is None else self.call.sink[:, None].expand(scores1.shape[:2])
+        sink = self.call.sink
+        if sink is not None:
+            sink = sink[self.block, None].expand(scores1.shape[:2])
         scores, slopes = [scores1, scores0], torch.full_like(scores1, slope)
         if cap is not None:
             # The chain rule holds for secants as for derivatives: of the cap, times the scale.
@@ -373,15 +426,18 @@ class SecantHeads(HeadsMap):
         # others by the row's mean.
         return patterns, RowResponse(means * slopes, spread=means / total[..., None])
 
-    def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
+    def _check(
+        self, mixed: Float[Tensor, "heads time d_head"], of_model: Float[Tensor, "time all_heads"]
+    ) -> None:
         # A family with another formula would get a flow that adds up to a different model.
         close = CLOSE.get(self.model.parts.layers[self.layer].heads.out.stored.dtype, COARSE)
-        for pattern, trace in zip(patterns, traces, strict=True):
-            model_pattern = trace.layers[self.layer].pattern
-            gap = float((pattern - model_pattern).abs().max())
-            if not gap <= close * max(1.0, float(model_pattern.abs().max())):
-                raise BilensError(
-                    f"Attention of layer {self.layer} has a pattern that differs by {gap:.3g} from "
-                    "the one that follows from its queries and keys; expected softmax attention, "
-                    "or attention of bilens. A flow of one text, without against, is available"
-                )
+        expected = of_model.unflatten(1, (-1, mixed.shape[2]))[:, self.block].transpose(0, 1)
+        gap = float((mixed - expected).abs().max())
+        largest = float(of_model.abs().max())
+        if not gap <= close * largest:
+            raise BilensError(
+                f"Attention of layer {self.layer} mixes values up to {largest:.3g} that differ by "
+                f"{gap:.3g} from those that follow from its queries, keys and values; expected "
+                "softmax attention, or attention of bilens. A flow of one text, without against, "
+                "is available"
+            )

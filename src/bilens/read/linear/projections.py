@@ -104,6 +104,9 @@ class Projection:
         gain: of the inner norm.
         rotation: R; None without rotary positions.
         over_heads: whether the inner norm is over all heads together.
+        sharing: number of heads that share a W.
+        first: number of the first head of `change`, `middle` and `constant`; W, bias and norms are
+            those of all heads.
         constant: last coordinate of each head, which no input changes; None without one.
         change: the part of the projection that the flow splits: its change, or all of it.
         middle: the mean of both runs.
@@ -119,7 +122,15 @@ class Projection:
     gain: Float[Tensor, "kv_heads d_head"] | None = None
     rotation: Rotation | None = None
     over_heads: bool = False
+    sharing: int = 1
+    first: int = 0
     constant: Float[Tensor, " heads"] | None = None
+
+    def of_heads(self, heads: slice) -> "Projection":
+        """Return the projection of some of the heads, which are counted from the first of them."""
+        constant = None if self.constant is None else self.constant[heads]
+        change, middle = self.change[heads], self.middle[heads]
+        return replace(self, change=change, middle=middle, constant=constant, first=heads.start)
 
     def pull(
         self, rows: Float[Tensor, "m d_head"], head: Int[Tensor, " m"], at: Int[Tensor, " m"]
@@ -131,7 +142,7 @@ class Projection:
             x, added = without.pull(rows[:, :-1], head, at)
             # Between two texts a constant does not change, and biases are None.
             return x, added if self.bias is None else added + rows[:, -1] * self.constant[head]
-        shared = head // (len(self.change) // len(self.weight))
+        shared = (self.first + head) // self.sharing
         if self.rotation is not None:
             rows = self.rotation[at].pull(rows[:, None])[:, 0]
         if self.gain is not None:
@@ -140,11 +151,7 @@ class Projection:
             return self._pull_whole(rows, shared, at)
         if self.inner is not None:
             rows = self.inner[at, shared].pull(rows)
-        x = rows.new_empty(len(rows), self.weight.shape[2])
-        # Heads that share keys and values share a matrix; gathering it for each row costs more.
-        for number in shared.unique().tolist():
-            of_head = shared == number
-            x[of_head] = rows[of_head] @ self.weight[number]
+        x = products_by_head(rows, shared, self.weight)
         return self.stream[at].pull(x), self._constants(rows[:, None], shared[:, None], at)
 
     def pull_all(
@@ -157,17 +164,24 @@ class Projection:
                 added = (rows[..., -1] * self.constant[:, None]).sum()
             rows = rows[..., :-1]
         # All is linear, so that heads that share keys and values are summed first.
-        rows = rows.unflatten(0, (len(self.weight), -1)).sum(1).transpose(0, 1)
+        rows = rows.unflatten(0, (-1, min(self.sharing, len(rows)))).sum(1).transpose(0, 1)
+        start = self.first // self.sharing
+        shared = slice(start, start + rows.shape[1])
         if self.rotation is not None:
             rows = self.rotation.pull(rows)
         if self.gain is not None:
-            rows = rows * self.gain
-        if self.inner is not None:
-            given = rows.flatten(1) if self.over_heads else rows
-            rows = self.inner.pull(given).reshape(rows.shape)
+            rows = rows * self.gain[shared]
+        if self.inner is not None and self.over_heads:
+            # The norm divides by the size of all heads together.
+            all_heads = rows.new_zeros(len(rows), *self.weight.shape[:2])
+            all_heads[:, shared] = rows
+            rows = self.inner.pull(all_heads.flatten(1)).reshape(all_heads.shape)
+            shared = slice(None)
+        elif self.inner is not None:
+            rows = self.inner[:, shared].pull(rows)
         if self.bias is not None:
-            added = added + (rows * self.bias).sum()
-        return self.stream.pull(rows.flatten(1) @ self.weight.flatten(0, 1)), added
+            added = added + (rows * self.bias[:, shared]).sum()
+        return self.stream.pull(rows.flatten(1) @ self.weight[shared].flatten(0, 1)), added
 
     def _pull_whole(
         self, rows: Tensor, head: Tensor, at: Tensor
@@ -187,6 +201,22 @@ class Projection:
             return rows.new_zeros(len(rows))
         position = at if len(self.bias) > 1 else torch.zeros_like(at)
         return (rows * self.bias[position[:, None], head]).sum((1, 2))
+
+
+def products_by_head(
+    rows: Float[Tensor, "m n"], head: Int[Tensor, " m"], weight: Float[Tensor, "heads n n_out"]
+) -> Float[Tensor, "m n_out"]:
+    """Return the product of each row with the matrix of its head."""
+    # In the order of heads, so that each matrix is used once: gathered for each row they would take
+    # the memory of all heads' outputs many times. Only the counts are waited for.
+    order = head.argsort(stable=True)
+    numbers = torch.arange(len(weight), device=head.device)
+    counts = (head[:, None] == numbers).sum(0).tolist()
+    parts = rows[order].split(counts)
+    products = [part @ matrix for part, matrix in zip(parts, weight, strict=True) if len(part)]
+    result = rows.new_empty(len(rows), weight.shape[2])
+    result[order] = torch.cat([result[:0], *products])
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,11 +260,11 @@ class Reads:
         return (at, *self.projection.pull(rows, head, at))
 
     def total(
-        self, among: Bool[Tensor, "heads time time"]
+        self, among: Bool[Tensor, "heads time time"] | None = None
     ) -> tuple[Float[Tensor, "time d_model"], Float[Tensor, ""]]:
         """Return directions at each position and the constant, summed over all pairs `among`."""
         # Summed over the other end first: one row for each head and position instead of each pair.
-        weights = self.weights * among
+        weights = self.weights if among is None else self.weights * among
         rows = (weights.mT if self.at_source else weights) @ self.partner
         return self.projection.pull_all(rows)
 
@@ -258,40 +288,31 @@ class AttentionCall:
     sink: Float[Tensor, " heads"] | None = None
 
 
-class CallRecorder:
-    """Arguments of a model's attention modules, recorded while it runs on a text."""
+def attention_call_of(model: ResidualModel, trace: Trace, layer: int) -> AttentionCall:
+    """Return the options of a layer's attention on a text."""
+    return _Caller(model, trace, layer).call()
 
-    def __init__(self, model: ResidualModel, time: int) -> None:
-        self.model, self.time = model, time
-        self.arguments: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record the arguments of every layer's attention as long as this runs."""
+class _Caller:
+    """Calls of a layer's attention module, as it was called on a text."""
 
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            dropped = ("hidden_states", "past_key_values", "layer_past")
-            self.arguments[module] = args, {k: v for k, v in kwargs.items() if k not in dropped}
+    def __init__(self, model: ResidualModel, trace: Trace, layer: int) -> None:
+        self.model, self.time = model, len(trace.ids)
+        self.heads, self.arguments = model.parts.layers[layer].heads, trace.layers[layer].arguments
 
-        with ExitStack() as hooks:
-            for layer in self.model.parts.layers:
-                module = layer.heads.module
-                hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
-            yield
-
-    def call(self, layer: int) -> AttentionCall:
-        """Return the options of a layer's attention."""
-        heads = self.model.parts.layers[layer].heads
+    def call(self) -> AttentionCall:
+        """Return the options."""
+        module = self.heads.module
         causal = torch.ones(self.time, self.time, dtype=torch.bool, device=self.model.device).tril()
-        if hasattr(heads.module, "queries_keys"):
-            return AttentionCall(self._own_rotations(), float(heads.module.scale), causal)  # type: ignore[arg-type]
+        if hasattr(module, "queries_keys"):
+            return AttentionCall(self._own_rotations(), float(module.scale), causal)  # type: ignore[arg-type]
         if self.model.parts.queries_keys is not None:
             raise BilensError(
                 f"{type(self.model.model).__name__} was registered with a function of its own for "
                 "queries and keys; expected attention on transformers' interface. A flow of one "
                 "text, without against, is available"
             )
-        return self._called(heads, causal)
+        return self._called(causal)
 
     def _own_rotations(self) -> tuple[Rotation, Rotation] | None:
         ids = torch.zeros(1, self.time, dtype=torch.int64, device=self.model.device)
@@ -303,17 +324,18 @@ class CallRecorder:
         one = torch.ones(self.time, d_head, dtype=self.model.parts.dtype, device=ids.device)
         return Rotation.shown_by(lambda rows: [rotate(rows[:, None], rope)[:, 0]] * 2, one)
 
-    def _called(self, heads: Heads, causal: Tensor) -> AttentionCall:
+    def _called(self, causal: Tensor) -> AttentionCall:
         """Return the options of attention of transformers, by calls of the module itself.
 
         In the calls queries and keys before their norms are given, and norms do nothing. So the
         module shows its rotations, for every kind of rotary positions.
         """
+        heads = self.heads
         query, _ = heads.pairs[0]
         options: dict[str, Any] = {}
 
         def rotated(rows: Tensor) -> list[Tensor]:
-            options.update(self._options(heads, rows))
+            options.update(self._options(rows))
             return [options[name][:, 0].to(rows) for name in ("query", "key")]
 
         wide = self.model.parts.dtype
@@ -333,9 +355,9 @@ class CallRecorder:
             sink=None if sink is None else sink.detach().to(wide),
         )
 
-    def _options(self, heads: Heads, rows: Float[Tensor, "batch time d_head"]) -> dict[str, Any]:
+    def _options(self, rows: Float[Tensor, "batch time d_head"]) -> dict[str, Any]:
         """Return the options of attention if all queries and keys before their norms are rows."""
-        arguments, keywords = self.arguments[heads.module]
+        heads = self.heads
         rows = rows.to(heads.out.stored.dtype)
         # What the module reads does not matter, as its maps return the rows.
         x = rows[..., :1].expand(*rows.shape[:2], self.model.d_model)
@@ -345,12 +367,8 @@ class CallRecorder:
                 stack.enter_context(_instead(module, partial(_given, filled)))
             for norm in heads.inner:
                 stack.enter_context(_instead(norm.module, lambda y: y))
-            if arguments:
-                arguments = (x, *arguments[1:])
-            else:
-                keywords = {**keywords, "hidden_states": x}
             options = attention_call(
-                self.model.model, partial(heads.module, *arguments, **keywords)
+                self.model.model, partial(self.arguments.call, heads.module, x)
             )
         if options is None:
             raise BilensError(
@@ -510,6 +528,7 @@ class _Projector:
             change=runs[0] if is_single else runs[0] - runs[1],
             middle=runs[0] if is_single else (runs[0] + runs[1]) / 2,
             bias=bias if is_single else None,
+            sharing=len(runs[0]) // len(weight),
             **options,
         )
 

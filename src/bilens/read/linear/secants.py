@@ -41,7 +41,7 @@ class NormMap:
     middle: Float[Tensor, "*batch d"] | None = None
     slope: Float[Tensor, "*batch"] | None = None
 
-    def __getitem__(self, at: int | slice | Tensor | tuple[Tensor, ...]) -> "NormMap":
+    def __getitem__(self, at: int | slice | Tensor | tuple[Tensor | slice, ...]) -> "NormMap":
         """Return the maps at some of the positions."""
         if self.middle is None or self.slope is None:
             return NormMap(self.scale[at], self.centres)
