@@ -66,7 +66,8 @@ def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
     values: tuple[list[Tensor], ...] = ([], [])
     outputs: tuple[list[Tensor], ...] = ([], [])
     for layer in range(model.n_layers):
-        heads, w = through.heads_map(layer), through.above[Moment.attention(layer)]
+        # Texts of questions are short, and their heads one block.
+        (heads,), w = through.heads_maps(layer), through.above[Moment.attention(layer)]
         back = heads.back(w)
         every = torch.ones(*back.shape[:2], back.shape[1], dtype=torch.bool)
         branches = heads.branches(back)
