@@ -96,8 +96,7 @@ EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
 """Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 
 RECORDED = ("stream", "attn_scale", "attn_out_scale", "mlp_scale", "mlp_out_scale", "routing")
-FOLLOWING = ("attn_n", "pattern", "mixed", "mlp_n", "gate_ratio")
-"""Attributes of a `LayerTrace`, and its properties."""
+"""Attributes of a `LayerTrace`."""
 
 
 def tiny(

@@ -16,19 +16,10 @@ from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual import trace as tracing
 from bilens.residual.interventions import embedded
+from bilens.residual.layer_trace import FOLLOWING
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
-from tests.families import (
-    EACH,
-    EACH_GATED,
-    FAMILIES,
-    FOLLOWING,
-    PLAIN,
-    RECORDED,
-    exact_norms,
-    some_text,
-    tiny,
-)
+from tests.families import EACH, EACH_GATED, FAMILIES, PLAIN, RECORDED, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,8 @@ from bilens.residual.running import (
 
 Recorded = dict[tuple[str, nn.Module], Tensor]
 """Numbers of a forward pass, by their kind and module."""
+FOLLOWING = ("attn_n", "pattern", "mixed", "mlp_n", "gate_ratio")
+"""Properties of a `LayerTrace`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,16 +113,24 @@ class LayerTrace:
         """
         return self.follows("gate_ratio")
 
-    def of_text(self, row: int, time: int) -> "LayerTrace":
+    def of_text(self, row: int, time: int, *, keeps: bool) -> "LayerTrace":
         """Return the trace of one text of a batch, without the padding after it."""
-
-        def follows(name: str) -> Tensor:
-            of_row = self.follows(name)[row]
-            return of_row[:, :time, :time] if name == "pattern" else of_row[:time]
-
+        # Functions that can be stored with a flow: no local ones.
+        follows: Callable[[str], Tensor] = partial(_of_only_text, self.follows)
+        if keeps:
+            kept = {name: self.follows(name)[row] for name in FOLLOWING}
+            kept = {
+                name: x[..., :time, :time] if name == "pattern" else x[:time]
+                for name, x in kept.items()
+            }
+            follows = kept.__getitem__
         fields = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         of_row = {name: x[row, :time] for name, x in fields.items()}
         return LayerTrace(**of_row, follows=follows, arguments=self.arguments)
+
+
+def _of_only_text(of_batch: Callable[[str], Tensor], name: str) -> Tensor:
+    return of_batch(name)[0]
 
 
 def layer_trace(

@@ -326,7 +326,7 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
     result = []
     for row, text in enumerate(texts):
         time = len(text)
-        of_text = tuple(batch.of_text(row, time) for batch in layers)
+        of_text = tuple(batch.of_text(row, time, keeps=keeps) for batch in layers)
         stream, of_model = streams[row, :time], logits[row, :time]
         follows: Callable[[str], Tensor] = partial(_logits_again, model, last, stream)
         if keeps:
