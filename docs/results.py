@@ -35,7 +35,16 @@ GROUPS = {
         "stream_directions",
     ],
     "Exactness and speed": [
-        *("exactness", "robustness", "flow_memory", "flow_time", "attention", "kernels"),
+        *(
+            "exactness",
+            "robustness",
+            "flow_memory",
+            "flow_time",
+            "attention",
+            "kernels",
+            "launches",
+            "report_time",
+        ),
         *("gpu", "peers", "speed", "suite", "help", "pages", "tasks"),
     ],
 }
