@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "load_results", "page"]
+__all__ = ["GROUPS", "OF_THE_PROJECT", "load_results", "page"]
 
 ROOT = Path(__file__).parents[1]
 GROUPS = {
     "Images": [
-        *("accuracy", "ten_eigenvectors", "fig3", "fig4", "fig5", "pictures"),
+        *("accuracy", "ten_eigenvectors", "fig3", "fig4", "noises", "fig5", "pictures"),
         *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
     ],
     "Language models": [
@@ -45,10 +45,12 @@ GROUPS = {
             "launches",
             "report_time",
         ),
-        *("gpu", "peers", "speed", "suite", "help", "pages", "tasks"),
+        *("gpu", "peers", "speed", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
+OF_THE_PROJECT = ("help", "pages", "suite")
+"""Files about the project itself, which the page leaves out."""
 COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
 INTRODUCTION = """# Results
@@ -88,10 +90,10 @@ def _section(name: str, result: dict[str, Any]) -> str:
         f"### {result['title']}\n",
         f"`{result['command']}` · {name}.json, {result['commit']}{hardware}\n",
         *([f"{result['note']}\n"] if result["note"] else []),
-        " | ".join(columns),
+        "| ".join(columns),
         "|".join("---" for _ in columns),
     ]
-    lines += [" | ".join(str(row[column]) for column in columns).rstrip() for row in rows]
+    lines += ["| ".join(str(row[column]) for column in columns).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 
