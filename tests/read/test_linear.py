@@ -175,6 +175,7 @@ def test_rows_of_all_heads_are_pulled_as_one_by_one(over_heads):
         gain=two(shared, d, seed=4)[0],
         rotation=rotation,
         over_heads=over_heads,
+        sharing=heads // shared,
         constant=two(heads, seed=5)[0],
     )
     rows = two(heads, time, d + 1, seed=6)[0]

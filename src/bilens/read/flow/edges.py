@@ -267,7 +267,7 @@ class EdgeCases(Cases):
         return self.runs[number].values(masks.to(self.runs[number].second.tokens))
 
 
-class Edge(NamedTuple):
+class CircuitEdge(NamedTuple):
     """An edge of a circuit.
 
     Attributes:
@@ -295,7 +295,7 @@ class EdgeCircuit:
         restored: f on the questions that measure.
     """
 
-    edges: tuple[Edge, ...]
+    edges: tuple[CircuitEdge, ...]
     candidates: int
     mask: Bool[Tensor, "readers sources"]
     ordering: float
@@ -321,7 +321,7 @@ def found_edges(
     for reader, source in mask.nonzero().tolist():
         _, _, _, role, owners = graph.readers[reader]
         readers = tuple(part for part in owners if part in inside)
-        edges.append(Edge(named[source], readers, role, float(shares[reader, source])))
+        edges.append(CircuitEdge(named[source], readers, role, float(shares[reader, source])))
     given = mask[None].double()
     return EdgeCircuit(
         edges=tuple(sorted(edges, key=lambda edge: -abs(edge.share))),
