@@ -57,7 +57,7 @@ from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, gradient_effects
 from experiments.pretrained import SavedRows, open_models
-from experiments.tasks import FAMILIES, questions_of
+from experiments.tasks import questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 BASELINE = "EAP-IG inputs"
@@ -379,46 +379,6 @@ def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         for metric in ("CPR", "CMD"):
             columns[f"{row['task']} {metric}"] = [_shown(of[metric]) for of in numbers.values()]
     return pd.DataFrame(columns)
-
-
-def claims(name: str, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of a file of results: each circuit, and how far circuits transfer.
-
-    Numbers are parts, and what they restore on others of the template and on another template;
-    baselines are what is left without the circuit on both.
-    """
-    entries = []
-    for row in rows:
-        restored, left = row["transfer"][row["task"]]
-        entries.append(
-            {
-                "claim": f"{name}, {row['task']}",
-                "number": f"{len(row['parts'])}; {row['restored']['value']:.2f}; "
-                f"{restored['value']:.2f}",
-                "spread": f"{_bounds(row['restored'])}; {_bounds(restored)}",
-                "baseline": f"{row['left']['value']:.2f}; {left['value']:.2f}",
-            }
-        )
-    kin = {task: set(group) for group in FAMILIES.values() for task in group}
-    within: list[float] = []
-    across: list[float] = []
-    for row in rows:
-        for other, (restored, _) in row["transfer"].items():
-            if other != row["task"]:
-                is_related = other in kin.get(row["task"], ())
-                (within if is_related else across).append(restored["value"])
-    sizes = np.abs(across)
-    entries.append(
-        {
-            "claim": f"{name}: restored on tasks of the same concept; on unrelated tasks "
-            f"({len(across)} pairs), median size; less than 0.1",
-            "number": f"{np.mean(within):.2f}; {np.median(sizes):.2f}; {np.mean(sizes < 0.1):.0%}",
-            "spread": f"[{min(within):.2f}, {max(within):.2f}]; "
-            f"[{min(across):.2f}, {max(across):.2f}]",
-            "baseline": "0",
-        }
-    )
-    return entries
 
 
 def _bounds(interval: dict[str, float]) -> str:

@@ -51,9 +51,8 @@ def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
     assert float(f[1]) != pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-def test_gradients_of_f_are_central_differences(view, by_position):
-    cases = Cases(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
+def check_gradient(cases):
+    """Compare the gradient of f by masks with central differences."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
     slope = cases.gradient(masks, [1.0, 0.5])
@@ -62,6 +61,12 @@ def test_gradients_of_f_are_central_differences(view, by_position):
     expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
     assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
     assert float(slope.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_gradients_of_f_are_central_differences(view, by_position):
+    cases = Cases(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
+    check_gradient(cases)
 
 
 def test_integrated_gradients_add_up_to_f(view):

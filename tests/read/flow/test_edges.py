@@ -10,6 +10,7 @@ from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, tiny
 from tests.language import random_model, toy_tokenizer
+from tests.read.flow.test_circuit import check_gradient
 
 FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]
 QUESTIONS = [
@@ -55,14 +56,7 @@ def test_the_edges_between_some_parts_are_these_parts(name):
 
 def test_gradients_by_edges_are_central_differences():
     view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
-    cases = EdgeCases(Cases(view, QUESTIONS))
-    generator = torch.Generator().manual_seed(0)
-    masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
-    slope = cases.gradient(masks, [1.0, 0.5])
-    step = torch.randn(cases.shape, generator=generator, dtype=torch.float64) * 1e-6
-    ends = [cases.faithfulness(masks + sign * step) for sign in (1, -1)]
-    expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
-    assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
+    check_gradient(EdgeCases(Cases(view, QUESTIONS)))
 
 
 def test_edges_keep_what_is_asked_and_are_named():

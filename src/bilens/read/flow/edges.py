@@ -165,6 +165,18 @@ class EdgeRuns:
         return self.case.number(last) - self.case.ends[1]
 
     @cached_property
+    def _outputs(self) -> list[tuple[Tensor, Tensor]]:
+        """What the heads and the MLP of each layer write on the second text."""
+        graph, second = self.graph, self.second
+        with torch.no_grad():
+            return [
+                (graph.head_outputs(layer, mixed), graph.mlp_output(layer, output))
+                for layer, (mixed, output) in enumerate(
+                    zip(second.mixed, second.outputs, strict=True)
+                )
+            ]
+
+    @cached_property
     def _mlp_inputs(self) -> list[Tensor]:
         """The streams of the second run that the MLP of each layer reads."""
         inputs: list[Tensor] = []
@@ -178,9 +190,9 @@ class EdgeRuns:
 
     def _sites(self, number: int, readers: list[int], written: "_Written") -> dict[Site, Any]:
         """Return the changes of a layer in which some readers take what was written so far."""
-        graph, second = self.graph, self.second
+        graph, (heads_written, mlp_written) = self.graph, self._outputs[number]
         layer, of_mlp = graph.model.parts.layers[number], graph.first_reader(number + 1) - 1
-        stream, start = second.calls[number][0][0], graph.source(number)
+        stream, start = self.second.calls[number][0][0], graph.source(number)
 
         def read_by(reader: int, part: LinearMap, rows: slice, y: Tensor) -> Tensor:
             x = _normed(layer.heads.norm, written.into(reader, stream))
@@ -191,11 +203,10 @@ class EdgeRuns:
             return y
 
         def keep_heads(mixed: Tensor) -> None:
-            of_second = graph.head_outputs(number, second.mixed[number])
-            written.add(start, graph.head_outputs(number, mixed) - of_second)
+            written.add(start, graph.head_outputs(number, mixed) - heads_written)
 
         def keep_mlp(y: Tensor) -> None:
-            change = graph.mlp_output(number, y) - graph.mlp_output(number, second.outputs[number])
+            change = graph.mlp_output(number, y) - mlp_written
             written.add(start + graph.model.n_heads, change[:, None])
 
         # Queries, keys and values may be one module, whose output is changed reader by reader.

@@ -513,7 +513,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         threshold: Nodes that carry less than this share of the absolute flow are not split.
         through_patterns: Split patterns of bilinear and squared attention too.
         weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
-            MLP, pairs of tokens of a head
+            MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
         ablate: Measure and name this many of the strongest nodes: each is removed from the running
             model, between two texts its change is exchanged, in both directions.
