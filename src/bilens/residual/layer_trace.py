@@ -204,7 +204,7 @@ class Again:
     def _gate_ratio(self) -> Tensor:
         mlp = self.layer.mlp
         n = mlp.normalised(self.mlp_input)
-        ratio = _ratio(mlp, mlp.reads[0](n if mlp.norm is None else mlp.norm.applied(n)))
+        ratio = _ratio(mlp, mlp.reads[0](mlp.applied(n)))
         if self.routing is None:
             return ratio
         # Experts run on their own tokens only, inside one module. Here all of them read each token,

@@ -95,6 +95,10 @@ class NormedInput:
         """Return n, the output of the norm before its gain."""
         return x if self.norm is None else self.norm.normalised(x)
 
+    def applied(self, n: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return the input of the maps, the output of the norm, from the normalised n."""
+        return n if self.norm is None else self.norm.applied(n)
+
     def module_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the input of the maps, by the norm itself and in the type of the storage."""
         y = x.to(self.reads[0].stored.dtype)

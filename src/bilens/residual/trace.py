@@ -111,8 +111,7 @@ def queries_keys(
             f"n has shape {tuple(n.shape)}, expected a last axis of {view.d_model}, the width of "
             "the stream"
         )
-    norm = view.layer(layer).heads.norm
-    x = n if norm is None else norm.applied(n)
+    x = view.layer(layer).heads.applied(n)
     return _from_stream(view, layer, x, position, length, linear=False)
 
 

@@ -24,7 +24,7 @@ from bilens.read.flow.circuit import Case, Cases, Interval, integrated_gradients
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part, Site
 from bilens.residual.layers import NormedInput
-from bilens.residual.parts import LinearMap, Norm
+from bilens.residual.parts import LinearMap
 
 
 class Reader(NamedTuple):
@@ -131,7 +131,9 @@ class EdgeGraph:
     ) -> Float[Tensor, "*batch d"]:
         """Return the output of an MLP to the stream, after a norm if it has one."""
         mlp = self.model.parts.layers[layer].mlp
-        return mlp.residual_scale * _normed(mlp.out_norm, output)
+        if (norm := mlp.out_norm) is not None:
+            output = norm.applied(norm.normalised(output))
+        return mlp.residual_scale * output
 
 
 class EdgeRuns:
@@ -195,7 +197,7 @@ class EdgeRuns:
         stream, start = self.second.calls[number][0][0], graph.source(number)
 
         def read_by(reader: int, part: LinearMap, rows: slice, y: Tensor) -> Tensor:
-            x = _normed(layer.heads.norm, written.into(reader, stream))
+            x = layer.heads.applied(layer.heads.normalised(written.into(reader, stream)))
             weight, bias = part.weight()[rows], part.bias()
             columns = torch.arange(part.n_out) if part.rows is None else part.rows
             y = y.clone()
@@ -346,10 +348,6 @@ def found_edges(
 def _block(part: LinearMap, number: int, count: int) -> slice:
     width = part.n_out // count
     return slice(number * width, (number + 1) * width)
-
-
-def _normed(norm: Norm | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm.applied(norm.normalised(x))
 
 
 def _in_turn(functions: Sequence[Any], x: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from bilens.read.language.ngrams import attention_scores
 from bilens.read.linear.mlp import Directions, LinearMLP
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Part
-from bilens.residual.parts import Norm
 from bilens.sections import Fact, Section, Table, signed
 from bilens.settings import Count
 
@@ -151,11 +150,11 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         "measured effect": single,
     }
     of_layer = model.parts.layers[layer]
-    tokens = _normalised(of_layer.mlp.norm, model.W_E)
+    tokens = of_layer.mlp.normalised(model.W_E)
     vectors = parts.vector[:k, : model.d_model]
     paths = {"tokens": vectors @ tokens.T}
     if model.parts.mlp_moment(layer) == Moment.attention(layer):
-        ov, moved = model.ov(layer), _normalised(of_layer.heads.norm, model.W_E)
+        ov, moved = model.ov(layer), of_layer.heads.normalised(model.W_E)
         # Of all heads together, each as if it attended to the token only.
         read = (ov.left @ (ov.right @ vectors.T)).sum(0)
         paths["through heads"] = read.T @ moved.T
@@ -202,10 +201,6 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         frames={f"QK of {name}": QK.highest, f"OV of {name}": OV.highest},
         about=((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),),
     )
-
-
-def _normalised(norm: Norm | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm.normalised(x)
 
 
 def _words(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> str:

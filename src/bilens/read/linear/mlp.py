@@ -120,7 +120,7 @@ class LinearMLP:
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
         n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
         # Gains stay apart from the weights, of which a copy would take longer than their products.
-        normed = torch.stack([n if mlp.norm is None else mlp.norm.applied(n) for n in (n1, n0)])
+        normed = torch.stack([mlp.applied(n) for n in (n1, n0)])
         left = mlp.up.weight()
         ups = functional.linear(normed, left, mlp.up.bias())
         right = None
