@@ -13,7 +13,7 @@ else has its value of the second text.
 
 The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, GIM's
 gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
-the questions that order, and the elimination by which `bilens.read.flow.circuit` searches.
+the questions that order, and the elimination by which `bilens.read.flow.circuit_search` searches.
 The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
 parts keep. Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results
 are kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from bilens.files import write_json
-from bilens.read.flow.circuit import (
+from bilens.read.flow.circuit_search import (
     SAMPLES,
     Cases,
     Interval,
@@ -250,10 +250,10 @@ def by_gim(cases: Cases) -> Tensor:
 
 
 def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
-    """Return the ranking of parts by which half of a circuit is dropped again and again.
+    """Return the ranking of parts by which a quarter of a circuit is dropped again and again.
 
     Integrated gradients are taken anew in the circuit that is left, as in
-    `bilens.read.flow.circuit.search`. With `absolute` those of the smallest size go.
+    `bilens.read.flow.circuit_search.search`. With `absolute` those of the smallest size go.
     """
     order = everything(cases).flatten().nonzero().flatten()
     size = len(order)
@@ -263,7 +263,7 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
         mask.view(-1)[left] = True
         gradients = integrated_gradients(cases, mask).flatten()[left]
         order[:size] = left[(gradients.abs() if absolute else gradients).argsort(descending=True)]
-        size //= 2
+        size = 3 * size // 4
     ranks = torch.zeros(cases.shape, dtype=torch.float64)
     ranks.view(-1)[order] = torch.arange(len(order), 0, -1).double()
     return ranks

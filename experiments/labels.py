@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from bilens.read.flow import Question, flow, measure
 from bilens.read.flow.ablation import is_measurable
-from bilens.read.flow.circuit import Cases, part_effects, search
+from bilens.read.flow.circuit_search import Cases, part_effects, search
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.residual import ResidualModel

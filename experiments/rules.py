@@ -12,7 +12,7 @@ across others, and brackets of two types. Measured are
   the rule's positions once the head is silent. Heads of the second block that are named and part
   of the rule are found. Named heads that are not part are false, and parts that are not named are
   missed;
-- whether the heads of the second block in the circuit that `bilens.read.flow.circuit` finds on
+- whether the heads of the second block in the circuit that `bilens circuit` finds on
   eight questions are part of the rule. The texts of a question differ in the word that decides: the
   subject's number, the bracket that is open, or the value that followed the cue;
 - induction by all heads together: whether they raise the value after a cue most at the cue. The
@@ -53,7 +53,7 @@ from bilens.data.languages import (
     VERBS,
 )
 from bilens.nn.settings import LanguageSettings
-from bilens.read.flow.circuit import Cases, parts_in, search
+from bilens.read.flow.circuit_search import Cases, parts_in, search
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table

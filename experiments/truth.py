@@ -48,7 +48,7 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.flow.circuit import Cases, search
+from bilens.read.flow.circuit_search import Cases, search
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel

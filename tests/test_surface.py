@@ -39,12 +39,14 @@ def test_the_top_level_names():
         "TokenDirection",
         "__version__",
         "bonds",
+        "circuit",
         "explore",
         "flow",
         "load",
         "register_family",
         "report",
         "spectra",
+        "task_directions",
     ]
     assert all(hasattr(bilens, name) for name in bilens.__all__)
 

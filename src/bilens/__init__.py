@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.models import load
     from bilens.read import spectra
-    from bilens.read.flow import flow
+    from bilens.read.flow import flow, task_directions
+    from bilens.read.flow.circuit_reading import circuit
     from bilens.read.language import TokenDirection
     from bilens.residual import Family, ResidualModel, register_family
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
@@ -50,12 +51,14 @@ __all__ = [
     "TokenDirection",
     "__version__",
     "bonds",
+    "circuit",
     "explore",
     "flow",
     "load",
     "register_family",
     "report",
     "spectra",
+    "task_directions",
 ]
 
 if "transformers" in sys.modules:

@@ -6,7 +6,7 @@ import torch
 from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
-from bilens.read.flow.circuit import Cases
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Question

@@ -12,7 +12,7 @@ from bilens.explore.panels import sections_html
 from bilens.explore.screen import StateError
 from bilens.files import write_json
 from bilens.read.bonds import BONDS_NAME, recorded_settings
-from bilens.read.flow import Question, circuits
+from bilens.read.flow import Question, circuit
 from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
@@ -90,7 +90,7 @@ def test_it_opens_with_the_circuit_of_both_texts():
     assert page.start.circuit
     direction = page.flows.direction(page.start.flow)
     texts = page.start.flow_prompt, page.start.flow_against
-    expected = circuits(page.model, [Question.of(texts[0], direction, (), texts[1])])
+    expected = circuit(page.model, [Question.of(texts[0], direction, (), texts[1])])
     assert page.flows.circuit(page.start.flow).record() == expected.record()
     with gr.Blocks():
         screen = page.screen()

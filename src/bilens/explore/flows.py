@@ -25,7 +25,7 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import FlowReading, circuits, remove
+from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.contrast import Against, Other, Target, second_run
 from bilens.read.flow.edits import sharing_weights
@@ -182,7 +182,7 @@ class FlowView:
         if of.target != "logit":
             raise BilensError("a circuit is that of a logit; expected the number logit")
         second, _ = self.second_run(of)
-        return circuits(self.model, [Question.of(of.prompt, self.direction(of), (), second)])
+        return circuit(self.model, [Question.of(of.prompt, self.direction(of), (), second)])
 
     def page(self, of: FlowOf) -> tuple[str, str]:
         """Return the answer of the flow, as HTML, and its graph, as JSON."""

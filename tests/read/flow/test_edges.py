@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuits
-from bilens.read.flow.circuit import Cases
+from bilens.read.flow import Question, circuit
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, tiny
 from tests.language import random_model, toy_tokenizer
-from tests.read.flow.test_circuit import check_gradient
+from tests.read.flow.test_circuit_search import check_gradient
 
 FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]
 QUESTIONS = [
@@ -78,7 +78,7 @@ def test_edges_keep_what_is_asked_and_are_named():
 
 def test_a_circuit_of_edges_is_a_part_of_the_reading():
     view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
-    reading = circuits(view, QUESTIONS, keep=0.8, level="edges")
+    reading = circuit(view, QUESTIONS, keep=0.8, level="edges")
     (found,) = reading.edges
     assert (
         f"{len(found.edges)} of the {found.candidates} edges between them" in reading.facts()[0][1]

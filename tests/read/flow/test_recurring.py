@@ -14,7 +14,7 @@ from bilens.read.flow import (
     read_recurring,
     task_directions,
 )
-from bilens.read.flow.circuit import Cases
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.directions import MLPDirections
 from bilens.read.flow.question import read_questions
 from bilens.read.flow.recurring import Moves, balanced, learned, share_held

@@ -1,8 +1,8 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
-from bilens.read.flow.circuit import Circuit
-from bilens.read.flow.circuit_reading import CircuitReading, circuits, read_circuit
+from bilens.read.flow.circuit_reading import CircuitReading, circuit, read_circuit
+from bilens.read.flow.circuit_search import Circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
@@ -24,7 +24,7 @@ __all__ = [
     "PartWeights",
     "Question",
     "StreamDirection",
-    "circuits",
+    "circuit",
     "edit",
     "edit_head_along",
     "edit_heads",

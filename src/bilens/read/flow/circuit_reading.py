@@ -15,7 +15,7 @@ from bilens.figures.canvas import dress
 from bilens.figures.plots import heat_figure
 from bilens.lazy_imports import go
 from bilens.options import MinusNames
-from bilens.read.flow.circuit import Cases, Circuit, Interval, everything_but, found_circuit
+from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.question import Question, of_equal_kind, read_questions
@@ -197,7 +197,7 @@ class CircuitReading(Reading):
         return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
 
 
-def circuits(
+def circuit(
     model: ResidualModel,
     questions: Sequence[Question],
     *,
@@ -240,10 +240,10 @@ def circuits(
         count = min(ordering, max(1, len(of_task) // 2))
         first = Cases(model, of_task[:count], by_position=single)
         others = Cases(model, of_task[count:]) if len(of_task) > 1 else first
-        circuit = found_circuit(first, others, keep, bootstraps)
+        of_parts = found_circuit(first, others, keep, bootstraps)
         if level == "edges":
-            edges.append(found_edges(first, others, circuit.mask, keep * circuit.ordering))
-        found.append(circuit)
+            edges.append(found_edges(first, others, of_parts.mask, keep * of_parts.ordering))
+        found.append(of_parts)
         measuring.append(others)
     shown = measuring[0].cases[0].question
     transfer = _transfer(found, measuring) if len(found) > 1 else None
@@ -330,6 +330,6 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "and --against, or --pairs FILE"
         )
     questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
-    return circuits(
+    return circuit(
         model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
     )

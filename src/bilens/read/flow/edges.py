@@ -20,7 +20,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.circuit import Case, Cases, Interval, integrated_gradients, parts_in, search
+from bilens.read.flow.circuit_search import (
+    Case,
+    Cases,
+    Interval,
+    integrated_gradients,
+    parts_in,
+    search,
+)
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part, Site
 from bilens.residual.layers import NormedInput

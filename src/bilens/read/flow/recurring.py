@@ -11,7 +11,7 @@ from torch import Tensor
 from bilens.analysis import analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.circuit import Case, named
+from bilens.read.flow.circuit_search import Case, named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change

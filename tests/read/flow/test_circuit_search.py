@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuits, patch, read_circuit
-from bilens.read.flow.circuit import (
+from bilens.read.flow import Question, circuit, patch, read_circuit
+from bilens.read.flow.circuit_search import (
     Cases,
     Interval,
     everything_but,
@@ -74,7 +74,7 @@ def test_integrated_gradients_add_up_to_f(view):
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(cases.shape, generator=generator) < 0.7
     gradients = integrated_gradients(cases, mask)
-    # The rule of three midpoints leaves an error of the third derivative.
+    # Gauss-Legendre quadrature with three points leaves an error of the seventh derivative.
     f = cases.faithfulness(torch.stack([mask, mask & False]).double())
     assert float(gradients[mask].sum()) == pytest.approx(float(f[0] - f[1]), abs=0.02)
     assert abs(float(f[0])) > 0.1
@@ -148,12 +148,12 @@ def test_several_tasks_have_a_matrix(view):
     others = [
         Question(q.text, "t9", ("t0",), q.against.replace("t7", "t5"), "two") for q in QUESTIONS
     ]
-    reading = circuits(view, [*QUESTIONS, *others], ordering=2)
-    assert [circuit.task for circuit in reading.circuits] == ["one", "two"]
-    for row, circuit in enumerate(reading.circuits):
-        assert circuit.questions == (2, 2)
-        assert reading.transfer.restored[row][row].value == pytest.approx(circuit.restored.value)
-        assert reading.transfer.left[row][row].value == pytest.approx(circuit.left.value)
+    reading = circuit(view, [*QUESTIONS, *others], ordering=2)
+    assert [one.task for one in reading.circuits] == ["one", "two"]
+    for row, of_task in enumerate(reading.circuits):
+        assert of_task.questions == (2, 2)
+        assert reading.transfer.restored[row][row].value == pytest.approx(of_task.restored.value)
+        assert reading.transfer.left[row][row].value == pytest.approx(of_task.left.value)
     frame = reading.transfer.frame(["one", "two"])
     assert list(frame.columns) == ["circuit", "one", "two"]
     assert set(reading.frame()["task"]) == {"one", "two"}
@@ -171,7 +171,7 @@ def test_circuits_of_resampled_questions_say_how_stable_one_is(view):
     masks = [search(Cases(view, [QUESTIONS[i] for i in row]), 0.9)[-1] for row in drawn]
     expected = [(a & b).sum() / (a | b).sum() for a, b in itertools.combinations(masks, 2)]
     assert similar == pytest.approx([float(x) for x in expected])
-    reading = circuits(view, QUESTIONS, ordering=2, bootstraps=2)
+    reading = circuit(view, QUESTIONS, ordering=2, bootstraps=2)
     assert "Circuits of resampled questions share" in reading.facts()[0][1]
 
 
