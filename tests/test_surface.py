@@ -61,9 +61,7 @@ import bilens
 run, page = sys.argv[1:]
 model = bilens.load(run)
 assert bilens.spectra(model).vectors.shape[0] == 10
-for source in (run, model):
-    written = bilens.report(source, page, data="digits")
-    assert "read from its weights" in written.read_text()
+assert "read from its weights" in bilens.report(run, page, data="digits").read_text()
 reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
 assert reading.title in bilens.report([reading], page).read_text()
 try:

@@ -17,15 +17,20 @@ LIMIT = 180
 """Seconds that a cell may take. A tutorial takes a minute on two idle cores, nearly all of it in
 the cell that trains."""
 BRIEF = {
-    "epochs=60": "epochs=8",
-    "epochs=40": "epochs=8",
-    "epochs=2,": "epochs=0.4,",
-    "epochs=1,": "epochs=0.2,",
-    "steps=1500": "steps=150",
-    "tokens=500_000": "tokens=60_000",
-    "tokens=250_000": "tokens=30_000",
+    "epochs=60": "epochs=3",
+    "epochs=40": "epochs=3",
+    "epochs=2,": "epochs=0.1,",
+    "epochs=1,": "epochs=0.05,",
+    "steps=1500": "steps=50",
+    "tokens=500_000": "tokens=10_000",
+    "tokens=250_000": "tokens=5_000",
+    "layer_steps=100": "layer_steps=10",
+    "pattern_steps=100": "pattern_steps=10",
+    "validation[:500]": "validation[:50]",
+    "sample(4000": "sample(800",
+    "randn(50": "randn(5",
 }
-"""Trainings as the pages have them, and as long as the suite has time for."""
+"""Sizes as the pages have them, and as large as the suite has time for."""
 
 
 def notebook_of(page):

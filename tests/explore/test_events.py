@@ -118,6 +118,7 @@ def test_an_address_restores_the_view_for_another_visitor(screen):
     assert other.page("flow") == visitor.page("flow")
 
 
+@pytest.mark.slow
 def test_four_visitors_at_once_see_each_their_own(screen):
     """Removing a node hooks modules: the pages are those of visitors who come one by one."""
 

@@ -20,6 +20,7 @@ from bilens.figures.canvas import BLUE, RED, Canvas, dress
 from bilens.figures.marks import plain
 from bilens.figures.paper import paper_figure, save_figure, save_figures
 from bilens.figures.plots import heat_figure
+from tests.nightly import nightly
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def one_of_each(demo):
     return {name: demo[name] for name in demo if name[-1] == "0" or not name[-1].isdigit()}
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", nightly(STARTS, ["svg", "png"]))
 def test_one_of_each_kind_is_drawn(demo, tmp_path, kind):
     """All as SVG, and some in the other formats, which matplotlib makes of the same sheet."""
     assert {"deep-network-3", "grammar-graph"} < demo.keys()
@@ -112,7 +113,7 @@ def test_text_is_text_in_svg_and_pdf(tmp_path):
     assert expected <= set(pdf_texts((tmp_path / "matrix.pdf").read_bytes()))
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", nightly(STARTS, ["svg"]))
 def test_equal_figures_are_equal_files(tmp_path, kind):
     save_figure(matrix(), tmp_path / f"one.{kind}")
     # Settings of the user's own change nothing, and are left as they were.

@@ -199,7 +199,8 @@ def test_a_text_goes_on_from_a_state(squared, monkeypatch):
     assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("squared", [False, True])
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
     inputs = on_device(time=20, width=4, d_value=3, sharing=2, squared=squared)
     given = [x for x in inputs if x is not None]

@@ -46,7 +46,7 @@ def attack(kinds: list[str], every: int, folder: Path) -> None:
 
 
 def test_a_kill_loses_nothing(tmp_path):
-    attack(["classifier", "language"], 97, tmp_path)
+    attack(["classifier", "language"], 293, tmp_path)
 
 
 @pytest.mark.slow
