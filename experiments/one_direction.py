@@ -29,19 +29,30 @@ from bilens.read.flow import Question, edit_head_along, edit_mlp_along, task_dir
 from bilens.read.flow.recurring import learned
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Run
-from experiments.agreement import HEADS, accuracy, blimp_pairs, open_model
+from experiments.agreement import HEADS, accuracy, blimp_pairs
 from experiments.blimp import Pair, Preferences
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import RIDGE, Contrasts, Head, contrasts, questions
 from experiments.head_directions import head_moves
+from experiments.pretrained import open_models
 
 Edit = Callable[[], ResidualModel]
 
 
 def run(context: RecipeContext) -> Outcome:
-    """Find the directions, edit the model along each of them, and measure."""
+    """Find the directions of each model that is installed, edit it along them, and measure."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    model = open_model(folder)
+    return Outcome(
+        {
+            name: _of_model(context, folder, name, model)
+            for name, model in open_models(context.models)
+        }
+    )
+
+
+def _of_model(
+    context: RecipeContext, folder: Path, name: str, model: ResidualModel
+) -> dict[str, Any]:
     pairs = blimp_pairs(folder / "blimp", *context.choose((4, 15), (40, 100)))
     number = contrasts(model, 8)
     heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
@@ -54,11 +65,12 @@ def run(context: RecipeContext) -> Outcome:
     prefers = Preferences(model, pairs, min(layer for layer, _ in edits.values()))
     before = prefers(model)
     numbers["before"] = accuracy(pairs, before)
-    for name, (_, edit) in edits.items():
-        numbers[name] = context.measured(
-            f"one-direction-{name}-{context.scale}", partial(_changed, pairs, prefers, edit, before)
+    for edit_name, (_, edit) in edits.items():
+        numbers[edit_name] = context.measured(
+            f"one-direction-{name}-{edit_name}-{context.scale}",
+            partial(_changed, pairs, prefers, edit, before),
         )
-    return Outcome(numbers)
+    return numbers
 
 
 def _changed(
