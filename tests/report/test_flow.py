@@ -135,10 +135,11 @@ def test_labels_of_interventions_do_not_overlap():
     near = [Ablation(1 + i / 100, 1.0, f"head.0.{i}@3 a", "head") for i in range(5)]
     figure = ablation_figure([*near, Ablation(-1.0, -0.9, "token@1 b", "token")])
     head, token, _ = figure.data
-    # At the left of all but the first are others, so that labels are above and below.
+    # At the left of all but the first are others, so that labels are above and below. The strongest
+    # has the side that the line does not cross.
     assert list(head.text) == ["head.0.0@3", "", "", "head.0.3@3", "head.0.4@3"]
     assert head.textposition[0] == "middle left"
-    assert head.textposition[3:] == ("top left", "bottom left")
+    assert head.textposition[3:] == ("bottom left", "top left")
     assert head.customdata[0] == "head.0.0@3 a"
     assert token.textposition[0] == "middle right"
     assert len(ablation_figure([]).data) == 1

@@ -27,6 +27,7 @@ DARK = {
     INK: "#e4e7eb",
     PAPER: "#16181d",
     LINE: "#3d434b",
+    **{"#1b7837": "#7fbf7b", "#762a83": "#c2a5cf", "#b35806": "#e08214"},
 }
 """Colours on a dark page."""
 
@@ -217,14 +218,15 @@ class Canvas:
         size: int = 11,
         color: str | None = None,
         on_line: bool = False,
+        from_left: bool = False,
         hover: str = "",
     ) -> None:
         """Write `text`, already safe for HTML, centred on x with its top at y.
 
-        With `on_line` it is centred on y too, on a plain ground that keeps it readable. `hover` is
-        shown under the pointer.
+        With `on_line` it is centred on y too, on a plain ground that keeps it readable. With
+        `from_left` it begins at x. `hover` is shown under the pointer.
         """
-        place = {"xref": "x", "yref": "y", "xanchor": "center"}
+        place = {"xref": "x", "yref": "y", "xanchor": "left" if from_left else "center"}
         self._labels.append(
             {
                 **{"text": text, "x": x, "y": y, "showarrow": False, **place},

@@ -44,12 +44,18 @@ def accuracy_curve(
         annotation_position=beside,
     )
     # The first few units matter most, so the axis is logarithmic.
-    decades = [d * 10**power for power in range(6) for d in (1, 2, 5)]
-    ticks = [count for count in decades if count <= max(counts)]
-    figure.update_xaxes(title=f"{unit} kept {kept_by}", type="log", tickvals=ticks)
+    count_axis(figure, counts, f"{unit} kept {kept_by}")
     figure.update_yaxes(title="test accuracy (%)")
     alt = f"Test accuracy against the {unit} kept {kept_by}"
     return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
+
+
+def count_axis(figure: "go.Figure", counts: Sequence[int], title: str) -> None:
+    """Make the axis of counts logarithmic, with marks at 1, 2, 5, 10 and so on."""
+    # Plotly's own marks between the powers of 10 are too small to be read.
+    marks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
+    ticks = [mark for mark in marks if mark <= max(counts)]
+    figure.update_xaxes(title=title, type="log", tickvals=ticks)
 
 
 @checked

@@ -15,7 +15,7 @@ from bilens.analysis import Reading, analysis
 from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, RED, dress
+from bilens.figures.canvas import BLUE, GREY, RED, dress
 from bilens.figures.plots import accuracy_curve
 from bilens.files import read_json_object
 from bilens.lazy_imports import go, pd
@@ -429,7 +429,13 @@ def kept_directions_figure(
     if mark is not None:
         kept = accuracies[rank.index(mark)]
         figure.add_annotation(
-            x=log10(mark), y=100 * kept, text=f"{mark}: {kept:.1%}", ax=40, ay=28, arrowhead=0
+            x=log10(mark),
+            y=100 * kept,
+            text=f"{mark}: {kept:.1%}",
+            ax=40,
+            ay=28,
+            arrowhead=0,
+            arrowcolor=GREY,
         )
     return figure
 

@@ -219,8 +219,9 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
         "At + and − are the images on which a direction is largest and smallest.",
     )
     canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(legend) + 0.15, unit=78, title=title)
+    # At the left, where a phone shows it without scrolling.
     for line, text in enumerate(legend):
-        canvas.label(text, x=(STEP * depth + 1.6) / 2, y=height + 0.1 + 0.25 * line)
+        canvas.label(text, x=0, y=height + 0.1 + 0.25 * line, from_left=True)
     for edge in edges:
         # Edges into one node end side by side, in the order of their share.
         same = [other for other in edges if other.target == edge.target]

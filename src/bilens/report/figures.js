@@ -7,21 +7,24 @@ const bilensFigures = (colours, isDark) => {
   // A figure of pictures keeps its proportions: on a narrow window it is lower, not emptier, and
   // its labels are a little smaller, at least 10 pixels. Below 0.62 of its size it scrolls.
   const sizes = new WeakMap();
-  const fit = (place) => {
-    const layout = place.layout;
+  const fit = (place, printing = false) => {
+    place.style.zoom = "";
+    const room = place.clientWidth, layout = place.layout;
     const { aspect, height: full, least } = (layout && layout.meta) || {};
-    if (!(aspect || least) || !place.clientWidth) return;
+    if (!(aspect || least) || !room) return;
     // A figure with long labels scrolls on a narrow window.
     if (least) {
-      const width = Math.max(place.clientWidth, least);
-      place.classList.toggle("wide", width > place.clientWidth);
+      const width = Math.max(room, least);
+      place.classList.toggle("wide", width > room);
+      // Paper does not scroll.
+      if (printing) place.style.zoom = room / width;
       if (Math.abs(place.querySelector(".main-svg").clientWidth - width) > 1) window.Plotly.relayout(place, { width });
       return;
     }
     if (!sizes.has(layout)) sizes.set(layout, (layout.annotations || []).map((a) => a.font.size));
     const margins = layout.margin.t + layout.margin.b;
-    const width = Math.max(place.clientWidth, Math.round((0.62 * (full - margins)) / aspect));
-    place.classList.toggle("wide", width > place.clientWidth);
+    const width = printing ? room : Math.max(room, Math.round((0.62 * (full - margins)) / aspect));
+    place.classList.toggle("wide", width > room);
     const height = Math.min(full, Math.ceil(aspect * width) + margins);
     // Plotly's own resizing gives way to the height that is set here, so the width is set as well.
     const drawn = place.querySelector(".main-svg").clientWidth;
@@ -55,5 +58,5 @@ const bilensFigures = (colours, isDark) => {
     fit(place);
     name(place);
   };
-  return { recoloured, watch };
+  return { recoloured, watch, fit };
 };

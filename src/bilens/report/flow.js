@@ -5,11 +5,12 @@
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
   const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 20, DRAWN = 40, LONGEST = 44;
-  const LEFT = 34, BOTTOM = 26, LETTER = 6.7, LINE = 14, LEFTWARD = 0.36;
+  const LEFT = 34, BOTTOM = 26, LETTER = 6.7, LINE = 14, TOKEN = 3.65, BOW = 30;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
     "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that are more or less likely with the part, measured"];
   const LEAVES = ["token", "position", "bias"];
+  const remainders = `remainder${graph.n_rest === 1 ? "" : "s"}, not split`;
 
   const shape = (tag, attributes, parent, text = "") => {
     const element = document.createElementNS(SVG, tag);
@@ -107,6 +108,7 @@ window.bilensFlow = (place, graph, remove) => {
     u.kind === "output" ? 2 * graph.layers + 1 : u.layer === null ? 0 : 2 * u.layer + (u.part === "mlp" ? 2 : 1);
   const moves = (u) => u.kind === "head" && u.source !== null && u.source !== u.position;
   const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
+  const labelOf = (u) => short(u.kind === "output" ? `logit ${signed(graph.value)}` : u.label);
 
   // Places of units, columns and rows. Empty rows vanish, and empty columns shrink to a mark.
   const arrange = (units) => {
@@ -114,12 +116,13 @@ window.bilensFlow = (place, graph, remove) => {
     const named = new Set([...units].sort((u, v) => Math.abs(v.carried) - Math.abs(u.carried))
       .filter((u, n) => n < LABELLED + 1 || u.members.some((i) => pinned.has(i))));
     const used = new Set(units.flatMap((u) => [u.position, moves(u) ? u.source : null]));
-    const columns = used.has(null) && units.some((u) => u.position === null) ? [{ at: [null], width: 30, text: "" }] : [];
+    const columns = used.has(null) && units.some((u) => u.position === null) ? [{ at: [null], left: 15, right: 15, text: "" }] : [];
     graph.tokens.forEach((token, t) => {
       const last = columns[columns.length - 1];
-      if (used.has(t)) columns.push({ at: [t], width: Math.max(40, 24 + 7.3 * token.length), text: `"${token}"` });
+      const half = Math.max(20, 12 + TOKEN * token.length);
+      if (used.has(t)) columns.push({ at: [t], left: half, right: half, text: `"${token}"` });
       else if (last && last.empty) last.at.push(t);
-      else columns.push({ at: [t], width: 30, text: "⋯", empty: true });
+      else columns.push({ at: [t], left: 15, right: 15, text: "⋯", empty: true });
     });
     const column = new Map(columns.flatMap((c) => c.at.map((t) => [t, c])));
     const rows = new Map(), lanes = new Map();
@@ -138,17 +141,17 @@ window.bilensFlow = (place, graph, remove) => {
     }
     for (const u of units) {
       const c = column.get(u.position), cell = lanes.get(u.lane).cells.get(c);
-      const text = named.has(u) ? LETTER * short(u.label).length + 14 : 0;
-      c.width = Math.max(c.width, cell.width + 12, (cell.width / 2 + text) / (1 - LEFTWARD));
+      // Labels are to the right of nodes, and edges between nodes of one column bow to the left.
+      c.left = Math.max(c.left, cell.width / 2 + 6, named.has(u) ? BOW + 4 : 0);
+      c.right = Math.max(c.right, cell.width / 2 + (named.has(u) ? LETTER * labelOf(u).length + 14 : 6));
     }
-    const spare = Math.max(0, box.clientWidth - LEFT - 12 - sum(columns.map((c) => c.width)));
+    const spare = Math.max(0, box.clientWidth - LEFT - 12 - sum(columns.map((c) => c.left + c.right)));
     const wide = columns.filter((c) => !c.empty).length;
     let x = 0, y = 0;
     for (const c of columns) {
-      c.width += c.empty ? 0 : spare / wide;
-      // Labels are to the right of nodes, so that nodes are left of the middle.
-      c.x = x + c.width * (c.empty ? 0.5 : LEFTWARD);
-      x += c.width;
+      const more = c.empty ? 0 : spare / wide;
+      c.x = x + c.left + 0.3 * more;
+      x += c.left + c.right + more;
     }
     const all = [...lanes.values()].sort((a, b) => b.row - a.row);
     for (const lane of all) {
@@ -171,7 +174,7 @@ window.bilensFlow = (place, graph, remove) => {
     // Queries are read where the head writes; everything else enters at its source.
     const end = above.role === "queries" ? above.x : above.start, bend = (above.y - below.y) / 2;
     // Nodes above one another would hide an edge that goes straight up.
-    const bow = Math.abs(end - below.x) < 20 ? Math.min(30, Math.abs(bend) / 2) * (below.number % 2 ? 1 : -1) : 0;
+    const bow = Math.abs(end - below.x) < 20 ? -Math.min(below.number % 2 ? BOW : 0.6 * BOW, Math.abs(bend) / 2) : 0;
     return `M${below.x} ${below.y} C${below.x + bow} ${below.y + bend} ${end + bow} ${above.y - bend} ${end} ${above.y}`;
   };
 
@@ -182,7 +185,7 @@ window.bilensFlow = (place, graph, remove) => {
     const main = shape("g", {}, svg), back = shape("g", { class: "back" }, main);
     view.ways = shape("g", { class: "edges ways" }, main);
     view.lines = shape("g", { class: "edges" }, main);
-    const heads = shape("g", { class: "moves" }, main), marks = shape("g", {}, main), words = shape("g", {}, main);
+    const heads = shape("g", { class: "moves" }, main), marks = shape("g", {}, main), labels = shape("g", {}, main);
     for (const c of columns.filter((c) => !c.empty)) shape("line", { x1: c.x, x2: c.x, y1: 0, y2: height, class: "rule" }, back);
     const strongest = [...view.edges].sort((e, f) => Math.abs(f[3]) - Math.abs(e[3])).slice(0, DRAWN);
     const most = Math.max(...strongest.map((e) => Math.abs(e[3])), 1e-30);
@@ -217,7 +220,7 @@ window.bilensFlow = (place, graph, remove) => {
         if (event.shiftKey) pin(u);
       });
       if (!named.has(u)) continue;
-      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, words, u.kind === "output" ? `logit ${signed(graph.value)}` : short(u.label));
+      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, labels, labelOf(u));
     }
     // Layers and tokens stay in sight, however the graph is scrolled.
     const left = shape("g", { class: "axes" }, svg), below = shape("g", { class: "axes" }, svg);
@@ -234,7 +237,7 @@ window.bilensFlow = (place, graph, remove) => {
     const tokens = columns.map((c) => {
       const text = shape("text", { y: BOTTOM - 8, "text-anchor": "middle", class: "token" }, below, c.text);
       shape("title", {}, text, c.at.map((t) => `"${graph.tokens[t]}"`).join(" "));
-      return [c.x, text];
+      return [c.x, TOKEN * c.text.length, text];
     });
     const corner = shape("g", {}, below);
     shape("rect", { x: 0, y: 0, width: LEFT, height: BOTTOM }, corner);
@@ -243,6 +246,13 @@ window.bilensFlow = (place, graph, remove) => {
       left.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
       below.setAttribute("transform", `translate(0 ${Math.min(box.scrollTop + box.clientHeight, svg.clientHeight || Infinity) - BOTTOM})`);
       corner.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
+      // A token that would touch another one, or be cut off by the corner, is not written.
+      let end = box.scrollLeft;
+      tokens.forEach(([at, half, text]) => {
+        const fits = zoom * at - half >= end;
+        text.style.display = fits ? "" : "none";
+        if (fits) end = zoom * at + half;
+      });
     };
     const apply = () => {
       const size = [LEFT + zoom * width, zoom * height + BOTTOM + 12];
@@ -252,12 +262,12 @@ window.bilensFlow = (place, graph, remove) => {
       main.setAttribute("transform", `translate(${LEFT} 4) scale(${zoom})`);
       let last = Infinity;
       layers.forEach(([at, text]) => {
-        const fits = 4 + zoom * at < last - LINE + 2;
+        const fits = 4 + zoom * at < last - LINE;
         text.setAttribute("y", 8 + zoom * at);
         text.style.display = fits ? "" : "none";
         if (fits) last = 4 + zoom * at;
       });
-      tokens.forEach(([at, text]) => text.setAttribute("x", LEFT + zoom * at));
+      tokens.forEach(([at, , text]) => text.setAttribute("x", LEFT + zoom * at));
       follow();
     };
     const scaleBy = (factor) => { zoom = Math.min(4, Math.max(0.4, zoom * factor)); apply(); };
@@ -274,12 +284,13 @@ window.bilensFlow = (place, graph, remove) => {
     box.onscroll = follow;
     view.scaleBy = scaleBy;
     // Labels keep their size; what does not fit is scrolled, from the token at which most starts.
+    // Paper does not scroll.
     view.fit = () => {
-      zoom = Math.min(1.3, Math.max(1, (box.clientWidth - LEFT - 4) / width));
+      zoom = Math.min(1.3, Math.max(place.closest(".printing") ? 0 : 1, (box.clientWidth - LEFT - 4) / width));
       apply();
       const start = [...units].filter((u) => u.kind === "token").sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))[0];
       const column = start && columns.find((c) => c.at.includes(start.position));
-      box.scrollLeft = column ? zoom * (column.x - LEFTWARD * column.width) : 0;
+      box.scrollLeft = column ? zoom * (column.x - column.left) : 0;
       box.parentElement.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
       follow();
     };
@@ -306,7 +317,7 @@ window.bilensFlow = (place, graph, remove) => {
     }
     const others = total - sum(listed.map((e) => e[2])) - rest;
     line(others, "all other nodes", "sum");
-    if (graph.n_rest) line(rest, "remainders, not split", "sum");
+    if (graph.n_rest) line(rest, remainders, "sum");
     line(total, "sum", "sum");
   };
 
@@ -499,7 +510,7 @@ window.bilensFlow = (place, graph, remove) => {
     const hidden = graph.n_nodes - graph.n_rest - (view.owner.size - 1);
     const shown = sum([...view.owner.keys()].filter((i) => i).map((i) => graph.nodes[i].flow));
     const sums = [[`${hidden} other nodes`, graph.sum - shown]];
-    if (graph.n_rest) sums.push([`${graph.n_rest} remainders, not split`, graph.sum_rest]);
+    if (graph.n_rest) sums.push([`${graph.n_rest} ${remainders}`, graph.sum_rest]);
     sums.forEach(([name, flow]) => line(columns.map(([, key]) => (key === "name" ? name : key === "flow" ? flow : "")), "sum"));
     table.replaceChildren(lines);
   };

@@ -13,7 +13,7 @@ addEventListener("DOMContentLoaded", async () => {
   const { config, colours } = JSON.parse(document.getElementById("config").textContent);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
-  const { recoloured, watch } = bilensFigures(colours, () => scheme.matches && !printing);
+  const { recoloured, watch, fit } = bilensFigures(colours, () => scheme.matches && !printing);
   const sources = [...document.querySelectorAll("script.figure")];
   const figures = sources.map((source) => [source.parentElement, source.textContent]);
   if (!figures.length) return;
@@ -34,17 +34,30 @@ addEventListener("DOMContentLoaded", async () => {
   const sections = document.querySelectorAll("section > details");
   for (const section of sections)
     section.addEventListener("toggle", () => draw(figures.filter(([place]) => section.contains(place))));
-  const opened = new Map();
   addEventListener("beforeprint", () => {
     printing = true;
-    sections.forEach((section) => { opened.set(section, section.open); section.open = true; });
     draw();
+    figures.forEach(([place]) => fit(place, true));
   });
   addEventListener("afterprint", () => {
     printing = false;
-    sections.forEach((section) => { section.open = opened.get(section); });
     draw();
+    figures.forEach(([place]) => fit(place));
   });
+});
+// On paper everything is open, in the width of paper.
+addEventListener("DOMContentLoaded", () => {
+  const sections = document.querySelectorAll("section > details"), opened = new Map();
+  const lay = (printing) => {
+    document.querySelector("main").classList.toggle("printing", printing);
+    for (const section of sections) {
+      if (printing) opened.set(section, section.open);
+      section.open = printing || opened.get(section);
+    }
+    for (const place of document.querySelectorAll(".flow")) place.redraw?.();
+  };
+  addEventListener("beforeprint", () => lay(true));
+  addEventListener("afterprint", () => lay(false));
 });
 // A graph of a closed section has no width either.
 addEventListener("DOMContentLoaded", () => {

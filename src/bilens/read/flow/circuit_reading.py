@@ -11,8 +11,8 @@ import torch
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import dress
-from bilens.figures.plots import heat_figure
+from bilens.figures.canvas import BLUE, dress
+from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
 from bilens.options import MinusNames
 from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
@@ -20,6 +20,7 @@ from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.question import Question, of_equal_kind, read_questions
 from bilens.read.flow.split import flow
+from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, Picture, Section, Table
 from bilens.settings import Between, Count
@@ -128,8 +129,8 @@ class CircuitReading(Reading):
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
         why = (
-            f'Why "{self.question.token}" follows "{self.question.text}", and not '
-            f'"{self.question.against}"'
+            f"Why does {in_words(self.question.token)} follow “{self.question.text}”, and not "
+            f"“{self.question.against}”?"
         )
         answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
         sections = [Section(why, answers, [[Picture("circuit", self.plot)]])]
@@ -179,14 +180,17 @@ class CircuitReading(Reading):
             for circuit in self.circuits
             for count, value in circuit.curve
         ]
-        return pd.DataFrame(rows, columns=["task", "parts", "restored"])
+        frame = pd.DataFrame(rows, columns=["task", "parts", "restored"])
+        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
 
     def _curves(self) -> "go.Figure":
         figure = dress(go.Figure(), height=320, title="Share restored, by number of parts")
         for circuit in self.circuits:
             counts, values = zip(*circuit.curve, strict=True)
             figure.add_scatter(x=counts, y=values, mode="lines+markers", name=circuit.task)
-        figure.update_xaxes(title="parts", type="log")
+        count_axis(figure, [self.n_parts], "parts")
+        if len(self.circuits) == 1:
+            figure.update_traces(line_color=BLUE)
         return figure.update_yaxes(title="share of the change")
 
     def _matrix(self) -> "go.Figure":

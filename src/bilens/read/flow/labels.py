@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import LEAVES
-from bilens.read.language.names import readable_tokens
+from bilens.read.language.names import in_words, readable_tokens
 from bilens.residual import ResidualModel
 
 LIKELY = 200
@@ -91,7 +91,9 @@ def token_words(model: ResidualModel, numbers: Int[Tensor, " n"], k: int) -> tup
 
     Tokens that differ by a space only are one word.
     """
-    words = dict.fromkeys(text.strip() or repr(text) for text in readable_tokens(model, numbers))
+    words = dict.fromkeys(
+        in_words(text.strip() or text) for text in readable_tokens(model, numbers)
+    )
     return tuple(words)[:k]
 
 

@@ -261,9 +261,10 @@ def graph_figure(
     # Labels of the last column have a fixed width in letters, and columns share the remainder.
     # A letter's share of a figure's width.
     last, taken = max(columns.values()), min(0.6, (longest + 6) * 0.0066)
-    right = (last + 0.2 + 0.6 * taken) / (1 - taken)
+    left = min(xs) - 0.25
+    right = (last + 0.2 - left * taken) / (1 - taken)
     figure.update_xaxes(
-        tickvals=list(columns.values()), ticktext=names, range=[-0.6, right], zeroline=False
+        tickvals=list(columns.values()), ticktext=names, range=[left, right], zeroline=False
     )
     figure.update_yaxes(
         tickvals=list(ticks["rows"].values()),

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
@@ -243,7 +244,7 @@ def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
     others = page.sum - sum(node.flow for node in nodes)
     sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
     if page.n_rest:
-        name = f"{page.n_rest:,} remainders, not split"
+        name = f"{page.n_rest:,} remainder{'s' * (page.n_rest > 1)}, not split"
         sums.append({"node": name, "flow": page.sum_rest})
     words = {name: "" for name in ("raises", "lowers", "from") if name in frame}
     return pd.concat([frame, pd.DataFrame([row | words for row in sums])], ignore_index=True)
@@ -274,30 +275,38 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     if len(ablations) > 2:
         title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
-    places = changes.clone()
+    places, low, size = changes.clone(), changes.new_zeros(2), changes.new_ones(2)
     if ablations:
-        places -= changes.amin(0)
-        places /= places.amax(0).clamp(min=1e-9)
+        low = changes.amin(0)
+        size = (changes.amax(0) - low).clamp(min=1e-9)
+        places = (changes - low) / size
     # A label is about a third of the width of a phone, and a twentieth of the height.
     width, height = 0.35, 0.05
     sides: dict[int, str] = {}
     centres: list[Tensor] = []
     for i in sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max())):
-        # Labels stay inside, and lie on no other point or label.
-        x, y = places[i].tolist()
-        side, middle = ("right", x + width / 2) if x < 0.6 else ("left", x - width / 2)
-        for name, up in (("middle", 0.0), ("bottom", -height), ("top", height)):
-            centre = places.new_tensor([middle, y + up])
+        # Labels stay inside, and lie on no other point or label; on the line only if nothing else
+        # is free.
+        free: list[tuple[bool, str, Tensor]] = []
+        for (side, across), (name, up) in product(
+            (("right", width / 2), ("left", -width / 2)),
+            (("middle", 0.0), ("bottom", -height), ("top", height)),
+        ):
+            centre = places[i] + places.new_tensor([across, up])
             on_points = (places - centre).abs() < places.new_tensor([width / 2, height / 2])
             taken = on_points.all(-1)
             taken[i] = False
             near = [(centre - other).abs() for other in centres]
-            if taken.any() or any(dx < width and dy < height for dx, dy in near):
+            is_outside = abs(float(centre[0]) - 0.5) > 0.55 - width / 2
+            if is_outside or taken.any() or any(dx < width and dy < height for dx, dy in near):
                 continue
-            if len(sides) < 10:
-                sides[i] = f"{name} {side}"
-                centres.append(centre)
-            break
+            span = centre[0] + places.new_tensor([-width / 2, width / 2])
+            line = (low[0] + size[0] * span - low[1]) / size[1] - centre[1]
+            is_crossed = bool((line[0] < height / 2) & (line[1] > -height / 2))
+            free.append((is_crossed, f"{name} {side}", centre))
+        if free and len(sides) < 10:
+            _, sides[i], centre = min(free, key=lambda place: place[0])
+            centres.append(centre)
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(

@@ -170,9 +170,10 @@ def token_text(name: str) -> str:
 
 
 def in_words(name: str) -> str:
-    """Return a token's name as text: in quotes if it holds a space, or a mark of one such as Ġ."""
+    """Return a token's name as text, in quotes if it holds a space, or no letter and no digit."""
     text = token_text(name)
-    return name if text == name.strip() else f'"{text}"'
+    is_word = text == name.strip() and any(map(str.isalnum, text))
+    return text if is_word else f'"{text}"'
 
 
 def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
