@@ -134,9 +134,7 @@ class SyntheticLanguage(ABC):
         return {word: index for index, word in enumerate(self.vocabulary)}
 
     @cached_property
-    def _tables(
-        self,
-    ) -> tuple[list[str], Float64[Tensor, "states vocab"], Int[Tensor, "states vocab"]]:
+    def _tables(self) -> tuple[list[str], Tensor, Tensor]:
         """Kind, next-word probabilities and next states (or -1) of each reachable state."""
         # Breadth first from the start, so that only reachable states have a row.
         states, numbers = [self.start], {self.start: 0}

@@ -121,9 +121,7 @@ class CutReading:
         return pictures
 
 
-def _effects(
-    cut: Cut, bond: int, z: Float64[Tensor, "images k"], number: int
-) -> Float64[Tensor, " n_out"]:
+def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> Tensor:
     """Return the mean loss of each logit when a coordinate is set to zero."""
     without = z.clone()
     without[:, number] = 0

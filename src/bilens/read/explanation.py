@@ -6,7 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
@@ -155,11 +155,7 @@ def shared_by_paths(paths: Paths) -> SharedFeatures:
 
 
 def _shared(
-    vectors: Float[Tensor, "m n_in"],
-    weights: Float[Tensor, " m"],
-    signed: Float[Tensor, " m"],
-    labels: Int64[Tensor, " m"],
-    places: Int64[Tensor, "m depth"],
+    vectors: Tensor, weights: Tensor, signed: Tensor, labels: Tensor, places: Tensor
 ) -> SharedFeatures:
     """Cluster the vectors that have weight, and return the groups of several classes."""
     # Vectors without weight are arbitrary, and would be groups of their own.

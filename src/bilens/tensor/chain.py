@@ -434,9 +434,7 @@ def _scaled(cut: Cut) -> tuple[list[Float64[Tensor, "_ _ _"]], list[Float64[Tens
     return cores, [U / norm if norm > 0 else U for U in cut.environments[1:]]
 
 
-def _roots(
-    core: Float64[Tensor, "m k k"], U: Float64[Tensor, "m m"]
-) -> tuple[Float64[Tensor, "m k k"], Float64[Tensor, "m k k"]]:
+def _roots(core: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
     """Return sqrt(share + floor) of the product of each entry, and its weight.
 
     An entry off the diagonal and its mirror image are one product, so each has half its weight.
@@ -446,9 +444,7 @@ def _roots(
     return roots, (roots - FLOOR) / times
 
 
-def _slopes(
-    cores: list[Float64[Tensor, "_ _ _"]], environments: list[Float64[Tensor, "_ _"]]
-) -> list[Float64[Tensor, "_ _"]]:
+def _slopes(cores: list[Tensor], environments: list[Tensor]) -> list[Tensor]:
     """Return the derivatives of `product_weight` by a rotation 1 + A of each bond, A = -A'."""
     slopes = [torch.zeros_like(core[0]) for core in cores]
     for i, (core, U) in enumerate(zip(cores, environments, strict=True)):

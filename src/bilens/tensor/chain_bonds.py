@@ -370,16 +370,12 @@ def in_directions(
     return [first, *others], cores
 
 
-def _gram_with(
-    a: BilinearTensor, b: BilinearTensor, P: Float64[Tensor, "n_a n_b"]
-) -> Float64[Tensor, "m_a m_b"]:
+def _gram_with(a: BilinearTensor, b: BilinearTensor, P: Tensor) -> Tensor:
     """Return the inner products of the outputs of two layers, from those of their inputs, P."""
     return a.out @ hidden_product(a.left @ P, a.right @ P, b.left, b.right) @ b.out.T
 
 
-def _of_trace_1(
-    P: Float64[Tensor, "n n"], log_scale: Float64[Tensor, ""]
-) -> tuple[Float64[Tensor, "n n"], Float64[Tensor, ""]]:
+def _of_trace_1(P: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return P over its trace, and the logarithm of the scale plus that of the trace."""
     trace = P.trace()
     if not trace > 0:

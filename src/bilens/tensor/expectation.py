@@ -209,9 +209,7 @@ def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n 
     )
 
 
-def _affine_parts(
-    layer: BilinearTensor,
-) -> tuple[Float64[Tensor, " n_out"], Float64[Tensor, "n_out n"], BilinearTensor]:
+def _affine_parts(layer: BilinearTensor) -> tuple[Tensor, Tensor, BilinearTensor]:
     """Return each output's tr A + c and 2q, and the layer of the A only, from the factors."""
     n = layer.n_in - layer.constant
     L, R, D = layer.left[:, :n], layer.right[:, :n], layer.out
@@ -260,9 +258,7 @@ def _prepared(
 
 
 def _standardised(
-    chain: Sequence[BilinearTensor],
-    mean: Float[Tensor, " n"] | None,
-    covariance: Float[Tensor, "n n"] | None,
+    chain: Sequence[BilinearTensor], mean: Tensor | None, covariance: Tensor | None
 ) -> list[BilinearTensor]:
     """Return the chain of y -> f(mean + S y) with S S' = covariance: x ~ N(mean, covariance)."""
     first, n = chain[0], chain[0].n_in - chain[0].constant
@@ -367,18 +363,14 @@ def deep_inner(
     return total
 
 
-def _expanded(
-    chain: Sequence[BilinearTensor], span: Float64[Tensor, "n k"]
-) -> dict[int, Float64[Tensor, "_ _"]]:
+def _expanded(chain: Sequence[BilinearTensor], span: Tensor) -> dict[int, Tensor]:
     """Return the Hermite coefficients in coordinates of the span."""
     constant, k = chain[0].constant, span.shape[1]
     inside = [chain[0].change_basis(inputs=span), *chain[1:]]
     return hermite(written_out(inside, k, constant=constant), k)
 
 
-def _first_variables(
-    part: Float64[Tensor, "n_out monomials"], degree: int, k: int
-) -> Float64[Tensor, "n_out fewer"]:
+def _first_variables(part: Tensor, degree: int, k: int) -> Tensor:
     """Return the columns of the monomials of the first k variables; the others are orthogonal."""
     n = next(n for n in range(k, part.shape[1] + k) if n_monomials(n, degree) == part.shape[1])
     if n == k:
@@ -486,9 +478,7 @@ class _Numbers:
         return self.last - self.summands[self.columns, self.sums[i]].sum(0)
 
 
-def _laplacian(
-    part: Float64[Tensor, "n_out higher"], k: int, lower: int
-) -> Float64[Tensor, "n_out monomials"]:
+def _laplacian(part: Tensor, k: int, lower: int) -> Tensor:
     """Return sum_i (beta_i + 2)(beta_i + 1) c_(beta + 2 e_i) for each beta of degree `lower`."""
     exponents = monomials(k, lower).to(part.device)
     sums = _suffix_sums(k, lower).to(part.device)

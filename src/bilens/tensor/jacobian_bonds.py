@@ -196,12 +196,7 @@ def gaussian_samples(
 
 
 def _batch_moments(
-    chain: Sequence[BilinearTensor],
-    W: Float64[Tensor, "m n_out"],
-    x: Float64[Tensor, "samples n_in"],
-    E: Float64[Tensor, "n n_in"],
-    *,
-    measure: Measure,
+    chain: Sequence[BilinearTensor], W: Tensor, x: Tensor, E: Tensor, *, measure: Measure
 ) -> Moments:
     """Return the moments over a batch of samples, in blocks that fit the memory."""
     widest = max(max(tensor.rank, tensor.n_in) for tensor in chain)
@@ -211,11 +206,7 @@ def _batch_moments(
 
 
 def _block_moments(
-    chain: Sequence[BilinearTensor],
-    W: Float64[Tensor, "m n_out"],
-    x: Float64[Tensor, "samples n_in"],
-    E: Float64[Tensor, "n n_in"],
-    measure: Measure,
+    chain: Sequence[BilinearTensor], W: Tensor, x: Tensor, E: Tensor, measure: Measure
 ) -> Moments:
     n = len(x)
     vectors = [x @ E.T]
@@ -242,9 +233,7 @@ def _block_moments(
     )
 
 
-def _weights(
-    outputs: Float64[Tensor, "samples m"], measure: Measure
-) -> Float64[Tensor, "samples m m"]:
+def _weights(outputs: Tensor, measure: Measure) -> Tensor:
     """Return A of each sample."""
     eye = torch.eye(outputs.shape[-1]).to(outputs).expand(len(outputs), -1, -1)
     if measure == "relative":
@@ -287,9 +276,7 @@ def principal_bonds(moments: Moments) -> list[Bond]:
     return bonds
 
 
-def _standard_errors(
-    bonds: Sequence[Bond], batches: Sequence[Moments]
-) -> tuple[Float64[Tensor, " _"], ...]:
+def _standard_errors(bonds: Sequence[Bond], batches: Sequence[Moments]) -> tuple[Tensor, ...]:
     """Return the standard error over batches of each share, for fixed coordinates.
 
     In these P is the identity and U is diagonal over all samples. To first order the eigenvalue of

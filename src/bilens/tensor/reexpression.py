@@ -189,9 +189,7 @@ def reexpress(
     return Reexpression(spectra, inverse.T.to(spectra.values), rank, complete)
 
 
-def _pseudoinverse(
-    matrix: Float[Tensor, "rows columns"], name: str, form: str
-) -> tuple[Float[Tensor, "columns rows"], Float64[Tensor, " s"], int]:
+def _pseudoinverse(matrix: Tensor, name: str, form: str) -> tuple[Tensor, Tensor, int]:
     """Return the pseudoinverse, the singular values and the rank, computed in float64."""
     if matrix.numel() == 0:
         raise BilensError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bilens.checks import check_finite, checked
@@ -108,9 +108,7 @@ def _groups(labels: Int64[Tensor, " m"]) -> list[Int64[Tensor, " _"]]:
     return [(labels == number).nonzero()[:, 0] for number in numbers]
 
 
-def _principal(
-    units: Float64[Tensor, "m n"], weights: Float64[Tensor, " m"], rows: Int64[Tensor, " _"]
-) -> Float64[Tensor, " n"]:
+def _principal(units: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
     """Return the direction of largest weighted sum of squares; without any weight all are equal."""
     w = weights[rows]
     heaviest = units[rows[w.argmax()]]

@@ -245,11 +245,7 @@ class _Written:
         embedding: the change of the embedding.
     """
 
-    def __init__(
-        self,
-        shares: Float[Tensor, "n readers sources"],
-        embedding: Float[Tensor, "n 1 time d_model"],
-    ) -> None:
+    def __init__(self, shares: Tensor, embedding: Tensor) -> None:
         self.shares, self.sources, self.changes = shares, [0], embedding
 
     def add(self, first: int, changes: Float[Tensor, "n parts time d_model"]) -> None:
@@ -257,9 +253,7 @@ class _Written:
         self.sources += range(first, first + changes.shape[1])
         self.changes = torch.cat([self.changes, changes], 1)
 
-    def into(
-        self, reader: int, stream: Float[Tensor, "time d_model"]
-    ) -> Float[Tensor, "n time d_model"]:
+    def into(self, reader: int, stream: Tensor) -> Tensor:
         """Return the stream of the second text with a reader's share of the changes."""
         shares = self.shares[:, reader, self.sources]
         return stream + torch.einsum("ns,nstd->ntd", shares, self.changes)

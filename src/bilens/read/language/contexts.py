@@ -193,11 +193,7 @@ class _Best:
 
 
 def _add_best(
-    best: list[_Best],
-    spectrum: Spectrum,
-    ids: Int[Tensor, "texts time"],
-    lengths: Int[Tensor, " texts"],
-    inputs: Float[Tensor, "texts time d_model"],
+    best: list[_Best], spectrum: Spectrum, ids: Tensor, lengths: Tensor, inputs: Tensor
 ) -> None:
     """Add the position of each text at which an eigenvector is most active."""
     activations = spectrum.activations(inputs)

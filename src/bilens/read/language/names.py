@@ -143,9 +143,7 @@ def readable_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]
     ]
 
 
-def _numbered(
-    model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]
-) -> Iterator[tuple[int, str]]:
+def _numbered(model: ResidualModel, ids: Tensor | Iterable[int]) -> Iterator[tuple[int, str]]:
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     return zip(numbers, token_names(model, numbers), strict=True)
 

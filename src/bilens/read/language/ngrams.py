@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
@@ -197,25 +197,19 @@ def skip_trigram_matrix(
     return FactoredMatrix(torch.cat((mlp.left, ov.left), 1), torch.cat((mlp.right, ov.right), 0))
 
 
-def _head_output(
-    model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
-) -> Float[Tensor, "n d_model"]:
+def _head_output(model: ResidualModel, layer: int, head: int, e: Tensor) -> Tensor:
     """Return the output of a head that attends only to a token with embedding e."""
     check_index("head", head, model.n_heads)
     return _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
 
 
-def _values(
-    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
-) -> Float[Tensor, "heads n d_head"]:
+def _values(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
     """Return the values of tokens, including those of the first layer if the model mixes them."""
     sources = model.parts.value_sources(layer)
     return torch.stack([s.values(_attention_input(model, s.layer, e)) for s in sources]).sum(0)
 
 
-def _token_stream(
-    model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int
-) -> Float[Tensor, "n d_model"]:
+def _token_stream(model: ResidualModel, e: Tensor, layer: int) -> Tensor:
     """Return the stream of tokens without context at a layer's input, or after the last layer.
 
     It is the embedding, unless layers mix the embedding in again as a x + b x_0.
@@ -227,16 +221,12 @@ def _token_stream(
     return sum(row[written] * factor for written, factor in factors) * e
 
 
-def _attention_input(
-    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
-) -> Float[Tensor, "n d_model"]:
+def _attention_input(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
     """Return attention's normalised input for tokens without context."""
     return model.layer(layer).heads.normalised(_token_stream(model, e, layer))
 
 
-def _final_stream(
-    model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int
-) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
+def _final_stream(model: ResidualModel, e: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
     mlp = model.layer(layer).mlp.stream_output(_token_stream(model, e, layer))
@@ -497,9 +487,7 @@ def pair_trigrams(
     return frame.assign(value=top.values.tolist())
 
 
-def _next_token(
-    model: ResidualModel, firsts: Int[Tensor, " n"], second: Int[Tensor, ""]
-) -> Float[Tensor, "n vocab"]:
+def _next_token(model: ResidualModel, firsts: Tensor, second: Tensor) -> Tensor:
     """Return the probabilities of the token after each text of two tokens."""
     texts = torch.stack([firsts, second.expand_as(firsts)], 1)
     begin = getattr(model.model.config, "bos_token_id", None)
@@ -533,9 +521,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
 
 
-def _carried(
-    parts: Parts, moment: Moment, rows: Float[Tensor, "*batch d_model"]
-) -> Float[Tensor, "*batch d_model"]:
+def _carried(parts: Parts, moment: Moment, rows: Tensor) -> Tensor:
     """Return rows that are written at a moment as the stream after the last layer has them."""
     # Layers that mix the embedding in multiply the stream by a number. The same number turns a
     # direction of the last stream into the one that it reads of those rows.

@@ -324,11 +324,8 @@ class LinearMLP:
         return Directions(at, which, None, flow, pull * along, amount * t[which], vector)
 
     def _at_positions(
-        self,
-        apply: Callable[[Tensor, Tensor], Tensor],
-        at: Int[Tensor, " forms"],
-        rows: Float[Tensor, "forms k n"],
-    ) -> Float[Tensor, "forms k n_images"]:
+        self, apply: Callable[[Tensor, Tensor], Tensor], at: Tensor, rows: Tensor
+    ) -> Tensor:
         """Return J or J' applied to k vectors at each position."""
         places = at.repeat_interleave(rows.shape[1])
         return apply(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])

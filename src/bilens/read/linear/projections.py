@@ -183,9 +183,7 @@ class Projection:
             added = added + (rows * self.bias[:, shared]).sum()
         return self.stream.pull(rows.flatten(1) @ self.weight[shared].flatten(0, 1)), added
 
-    def _pull_whole(
-        self, rows: Tensor, head: Tensor, at: Tensor
-    ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
+    def _pull_whole(self, rows: Tensor, head: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same for a norm over all heads, by which each reads the others' outputs."""
         assert self.inner is not None
         # The norm divides by the size of all heads together, so a row of one head reaches them all.
@@ -379,9 +377,7 @@ class _Caller:
         return options
 
 
-def _in_every_head(
-    module: nn.Module, maps: tuple[LinearMap, ...], rows: Float[Tensor, "batch time d_head"]
-) -> Float[Tensor, "batch time n_out"]:
+def _in_every_head(module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor) -> Tensor:
     """Return an output of a linear map that has the same rows in every head."""
     # A fused module has the outputs of all its maps; those of values stay 0.
     filled = rows.new_zeros(*rows.shape[:2], LinearMap("", module).n_out)
