@@ -23,10 +23,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
-from bilens.read import sparsity
+from bilens.nn import ImageClassifier
 from bilens.tensor import BilinearTensor, Spectrum
-from bilens.train import AutoencoderTraining, pair_sampler
+from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, pair_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
 
@@ -41,8 +40,8 @@ def run(context: RecipeContext) -> Outcome:
     """Train an autoencoder on one model's weights."""
     data, (model,) = context.mnist, case_models(context, 1)
     layer = layer_tensor(model)
-    sample, config = pair_sampler(layer), AutoencoderConfig(layer.n_out, FEATURES)
-    autoencoder = context.autoencoder("pairs", config, sample, TRAINING)
+    sample = pair_sampler(layer)
+    autoencoder = context.autoencoder("pairs", FEATURES, sample, TRAINING)
     r = sample(PAIRS, torch.Generator().manual_seed(UNSEEN))
     f = autoencoder.encode(r)
     report = sparsity(f, r, autoencoder.decode(f))

@@ -31,10 +31,15 @@ from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, INK, dress
-from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
-from bilens.read import SparsityReport, sparsity
+from bilens.nn import ImageClassifier
 from bilens.tensor import Dictionary
-from bilens.train import AutoencoderTraining, row_sampler
+from experiments.autoencoder import (
+    AutoencoderTraining,
+    SparseAutoencoder,
+    SparsityReport,
+    row_sampler,
+    sparsity,
+)
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 
@@ -86,10 +91,7 @@ def run(context: RecipeContext) -> Outcome:
     for seed, model in enumerate(models):
         layer = layer_tensor(model)
         autoencoder = context.autoencoder(
-            "outputs",
-            AutoencoderConfig(layer.n_out, FEATURES),
-            row_sampler(layer(data.train_images)),
-            replace(TRAINING, seed=seed),
+            "outputs", FEATURES, row_sampler(layer(data.train_images)), replace(TRAINING, seed=seed)
         )
         comparisons.append(compare(model, autoencoder, data))
     measured = [comparison.numbers() for comparison in comparisons]

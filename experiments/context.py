@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
 import torch
+from safetensors.torch import load_file
 from scipy import stats
 
 from bilens.data import Corpus, ImageData, load_corpus, load_images
-from bilens.files import read_json_object, write_json
+from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
+from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.settings import LanguageSettings
 from bilens.sections import ContextList, Table
-from bilens.train import (
-    AutoencoderTraining,
-    ClassifierTraining,
-    Sampler,
-    is_begun,
-    is_finished,
-    train_autoencoder,
-    train_classifiers,
-)
+from bilens.train import ClassifierTraining, is_begun, is_finished, train_classifiers
 from bilens.train.settings import LanguageTraining
+from experiments.autoencoder import (
+    AutoencoderTraining,
+    Sampler,
+    SparseAutoencoder,
+    train_autoencoder,
+)
 
 if TYPE_CHECKING:
     from bilens.nn import language as models
@@ -99,24 +98,24 @@ class RecipeContext:
         return read_json_object(path)
 
     def autoencoder(
-        self,
-        vectors: str,
-        config: AutoencoderConfig,
-        sample: Sampler,
-        training: AutoencoderTraining,
+        self, vectors: str, n_features: int, sample: Sampler, training: AutoencoderTraining
     ) -> SparseAutoencoder:
         """Return a trained sparse autoencoder, from the folder of models if it exists.
 
         Args:
-            vectors: kind of its vectors, in a word or two; part of the folder's name.
-            config: sizes of the autoencoder.
+            vectors: kind of its vectors, in a word or two; part of the file's name.
+            n_features: number of features.
             sample: source of the vectors.
             training: settings of its training.
         """
-        name = f"{vectors}-{config.d_in}x{config.n_features}-{_changed(training, 'seed')}"
-        run = self.models / name
-        resume = is_begun(run)
-        model = train_autoencoder(config, sample, training, run, resume=resume)
+        settings = _changed(training, "seed")
+        path = self.models / f"{vectors}-{n_features}-{settings}.safetensors"
+        if not path.exists():
+            model = train_autoencoder(sample, n_features, training)
+            write_safetensors(path, model.state_dict())
+        weights = load_file(path)
+        model = SparseAutoencoder(*weights["features"].shape)
+        model.load_state_dict(weights)
         return model.requires_grad_(False)
 
     def classifiers(

@@ -21,7 +21,6 @@ import bilens
 from bilens.__main__ import main as start
 from bilens.cli import COMMANDS, installation, main, parse, whole_number
 from bilens.data import load_images
-from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read import read_bonds
 from tests.command_line import in_json
 
@@ -216,14 +215,6 @@ def test_what_is_no_tensor_says_so(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["decompose", str(tmp_path)])
     assert "layers[0] has the gate relu" in " ".join(capsys.readouterr().err.split())
-
-
-def test_only_classifiers_are_decomposed(tmp_path, capsys):
-    SparseAutoencoder(AutoencoderConfig(3, 5)).save_files(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["decompose", str(tmp_path)])
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "holds no image classifier; for a language model" in shown
 
 
 def test_help_is_for_readers_of_the_paper(capsys):

@@ -82,9 +82,7 @@ TENSOR = {
     "matrix svd": lambda: (MATRIX.norm(), MATRIX.svd(2).dense()),
     "matrix eigenvalues": lambda: (MATRIX.T @ MATRIX).eigenvalues().abs(),
     "dictionary": lambda: DICTIONARY.reconstruct(DICTIONARY.activations(X)),
-    "features": lambda: (DICTIONARY.features_tensor(T)(X), DICTIONARY.projector()),
-    "reexpressed": lambda: bilens.tensor.reexpress(T, U, 3).tensor()(X),
-    "steer": lambda: bilens.tensor.steer(T.with_bias(normal(8)), X[0], X).total(),
+    "features": lambda: DICTIONARY.features_tensor(T)(X),
     "expected cosine": lambda: bilens.tensor.expected_cosine([T, T], [T, layer(seed=5)]),
     "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
     "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
@@ -107,7 +105,6 @@ READ = {
             m, digits().test_images, digits().test_labels, normal(64), label=3, norm=2.0
         ).fooled
     ),
-    "sparsity": lambda m: numbers(bilens.read.sparsity(X, X, X + 0.1).relative_error),
     "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.spectra(m)).weight),
 }
 
@@ -147,7 +144,7 @@ def test_surroundings_change_nothing(name, around, model):
 
 WITHOUT_COMPUTATION = {
     *("affine", "with_constant", "top_entries"),
-    *("Steering", "Features", "FactoredSVD", "TensorChain"),
+    *("Features", "FactoredSVD", "TensorChain"),
     *("TopEntries", "TensorStack"),
 }
 

@@ -11,7 +11,7 @@ from bilens.cards import model_card
 from bilens.convert import save_model
 from bilens.convert.gates import give_swish
 from bilens.files import write_json
-from bilens.nn import AutoencoderConfig, ClassifierConfig, SparseAutoencoder
+from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageModel
 from bilens.train import ClassifierTraining, train_classifier
 from tests.families import GATED, tiny
@@ -50,9 +50,9 @@ def test_a_run_has_a_card_and_hands_it_on(tmp_path):
 
 
 def test_what_was_not_trained_here_has_no_training(tmp_path):
-    SparseAutoencoder(AutoencoderConfig(3, 5)).save_pretrained(tmp_path)
+    ImageClassifier(ClassifierConfig(64, 10, d_model=8)).save_pretrained(tmp_path)
     text = opened(tmp_path)
-    assert "| n_features | 5 |" in text
+    assert "| d_model | 8 |" in text
     assert "Training" not in text
 
 

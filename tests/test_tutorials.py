@@ -21,7 +21,7 @@ BRIEF = {
     "epochs=40": "epochs=3",
     "epochs=2,": "epochs=0.1,",
     "epochs=1,": "epochs=0.05,",
-    "steps=1500": "steps=50",
+    "range(1500)": "range(50)",
     "tokens=500_000": "tokens=10_000",
     "tokens=250_000": "tokens=5_000",
     "layer_steps=100": "layer_steps=10",

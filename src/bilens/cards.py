@@ -21,12 +21,7 @@ KINDS = {
         "tensors that can be decomposed exactly",
         'model = bilens.load("{0}")\nmodel.tensors()[0].svd()  # from pixels, in few directions',
         "image-classification",
-    ),
-    "sparse-autoencoder": (
-        "A sparse autoencoder, whose features are directions of a layer",
-        'model = bilens.load("{0}")\nmodel.features.shape  # one column for each feature',
-        "feature-extraction",
-    ),
+    )
 }
 LANGUAGE = (
     "A causal language model whose weights bilens reads: n-grams, heads, eigenvectors, flows",
@@ -35,7 +30,6 @@ LANGUAGE = (
 )
 WHY_NOT = {
     "image-classifier": "Plain transformers does not know this architecture; bilens opens it.",
-    "sparse-autoencoder": "Plain transformers does not know this architecture; bilens opens it.",
     "bilens-language": "Plain transformers does not know this architecture. After "
     "`import bilens.nn.language` its `AutoModelForCausalLM` opens, trains and runs it.",
     "bilens_swish": "Plain transformers does not open it: the activation is half-way to a line. "

@@ -9,7 +9,6 @@ from bilens.data.corpus import LANGUAGES
 from bilens.data.texts import text_files
 from bilens.errors import BilensError
 from bilens.models import FILES
-from bilens.nn import SparseAutoencoder, read_config
 from bilens.options import Loader
 from bilens.read.language import corpus_for
 from bilens.train import TRAINING_NAME, read_training
@@ -59,9 +58,5 @@ def check_data(source: str | Path, data: str | None, data_dir: str | Path | None
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)
-    elif data is None and (is_file or (Path(source).is_dir() and not _is_autoencoder(source))):
+    elif data is None and (is_file or Path(source).is_dir()):
         data_of(source)
-
-
-def _is_autoencoder(folder: str | Path) -> bool:
-    return read_config(folder).get("model_type") == SparseAutoencoder.model_type

@@ -9,7 +9,7 @@ from torch import nn
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
+from bilens.nn import ImageClassifier, read_config
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 else:  # transformers takes seconds to import, and classifiers do without it.
     residual, loading = lazy_import("bilens.residual"), lazy_import("bilens.convert.loading")
 
-OWN: dict[str, type[ImageClassifier] | type[SparseAutoencoder]] = {
-    kind.model_type: kind for kind in (ImageClassifier, SparseAutoencoder)
-}
 FILES = (".gguf",)
 """Models that are one file have no config.json."""
 
@@ -32,7 +29,7 @@ def load(
     low_memory: bool = False,
     input_shape: Sequence[int] | None = None,
     **hub: Any,
-) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel | TensorStack":
+) -> "ImageClassifier | residual.ResidualModel | TensorStack":
     """Return a model for reading: in evaluation mode, and if it was saved with its weights frozen.
 
     A transformer becomes a `ResidualModel`, with the tokenizer in its folder. Its `model` is the
@@ -60,11 +57,8 @@ def load(
     if isinstance(source, nn.Module):
         return _open_module(source.to(device).eval(), input_shape)
     settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))
-    kind = OWN.get(str(settings.get("model_type")))
-    model: Any
-    if kind is not None:
-        model = kind.from_pretrained(source, device=device, **hub)
-        return model.requires_grad_(False)
+    if settings.get("model_type") == ImageClassifier.model_type:
+        return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
     opened = loading.open_any(source, low_memory=low_memory, **hub)
     model = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
@@ -73,7 +67,7 @@ def load(
 
 
 def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
-    if isinstance(module, SparseAutoencoder | TensorChain):
+    if isinstance(module, TensorChain):
         return module
     if type(module).__name__ in residual.families.known_families():
         return residual.ResidualModel(module)

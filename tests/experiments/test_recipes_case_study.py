@@ -10,6 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from experiments.autoencoder import (
+    AutoencoderTraining,
+    SparseAutoencoder,
+    row_sampler,
+    train_autoencoder,
+)
 from experiments.case import direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
 from experiments.case_sae import compare, loss_recovered
@@ -18,10 +24,9 @@ from experiments.context import Outcome, RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read import spectra
 from bilens.tensor.similarity import unit_rows
-from bilens.train import AutoencoderTraining, ClassifierTraining, row_sampler, train_autoencoder
+from bilens.train import ClassifierTraining
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
 from tests.nightly import nightly
@@ -39,9 +44,8 @@ CASE = ClassifierTraining(epochs=10, weight_decay=1.0, input_noise=0.0)
 class BriefContext(TinyContext):
     """The tiny context, with a hundred steps for its autoencoders."""
 
-    def autoencoder(self, vectors, config, sample, training):
-        brief = replace(training, steps=100, batch_size=64)
-        return train_autoencoder(config, sample, brief).requires_grad_(False)
+    def autoencoder(self, vectors, n_features, sample, training):
+        return train_autoencoder(sample, n_features, replace(training, steps=100, batch_size=64))
 
 
 @cache
@@ -138,7 +142,7 @@ def test_both_kinds_of_activations_are_compared():
     layer = layer_tensor(model)
     y = layer(data.test_images)
     torch.manual_seed(0)
-    autoencoder = SparseAutoencoder(AutoencoderConfig(24, 60)).requires_grad_(False)
+    autoencoder = SparseAutoencoder(24, 60).requires_grad_(False)
     autoencoder.encoder_bias.fill_(-y.norm(dim=-1).max() * 0.2)
     result = compare(model, autoencoder, data)
     f = autoencoder.encode(y)
@@ -166,7 +170,7 @@ def test_both_kinds_of_activations_are_compared():
 def test_pair_activations_are_those_of_the_pairs():
     layer = random_tensor(5, 6, 4, 0)
     torch.manual_seed(0)
-    autoencoder = SparseAutoencoder(AutoencoderConfig(4, 7)).double().requires_grad_(False)
+    autoencoder = SparseAutoencoder(4, 7).double().requires_grad_(False)
     autoencoder.encoder_bias.normal_()
     autoencoder.decoder_bias.normal_()
     selected = torch.tensor([5, 2])
@@ -180,7 +184,7 @@ def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):
     module = import_module("experiments.case_pairs")
     monkeypatch.setattr(module, "CANDIDATES", 3)
     monkeypatch.setattr(module, "SHOWN", 2)
-    autoencoder = SparseAutoencoder(AutoencoderConfig(2, 4)).requires_grad_(False)
+    autoencoder = SparseAutoencoder(2, 4).requires_grad_(False)
     autoencoder.features.copy_(torch.tensor([[1.0, 0.6, 0.0, 0.9], [0.0, 0.8, -1.0, 0.4]]))
     model = SimpleNamespace(unembed=SimpleNamespace(weight=torch.eye(2)))
     activity = torch.tensor([0.1, 0.5, 0.4, 0.3])
@@ -191,12 +195,11 @@ def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):
 def test_autoencoders_are_kept(tmp_path, monkeypatch):
     context = RecipeContext("small", tmp_path)
     sample, training = row_sampler(normal(50, 3).float()), AutoencoderTraining(steps=5, l1=0.3)
-    config = AutoencoderConfig(3, 4)
-    first = context.autoencoder("rows", config, sample, training)
-    (folder,) = tmp_path.iterdir()
-    assert folder.name == "rows-3x4-steps=5-l1=0.3-seed=0"
+    first = context.autoencoder("rows", 4, sample, training)
+    (file,) = tmp_path.iterdir()
+    assert file.name == "rows-4-steps=5-l1=0.3-seed=0.safetensors"
     monkeypatch.setattr(torch.optim.Adam, "step", None)
-    again = context.autoencoder("rows", config, sample, training)
+    again = context.autoencoder("rows", 4, sample, training)
     assert torch.equal(first.features, again.features)
     assert not again.features.requires_grad
 

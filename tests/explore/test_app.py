@@ -16,7 +16,6 @@ from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
 from bilens.explore.flows import ThreadModel
-from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read.flow import FlowReading
 from bilens.read.flow.reading import answer_question
 from bilens.residual import ResidualModel
@@ -30,12 +29,6 @@ def test_a_run_without_its_record_needs_a_name_of_data(tmp_path):
     with pytest.raises(BilensError, match="does not say what it was trained on"):
         explorer(tmp_path)
     assert isinstance(explorer(tmp_path, data="digits"), Explorer)
-
-
-def test_an_autoencoder_has_no_explorer(tmp_path):
-    SparseAutoencoder(AutoencoderConfig(3, 5)).save_files(tmp_path)
-    with pytest.raises(BilensError, match="holds a sparse autoencoder, which has no explorer"):
-        explorer(tmp_path)
 
 
 def test_without_gradio_it_says_what_to_install(image_run, monkeypatch, capsys):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor.reexpression import Dictionary, reexpress
+from bilens.tensor.dictionary import Dictionary
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
@@ -32,8 +32,6 @@ def test_the_inverse_is_the_pseudoinverse(n_out, m, rank, seed):
     assert result.complete == (result.rank == n_out)
     assert (result.n_out, result.n_features) == (n_out, m)
     assert close(result.singular_values, torch.linalg.svdvals(F))
-    basis = torch.linalg.svd(F).U[:, : result.rank]
-    assert near(result.projector(), basis @ basis.T)
 
 
 @given(shapes, st.integers(1, 12))
@@ -44,7 +42,7 @@ def test_feature_outputs(shape, m):
     assert near(read.dense(), torch.einsum("mo,oij->mij", result.inverse, dense(tensor)))
     x = normal(2, 3, tensor.n_in, seed=2)
     assert near(read(x), result.activations(tensor(x)))
-    assert near(result.reconstruct(read(x)), tensor(x) @ result.projector())
+    assert near(result.reconstruct(read(x)), tensor(x) @ (result.features @ result.inverse).T)
     if result.complete:
         assert near(result.reconstruct(read(x)), tensor(x))
 
@@ -103,49 +101,20 @@ def test_gradients(m):
 
 
 @given(shapes, st.integers(1, 10), st.booleans())
-def test_reexpression(shape, m, biased):
+def test_a_layer_is_the_eigenvectors_along_directions_that_span_it(shape, m, biased):
     tensor = random_tensor(**shape)
     if biased:
         tensor = tensor.with_bias(normal(tensor.rank), None, normal(tensor.n_out))
-    U = normal(m, tensor.n_out, seed=shape["seed"] + 1)
-    result = reexpress(tensor, U)
-    Q = torch.einsum("mo,oij->mij", U, dense(tensor))
-    expected = torch.einsum("om,mij->oij", torch.linalg.pinv(U), Q)
-    x = normal(5, shape["n_in"], seed=2)
-    assert near(result.tensor().dense(), expected)
-    assert near(result(x), result.tensor()(x))
-    assert result.rank == min(U.shape)
-    assert result.complete == (m >= tensor.n_out)
-    if result.complete:
-        assert near(expected, dense(tensor))
-        assert near(result(x), tensor(x))
-    else:
-        span = torch.linalg.pinv(U) @ U
-        assert near(result(x), tensor(x) @ span)
-
-
-def test_truncated_spectra_approximate_the_layer():
-    tensor, U = random_tensor(6, 7, 3, 0), normal(5, 3)
-    x = normal(4, 6)
-    full = reexpress(tensor, U, require_complete=True)
-    errors = []
-    for k in (1, 3, 6):
-        cut = full.truncate(k)
-        expected = torch.zeros(4, 3, dtype=torch.float64)
+    U, x = normal(m, tensor.n_out, seed=shape["seed"] + 1), normal(5, shape["n_in"], seed=2)
+    along = Dictionary.of(torch.linalg.pinv(U))
+    assert near(along.inverse, U)
+    forms = along.features_tensor(tensor).interaction(torch.eye(m)).eigh()
+    assert near(along.reconstruct(forms(x)), tensor(x) @ torch.linalg.pinv(U) @ U)
+    for k in range(1, forms.k + 1):
+        expected = torch.zeros(5, tensor.n_out, dtype=torch.float64)
         for direction, back in zip(U, torch.linalg.pinv(U).T, strict=True):
-            spectrum = tensor.interaction(direction).eigh().truncate(k)
-            expected += spectrum(x)[:, None] * back
-        assert close(cut(x), expected)
-        assert close(reexpress(tensor, U, k)(x), expected)
-        errors.append(float((cut.tensor().dense() - dense(tensor)).norm()))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-10
-
-
-def test_similar_directions_are_not_counted_twice():
-    tensor, x = random_tensor(4, 5, 2, 0), normal(3, 4)
-    U = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1]]
-    assert close(reexpress(tensor, U)(x), tensor(x))
+            expected += tensor.interaction(direction).eigh(k)(x)[:, None] * back
+        assert near(along.reconstruct(forms.truncate(k)(x)), expected)
 
 
 NAN = torch.full((3, 4), float("nan"))
@@ -174,12 +143,6 @@ MISUSES = [
     ),
     (lambda d, t: d.reconstruct(normal(2, 3)), r"a has shape \(2, 3\).*length 4.*each feature"),
     (lambda d, t: d.features_tensor(random_tensor(4, 5, 2, 0)), "tensor has 2 outputs.* 3 numbers"),
-    (lambda d, t: reexpress(t, normal(4, 2)), r"directions has shape \(4, 2\); expected \(m, 3\)"),
-    (lambda d, t: reexpress(t, normal(4)), r"directions is .* \(4,\)"),
-    (lambda d, t: reexpress(t, NAN.T), "directions holds NaN"),
-    (lambda d, t: reexpress(t, normal(2, 3), require_complete=True), "directions has rank 2 of 3"),
-    (lambda d, t: reexpress(t, normal(2, 3), 5), "k=5, expected a whole number, 1 to 4"),
-    (lambda d, t: reexpress(t, normal(2, 3)).truncate(0), "k=0, expected a whole number, 1 to 4"),
 ]
 
 

@@ -16,17 +16,8 @@ import torch
 
 from bilens.data import load_images
 from bilens.files import UNFINISHED
-from bilens.nn import AutoencoderConfig, ClassifierConfig
-from bilens.train import (
-    AutoencoderTraining,
-    ClassifierTraining,
-    autoencoder,
-    is_begun,
-    row_sampler,
-    train_autoencoder,
-    train_classifier,
-    train_classifiers,
-)
+from bilens.nn import ClassifierConfig
+from bilens.train import ClassifierTraining, is_begun, train_classifier, train_classifiers
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.run_directory import read_metrics
@@ -51,13 +42,6 @@ def train_two(run: Path, *, resume: bool) -> None:
     train_classifiers(CLASSIFIER, DIGITS, THREE_EPOCHS, [0, 1], run, resume=resume)
 
 
-def train_features(run: Path, *, resume: bool) -> None:
-    autoencoder.SAVE_EVERY = 10
-    rows = torch.randn(500, 12, generator=torch.Generator().manual_seed(0))
-    training = AutoencoderTraining(steps=30, batch_size=16)
-    train_autoencoder(AutoencoderConfig(12, 20), row_sampler(rows), training, run, resume=resume)
-
-
 def train_words(run: Path, *, resume: bool) -> None:
     training = LanguageTraining(
         epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, log_every=4
@@ -72,7 +56,6 @@ def train_annealed(run: Path, *, resume: bool) -> None:
 KINDS: dict[str, Callable[..., None]] = {
     "classifier": train_one,
     "seeds": train_two,
-    "autoencoder": train_features,
     "language": train_words,
     "anneal": train_annealed,
 }

@@ -34,7 +34,7 @@ from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
 from bilens.memory import check_memory
-from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
+from bilens.nn import ImageClassifier, read_config
 from bilens.nn.language import LanguageConfig
 from bilens.progress import no_progress
 
@@ -94,11 +94,10 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     if layout is not None:
         opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return opened if dtype in (None, "auto") else opened.to(dtype)
-    for kind in (ImageClassifier, SparseAutoencoder):
-        if settings.get("model_type") == kind.model_type:
-            raise CheckpointError(
-                f"{source} holds {kind.__name__}, expected a language model; bilens.load opens it"
-            )
+    if settings.get("model_type") == ImageClassifier.model_type:
+        raise CheckpointError(
+            f"{source} holds ImageClassifier, expected a language model; bilens.load opens it"
+        )
     # Layers of quantised models compute with packed numbers, which no reading understands.
     quantization = settings.get("quantization_config")
     if quantization:

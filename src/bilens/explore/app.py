@@ -32,7 +32,6 @@ from bilens.inputs import check_data, data_of
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
-from bilens.nn import SparseAutoencoder
 from bilens.progress import logger
 from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
@@ -152,8 +151,6 @@ def explorer(
     if isinstance(source, str | Path | nn.Module):
         model = load(source, device=device)
     of = source if isinstance(source, str | Path) else type(model).__name__
-    if isinstance(model, SparseAutoencoder):
-        raise BilensError(f"{of} holds a sparse autoencoder, which has no explorer")
     if data is None and not isinstance(source, str | Path):
         raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
     # Refused before texts are tokenized, which takes seconds.

@@ -6,7 +6,7 @@ from bilens.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from bilens.nn.checkpoint import read_config
-    from bilens.nn.classifier import AutoencoderConfig, ImageClassifier, SparseAutoencoder
+    from bilens.nn.classifier import ImageClassifier
     from bilens.nn.layers import Bilinear, Gate, GatedLayer
     from bilens.nn.settings import ATTENTIONS, AttentionKind, ClassifierConfig, MlpName
 else:  # Settings of commands do without torch.
@@ -15,13 +15,11 @@ else:  # Settings of commands do without torch.
 __all__ = [
     "ATTENTIONS",
     "AttentionKind",
-    "AutoencoderConfig",
     "Bilinear",
     "ClassifierConfig",
     "Gate",
     "GatedLayer",
     "ImageClassifier",
     "MlpName",
-    "SparseAutoencoder",
     "read_config",
 ]

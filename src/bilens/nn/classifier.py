@@ -1,7 +1,7 @@
-"""Image classifiers made of gated layers, and sparse autoencoders of their hidden outputs."""
+"""Image classifiers made of gated layers."""
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, cast
 
 import torch
@@ -13,7 +13,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.layers import GatedLayer, ScalarNorm, make_norm
 from bilens.nn.settings import ClassifierConfig
-from bilens.settings import CheckedSettings, Count, Size
+from bilens.settings import Count
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.factors import fit_input
 
@@ -227,66 +227,3 @@ class ImageClassifier(Checkpointed):
 def _fill(weight: Tensor, part: Tensor) -> None:
     """Write a smaller matrix into the upper left corner."""
     weight[: part.shape[0], : part.shape[1]] = part.to(weight)
-
-
-@dataclass(frozen=True)
-class AutoencoderConfig(CheckedSettings):
-    """The sizes of a sparse autoencoder.
-
-    Attributes:
-        d_in: width of its input vectors.
-        n_features: number of features.
-    """
-
-    d_in: Size
-    n_features: Size
-
-
-class SparseAutoencoder(Checkpointed):
-    """f = ReLU(E (y - b_D) + b_E),  y' = F f + b_D, with features F of unit length as columns.
-
-    Args:
-        config: sizes of the autoencoder.
-
-    Source: Pearce & Dooms 2024, appendix "SAE training".
-    """
-
-    model_type: ClassVar[str] = "sparse-autoencoder"
-    config_class = AutoencoderConfig
-
-    def __init__(self, config: AutoencoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.features = nn.Parameter(torch.empty(config.d_in, config.n_features))
-        self.encoder = nn.Parameter(torch.empty(config.n_features, config.d_in))
-        self.encoder_bias = nn.Parameter(torch.empty(config.n_features))
-        self.decoder_bias = nn.Parameter(torch.empty(config.d_in))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw initial weights anew: random features, and an encoder that reads along them."""
-        self.features.normal_(generator=generator)
-        self.normalise()
-        self.encoder.copy_(self.features.T)
-        self.encoder_bias.zero_()
-        self.decoder_bias.zero_()
-
-    def encode(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch n_features"]:
-        """Return the activations of the features, none negative."""
-        y = y.to(self.encoder.dtype)
-        return torch.relu((y - self.decoder_bias) @ self.encoder.T + self.encoder_bias)
-
-    def decode(self, f: Float[Tensor, "*batch n_features"]) -> Float[Tensor, "*batch d_in"]:
-        """Return the vectors with these activations."""
-        return f @ self.features.T + self.decoder_bias
-
-    def forward(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
-        """Encode and decode."""
-        return self.decode(self.encode(y))
-
-    @torch.no_grad()
-    def normalise(self) -> None:
-        """Scale every feature to unit length."""
-        # A dead feature of zeros stays as it is.
-        self.features.div_(self.features.norm(dim=0).clamp_min(1e-12))

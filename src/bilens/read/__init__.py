@@ -16,11 +16,9 @@ from bilens.read.classifier import (
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, explain, shared_by_classes, shared_by_paths
 from bilens.read.fidelity import (
-    SparsityReport,
     TruncationCurve,
     accurate_ranks,
     product_accuracies,
-    sparsity,
     truncation_curve,
 )
 
@@ -33,7 +31,6 @@ __all__ = [
     "Explanation",
     "MaskReading",
     "Metric",
-    "SparsityReport",
     "TruncationCurve",
     "accurate_ranks",
     "attack",
@@ -49,7 +46,6 @@ __all__ = [
     "read_masks",
     "shared_by_classes",
     "shared_by_paths",
-    "sparsity",
     "spectra",
     "top_inputs",
     "truncation_curve",

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, check_labels, checked, detached
+from bilens.checks import check_count, check_finite, check_labels, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.figures.plots import accuracy_curve
@@ -98,49 +98,6 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     names = {"unit": "eigenvectors", "kept_by": "for each class", "label": "all of them"}
     figure = accuracy_curve(counts, curve.accuracy, curve.full, **names)
     return figure.update_traces(marker={"size": 4})
-
-
-@dataclass(frozen=True)
-class SparsityReport:
-    """Sparsity and relative error of a dictionary's activations.
-
-    Attributes:
-        l0: active features of an input, on average.
-        relative_error: mean |y - y'|^2 over mean |y|^2, the case study's MSE/L2^2.
-        active: number of features that are active for at least one input.
-        dead: number of all other features.
-    """
-
-    l0: float
-    relative_error: float
-    active: int
-    dead: int
-
-
-@detached
-def sparsity(
-    activations: Float[Tensor, "samples n_features"],
-    y: Float[Tensor, "samples d"],
-    rebuilt: Float[Tensor, "samples d"],
-) -> SparsityReport:
-    """Measure sparsity and relative error over one set of samples.
-
-    Source:
-        Pearce & Dooms 2024, appendix "SAE training".
-    """
-    check_finite(activations=activations, y=y, rebuilt=rebuilt)
-    if not y.any():
-        raise BilensError("y has no sample, or is all zero, so no error is relative to it")
-    on = activations != 0
-    active = int(on.any(0).sum())
-    # Of all samples together: single samples may be close to zero.
-    error = (y - rebuilt).pow(2).sum() / y.pow(2).sum()
-    return SparsityReport(
-        l0=float(on.double().sum(-1).mean()),
-        relative_error=float(error),
-        active=active,
-        dead=activations.shape[-1] - active,
-    )
 
 
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)

@@ -7,7 +7,7 @@ from typing import Any
 from bilens.analysis import Analysis, Reading, find_analysis, named_analyses
 from bilens.errors import BilensError
 from bilens.inputs import data_of, loader
-from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
 from bilens.read.language import TokenDirection, corpus_for, read_language
@@ -28,8 +28,6 @@ def report_readings(
     Raises:
         BilensError: this kind of model has no report, or a setting does not fit or has no effect.
     """
-    if isinstance(model, SparseAutoencoder):
-        raise BilensError(f"{source} holds a sparse autoencoder, which has no report")
     given = {name: value for name, value in settings.items() if value is not None}
     added = [entry for name in add for entry in named_analyses(name)]
     if not isinstance(model, ImageClassifier):

@@ -10,12 +10,12 @@ from bilens.tensor.chain import (
     sparse_basis,
 )
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
+from bilens.tensor.dictionary import Dictionary
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
-from bilens.tensor.reexpression import Dictionary, Reexpression, Steering, reexpress, steer
 from bilens.tensor.similarity import Features, cluster
 from bilens.tensor.tree import Paths, decompile
 
@@ -31,9 +31,7 @@ __all__ = [
     "Paths",
     "Products",
     "QuadraticForm",
-    "Reexpression",
     "Spectrum",
-    "Steering",
     "TensorChain",
     "TensorSVD",
     "TensorStack",
@@ -47,9 +45,7 @@ __all__ = [
     "function_bonds",
     "gaussian_samples",
     "product_weight",
-    "reexpress",
     "sparse_basis",
-    "steer",
     "top_entries",
     "with_constant",
 ]

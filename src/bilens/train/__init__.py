@@ -5,14 +5,6 @@ from typing import TYPE_CHECKING
 from bilens.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from bilens.train.autoencoder import (
-        AutoencoderTraining,
-        Sampler,
-        pair_sampler,
-        row_sampler,
-        similarity_penalty,
-        train_autoencoder,
-    )
     from bilens.train.classifier import train_classifier, train_classifiers
     from bilens.train.run_directory import TRAINING_NAME, is_begun, is_finished, read_training
     from bilens.train.settings import (
@@ -27,18 +19,12 @@ else:  # Settings of commands do without torch.
 __all__ = [
     "TRAINING_NAME",
     "AnnealTraining",
-    "AutoencoderTraining",
     "ClassifierTraining",
     "Distillation",
     "LanguageTraining",
-    "Sampler",
     "is_begun",
     "is_finished",
-    "pair_sampler",
     "read_training",
-    "row_sampler",
-    "similarity_penalty",
-    "train_autoencoder",
     "train_classifier",
     "train_classifiers",
 ]
