@@ -65,7 +65,6 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "explain": ("classifier", "The eigenvectors that make the highest logits of an image."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),
-        "masks": ("classifier", "Pictures from the weights that turn images into a class."),
     }
 )
 """By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.read import attack, class_mask, read_masks
+from bilens.read import attack, class_mask
 from bilens.tensor import Spectrum
 from tests.models import digit_model, digits
 from tests.tensor.factors import close, normal, random_tensor
@@ -94,16 +94,3 @@ def test_misuse_is_explained():
     lowering = Spectrum(torch.tensor([-1.0, 0.0]), torch.eye(2), torch.zeros(2))
     with pytest.raises(BilensError, match="without a positive eigenvalue whose eigenvector"):
         class_mask(lowering)
-
-
-def test_a_reading_attacks_with_every_mask_and_with_noise():
-    model, data = digit_model(), digits()
-    result = read_masks(model, data, norm=2.0)
-    masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
-    for label, mask in enumerate(masks):
-        single = attack(model, data.test_images, data.test_labels, mask, label=label, norm=2.0)
-        assert result.masks[label] == single
-    frame = result.frame()
-    assert frame["targeted"].mean() > 2 * frame["targeted by noise"].mean()
-    assert result.record()["targeted"] == pytest.approx(frame["targeted"].mean())
-    assert len(result.sections()) == 1

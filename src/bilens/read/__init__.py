@@ -5,11 +5,9 @@ from bilens.read.bonds import BondReading, classifier_bonds, classifier_function
 from bilens.read.classifier import (
     Attack,
     ClassifierReading,
-    MaskReading,
     attack,
     class_mask,
     read_classifier,
-    read_masks,
     spectra,
     top_inputs,
 )
@@ -29,7 +27,6 @@ __all__ = [
     "ClassifierReading",
     "DeepReading",
     "Explanation",
-    "MaskReading",
     "Metric",
     "TruncationCurve",
     "accurate_ranks",
@@ -43,7 +40,6 @@ __all__ = [
     "read_bonds",
     "read_classifier",
     "read_deep",
-    "read_masks",
     "shared_by_classes",
     "shared_by_paths",
     "spectra",

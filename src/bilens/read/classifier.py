@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +37,7 @@ from bilens.read.fidelity import (
     truncation_figure,
 )
 from bilens.sections import Fact, Percent, Picture, Section, Table, signed
-from bilens.settings import Count, NotNegative, Seed
+from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
 CELL, LABEL = 1.42, 0.3
@@ -386,77 +386,6 @@ def attack(
         targeted=float((predicted == label).double().mean()),
         fooled=float((predicted != labels[others]).double().mean()),
     )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MaskReading(Reading):
-    """Attacks with the mask of each class, beside Gaussian noise of the same length.
-
-    Attributes:
-        class_names: names of the classes.
-        norm: length of the masks.
-        masks: attack of each class with its mask.
-        noise: attack of each class with noise.
-    """
-
-    class_names: tuple[str, ...]
-    norm: float
-    masks: tuple[Attack, ...]
-    noise: tuple[Attack, ...]
-
-    title: ClassVar[str] = "Masks that turn images into another class"
-    axes: ClassVar[dict[str, str]] = {"x": "class", "y": "targeted"}
-    formats: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("targeted", "fooled", "targeted by noise", "fooled by noise"), ".1%"
-    )
-    explanation: ClassVar[str] = (
-        "The mask of a class is built from its eigenvectors only, and added to the test images of "
-        "all other classes. Targeted is the share that the model then takes for the class of the "
-        "mask, fooled the share that it takes for any class but their own."
-    )
-
-    def facts(self) -> list[Fact]:
-        means = self.frame().mean(numeric_only=True)
-        return [("length", self.norm), *((name, Percent(share)) for name, share in means.items())]
-
-    def frame(self) -> "pd.DataFrame":
-        """Return a row for each class: the shares of its mask and of noise."""
-        columns: dict[str, list[Any]] = {"class": list(self.class_names)}
-        for suffix, attacks in (("", self.masks), (" by noise", self.noise)):
-            columns[f"targeted{suffix}"] = [attack.targeted for attack in attacks]
-            columns[f"fooled{suffix}"] = [attack.fooled for attack in attacks]
-        return pd.DataFrame(columns)
-
-
-@analysis("masks")
-@detached
-def read_masks(
-    model: TensorChain, data: ImageData, norm: NotNegative = 5.0, seed: Seed = 0
-) -> MaskReading:
-    """Attack a classifier of one layer with the mask of each class, and with noise.
-
-    Args:
-        model: the classifier.
-        data: its images, with pixels from 0 to 1.
-        norm: length of the masks before clipping.
-        seed: seed of the noise.
-
-    Raises:
-        NotBilinearError: the model is not one tensor.
-    """
-    masks = class_mask(spectra(model, basis="pixels"))
-    # A generator of the CPU draws the same noise on every device.
-    generator = torch.Generator("cpu").manual_seed(seed)
-    noise = torch.randn(masks.shape, generator=generator, device="cpu").to(masks)
-    x, labels = data.test_images, data.test_labels
-    ours, random = (
-        tuple(
-            attack(model, x, labels, mask, label=label, norm=norm)
-            for label, mask in enumerate(drawn)
-        )
-        for drawn in (masks, noise)
-    )
-    return MaskReading(data.class_names, norm, ours, random)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
