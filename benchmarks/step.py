@@ -18,7 +18,7 @@ import torch
 from benchmarks.clock import machine, seconds, wait
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import ATTENTIONS
-from bilens.train.presets import PRESETS
+from bilens.train.settings import PRESETS
 
 ROUNDS = 7
 SIZES: dict[str, dict[str, Any]] = {

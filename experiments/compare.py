@@ -32,8 +32,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.sections import Table
 from bilens.train import is_begun
 from bilens.train.language import train_language
-from bilens.train.presets import PRESETS
-from bilens.train.settings import LanguageTraining
+from bilens.train.settings import PRESETS, LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure
 

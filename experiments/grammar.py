@@ -31,7 +31,7 @@ from torch import Tensor
 from bilens.data import Grammar, load_corpus
 from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
-from bilens.train.presets import PRESETS
+from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["divergences", "found_bigrams", "found_pairs", "found_trigrams", "run"]

@@ -36,7 +36,7 @@ from bilens.read.flow.weights import mlp_of
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Run
 from bilens.sections import Table
-from bilens.train.presets import PRESETS
+from bilens.train.settings import PRESETS
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
 

@@ -46,7 +46,7 @@ from bilens.read.language.outputs import context_line
 from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
 from bilens.sections import ContextList, signed
-from bilens.train.presets import PRESETS
+from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 
 __all__ = ["exactness", "run", "talk_share"]

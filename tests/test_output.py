@@ -21,7 +21,7 @@ WRITERS = {
     "heads": ["heads", "model", "--layer", "0", "--k", "2", "--output"],
     "contexts": [
         *["contexts", "bilinear", "--token", "t3", "--layer", "0", "--data", "texts.txt"],
-        *["--k", "1", "--eigenvectors", "1", "--neuronpedia"],
+        *["--k", "1", "--eigenvectors", "1", "--output"],
     ],
     "flow": ["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output"],
     "flow viewer": [

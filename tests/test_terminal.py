@@ -12,7 +12,7 @@ from rich.text import Text
 import bilens.cli
 from bilens.analysis import Reading
 from bilens.cli.analyses import show_reading
-from bilens.cli.terminal import PlainConsole, printable
+from bilens.cli.console import PlainConsole, printable
 from bilens.errors import BilensError
 from bilens.sections import ContextLine, ContextList
 

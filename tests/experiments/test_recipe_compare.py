@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
-from bilens.train.presets import PRESETS, Preset
-from bilens.train.settings import LanguageTraining
+from bilens.train.settings import PRESETS, LanguageTraining, Preset
 from experiments import compare
 from tests.language import small_config, small_corpus
 

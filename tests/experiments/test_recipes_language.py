@@ -18,7 +18,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.read.language import read_direction
 from bilens.residual import ResidualModel
-from bilens.train.presets import PRESETS
+from bilens.train.settings import PRESETS
 from tests.language import random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'

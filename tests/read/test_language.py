@@ -23,7 +23,7 @@ from bilens.read.language import (
     token_names,
     top_contexts,
 )
-from bilens.read.language.contexts import ContextIndex, _Best, contributions
+from bilens.read.language.contexts import _Best, contributions
 from bilens.residual import ResidualModel
 from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
@@ -322,11 +322,6 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
             assert torch.equal(context.ids, texts[row])
             assert context.position == best.indices[row]
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
-    for custom, other in zip(
-        ContextIndex(view, texts, layer=0).top_contexts(spectrum, k), result, strict=True
-    ):
-        assert [c.position for c in custom] == [c.position for c in other]
-        assert all(torch.equal(a.ids, b.ids) for a, b in zip(custom, other, strict=True))
 
 
 def test_rows_without_a_token_have_a_number():
@@ -360,7 +355,6 @@ def test_directions_by_name():
         (lambda v, s: bigrams(v, layer=0, among=[]), "among: expected numbers of tokens"),
         (lambda v, s: bigrams(v, layer=0, among=[30]), "tokens from 0 to 29, at least one"),
         (lambda v, s: top_contexts(v, s, [], layer=0), "texts is empty"),
-        (lambda v, s: ContextIndex(v, [], layer=0), "texts is empty"),
         (
             lambda v, s: top_contexts(v, s, [random_text()], layer=0, k=0),
             "k=0, expected a whole number",
@@ -378,13 +372,8 @@ def test_bad_input_is_named(read, message):
 def test_a_batch_of_spectra_has_no_contexts():
     view = view_of()
     batch = view.mlp(0).interaction(view.W_U.T[:2]).eigh(2)
-    index = ContextIndex(view, [random_text()], layer=0)
-    for read in (
-        lambda: top_contexts(view, batch, [random_text()], layer=0),
-        lambda: index.top_contexts(batch),
-    ):
-        with pytest.raises(BilensError, match=r"spectrum is a batch of shape \(2,\), expected"):
-            read()
+    with pytest.raises(BilensError, match=r"spectrum is a batch of shape \(2,\), expected"):
+        top_contexts(view, batch, [random_text()], layer=0)
 
 
 def test_what_needs_a_tensor_says_so():
@@ -398,7 +387,6 @@ def test_texts_of_any_length_have_contexts():
     texts = ["t3 t4 t5 t6 t9 t8", "t7 t3", torch.tensor([5, 6, 7, 3])]
     spectrum = view.mlp(1).interaction(view.direction(3)).eigh(3)
     result = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
-    again = ContextIndex(view, texts, layer=1, batch_size=3).top_contexts(spectrum, 3)
     for number, contexts in enumerate(result):
         expected = []
         for text in texts:

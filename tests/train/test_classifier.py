@@ -15,8 +15,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, classifier, train_classifier, train_classifiers
 from bilens.train.classifier import add_noise, latent_noise
-from bilens.train.run_directory import RunDirectory, interrupt_between_steps
-from bilens.train.session import initialised
+from bilens.train.run_directory import RunDirectory, initialised, interrupt_between_steps
 
 
 @pytest.fixture(scope="session")

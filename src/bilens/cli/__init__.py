@@ -16,8 +16,7 @@ import tyro
 
 from bilens import __version__
 from bilens.analysis import BUILT_IN, declared_analysis, load_file
-from bilens.cli.console import check_own
-from bilens.cli.terminal import errors, out, printable
+from bilens.cli.console import check_own, errors, out, printable
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 
@@ -108,7 +107,7 @@ def check_outputs(command: Any) -> None:
     """
     settings = getattr(command, "what", command)
     # Options that name a file or a folder to write.
-    outputs = ("output", "viewer", "save_graph", "figure", "neuronpedia", "space")
+    outputs = ("output", "viewer", "save_graph", "figure", "space")
     for name in outputs:
         path = getattr(settings, name, None)
         paths = path if isinstance(path, tuple) else (path,)

@@ -9,8 +9,7 @@ import tyro
 from rich.text import Text
 
 from bilens.analysis import Analysis, Reading, find_analysis
-from bilens.cli.console import Device, ModelName, check_own, choose_device
-from bilens.cli.terminal import out, show_table
+from bilens.cli.console import Device, ModelName, check_own, choose_device, out, show_table
 from bilens.errors import BilensError
 from bilens.options import REQUIRED, Option
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
@@ -48,13 +47,6 @@ EXPORTERS: dict[str, tuple[Exporter, ...]] = {
     "ClassifierReading": (Exporter(*ARRAYS, "write_spectra"),),
     "DeepReading": (Exporter(*ARRAYS, "write_paths"),),
     "BondReading": (Exporter(*ARRAYS, "write_bonds"),),
-    "DirectionReading": (
-        Exporter(
-            "neuronpedia",
-            "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
-            "write_neuronpedia",
-        ),
-    ),
     "FlowReading": (
         Exporter(
             "figure",

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from bilens.analysis import find_analysis
 from bilens.cli.analyses import EXPORTERS, show_reading
-from bilens.cli.console import DataDir, Device, ModelName, RunDir, check_own, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.console import DataDir, Device, ModelName, RunDir, check_own, choose_device, out
 from bilens.errors import BilensError
 from bilens.options import Basis, Metric, Order
 

@@ -16,9 +16,8 @@ import tyro
 from bilens import __version__
 from bilens.analysis import declared_analysis
 from bilens.cli.analyses import command_of
-from bilens.cli.console import DataDir
+from bilens.cli.console import DataDir, out, show_table
 from bilens.cli.decompose import Decompose, Report
-from bilens.cli.terminal import out, show_table
 from bilens.cli.train import Architecture, TrainImages, TrainLanguage
 from bilens.errors import BilensError
 from bilens.lazy_imports import datasets

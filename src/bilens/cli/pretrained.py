@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import bilens
-from bilens.cli.console import DataDir, Device, ModelName, RunDir, check_own, choose_device
-from bilens.cli.terminal import out, show_table
+from bilens.cli.console import (
+    DataDir,
+    Device,
+    ModelName,
+    RunDir,
+    check_own,
+    choose_device,
+    out,
+    show_table,
+)
 from bilens.errors import BilensError
 from bilens.options import StepName, layer_of
 from bilens.sections import signed

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bilens.cli.console import DataDir, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.console import DataDir, choose_device, out
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
 from bilens.settings import Between, CheckedSettings
 from bilens.train.settings import ClassifierTraining, LanguageTraining, check_precision
@@ -133,7 +132,7 @@ class LanguageSetup:
     @classmethod
     def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
         """Return the settings of the preset in the arguments of the command line."""
-        from bilens.train.presets import PRESETS
+        from bilens.train.settings import PRESETS
 
         known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         # Before the real parser, whose defaults depend on the preset.

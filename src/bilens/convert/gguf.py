@@ -25,8 +25,8 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from bilens.convert.damage import reading_files
 from bilens.convert.gguf_header import Header, read_header
+from bilens.convert.weights import reading_files
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import

@@ -26,10 +26,16 @@ from transformers.utils.hub import cached_file
 from bilens.cards import write_card
 from bilens.checks import check_count, check_weights, checked
 from bilens.convert import gates, layouts
-from bilens.convert.damage import MODEL, reading_files
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
-from bilens.convert.weights import WEIGHT_FILES, shard_names, stored_numbers, stored_tensors
+from bilens.convert.weights import (
+    MODEL,
+    WEIGHT_FILES,
+    reading_files,
+    shard_names,
+    stored_numbers,
+    stored_tensors,
+)
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options

@@ -1,6 +1,8 @@
-"""Files of weights: safetensors, or dictionaries of tensors that torch wrote, in one or several."""
+"""Files of weights: safetensors, or dictionaries of tensors that torch wrote; and damaged files."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
@@ -8,14 +10,16 @@ from typing import Any
 
 import safetensors
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from bilens.checks import FLOATS
-from bilens.convert.damage import is_out_of_memory
 from bilens.errors import CheckpointError
+from bilens.memory import MemoryLimitError
+from bilens.progress import no_progress
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -142,3 +146,32 @@ def _weights_file(source: str | Path, **place: Any) -> Path | None:
         if path is not None:
             return Path(path)
     return None
+
+
+ERRORS = (
+    *(SafetensorError, StrictDataclassError, OSError, RuntimeError, ArithmeticError, ImportError),
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError),
+)
+"""Errors that transformers lets through if a file is damaged."""
+MODEL = "language model, and none could be fetched from the hub by this name"
+
+
+@contextmanager
+def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
+    """Say that a file is damaged where transformers fails to read it; only around its calls."""
+    try:
+        with no_progress():
+            yield
+    except (CheckpointError, MemoryLimitError):
+        raise
+    except Exception as error:
+        # Errors of the library tokenizers are plain Exceptions.
+        damage = isinstance(error, ERRORS) or type(error) is Exception
+        if not damage or is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if an error says that memory is short, which is no damage of a file."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

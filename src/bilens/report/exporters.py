@@ -7,16 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bilens.errors import BilensError
 from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow.reading import FlowPage, FlowReading, PageNode
-from bilens.read.language import DirectionReading, shown_tokens
-from bilens.residual import ResidualModel
 from bilens.train import TRAINING_NAME
 
 
@@ -173,95 +169,6 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
         ) from error
     write_json(folder / f"{about['slug']}.json", graph)
     write_json(path, {"graphs": [*others, about]})
-
-
-@torch.no_grad()
-def feature_batch(
-    model: ResidualModel, reading: DirectionReading, *, name: str, data: str, k: int = 10
-) -> dict[str, Any]:
-    """Return the eigenvectors of a reading as features: the content of a file batch-0.json.
-
-        activation (v . z)^2,   logits W_U B(v, v)
-
-    so that activation times logits is the layer's summand of the logits along v, exactly but for
-    the last norm. Eigenvectors are active everywhere: `frac_nonzero` is 1, without a
-    histogram of frequencies. The converter asks for the names of the source set and of its author.
-
-    Args:
-        model: that the reading is of.
-        reading: see `bilens.read.language.read_direction`.
-        name: of the model.
-        data: name of the texts.
-        k: tokens that a feature raises and lowers most.
-
-    Source:
-        decoderesearch/SAEDashboard, `sae_dashboard/neuronpedia/neuronpedia_dashboard.py`;
-        hijohnnylin/neuronpedia, `convert-saedashboard-to-neuronpedia-export.py`.
-    """
-    tensor, W_U = model.mlp(reading.layer), model.W_U
-    features = []
-    for number, (v, statistics) in enumerate(
-        zip(reading.spectrum.vectors, reading.contexts, strict=True)
-    ):
-        written = tensor.out @ ((tensor.left @ v) * (tensor.right @ v))
-        logits = written @ W_U
-        most = min(k, model.vocab_size)
-        high, low = logits.topk(most), logits.topk(most, largest=False)
-        counts, edges = torch.histogram(logits.float().cpu(), 50)
-        texts = torch.stack([ids.context.ids for ids in statistics])
-        read = model.mlp_inputs(reading.layer, texts)
-        width = read.shape[-1]
-        active = (read @ v[:width] + v[width:].sum()).square()
-        # Neighbours of a feature among neurons and features, which eigenvectors have none of.
-        unused = ("neuron_alignment", "correlated_neurons", "correlated_features")
-        features.append(
-            {
-                "feature_index": number,
-                **{f"{what}_indices": [] for what in unused},
-                **{f"{what}_l1": [] for what in unused},
-                "neuron_alignment_values": [],
-                "correlated_neurons_pearson": [],
-                "correlated_features_pearson": [],
-                "neg_str": shown_tokens(model, low.indices),
-                "neg_values": low.values.tolist(),
-                "pos_str": shown_tokens(model, high.indices),
-                "pos_values": high.values.tolist(),
-                "frac_nonzero": 1.0,
-                "freq_hist_data_bar_values": [],
-                "freq_hist_data_bar_heights": [],
-                "logits_hist_data_bar_heights": counts.tolist(),
-                "logits_hist_data_bar_values": ((edges[1:] + edges[:-1]) / 2).tolist(),
-                "n_prompts_total": len(texts),
-                "n_tokens_in_prompt": texts.shape[1],
-                "dataset": data,
-                "decoder_weights_dist": [],
-                "vector": written.tolist(),
-                "activations": [
-                    {
-                        "tokens": shown_tokens(model, ids.context.ids),
-                        "values": values.tolist(),
-                        "qualifying_token_index": ids.context.position,
-                        "bin_min": -1.0,
-                        "bin_max": float(active.max()),
-                        "bin_contains": -1.0,
-                    }
-                    for ids, values in zip(statistics, active, strict=True)
-                ],
-            }
-        )
-    return {
-        "model_id": name,
-        "layer": reading.layer,
-        "sae_set": "bilens",
-        "sae_id_suffix": None,
-        "features": features,
-    }
-
-
-def write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str) -> None:
-    """Write the eigenvectors as features."""
-    batch = feature_batch(reading.model, reading, name=name, data=reading.data)
-    write_json(folder / "batch-0.json", batch)
 
 
 def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:

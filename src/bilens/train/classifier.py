@@ -19,12 +19,13 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import logger, progress_bar
 from bilens.train.run_directory import (
     RunDirectory,
+    Session,
     check_free,
+    initialised,
     interrupt_between_steps,
     is_begun,
     open_run,
 )
-from bilens.train.session import Session, initialised
 from bilens.train.settings import ClassifierTraining
 
 

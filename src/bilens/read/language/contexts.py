@@ -126,51 +126,6 @@ def top_contexts(
     return [contexts.contexts for contexts in merged]
 
 
-class ContextIndex:
-    """Texts with the MLP inputs at each position, in which directions are looked up quickly.
-
-    The model runs once; afterwards a direction costs one product. `d_model` numbers for each
-    position stay in memory. Arguments are those of `top_contexts`.
-
-    Attributes:
-        ids: the texts, padded at the end with token 0.
-        lengths: number of tokens of each text.
-        inputs: the MLP's normalised input at each position.
-    """
-
-    ids: Int[Tensor, "texts time"]
-    lengths: Int[Tensor, " texts"]
-    inputs: Float[Tensor, "texts time d_model"]
-
-    @checked
-    def __init__(
-        self,
-        model: ResidualModel,
-        texts: Iterable[str | Int[Tensor, " time"]],
-        *,
-        layer: int,
-        batch_size: int = 32,
-    ) -> None:
-        batches = list(_run_texts(model, texts, layer, batch_size, None, 1))
-        if not batches:
-            raise BilensError("texts is empty; expected strings or token ids")
-        ids, lengths, inputs = (
-            [row for part in parts for row in part] for parts in zip(*batches, strict=True)
-        )
-        self.ids = pad_sequence(ids, batch_first=True)
-        self.lengths = torch.stack(lengths)
-        # Padding needs no mask here, since lengths are stored.
-        self.inputs = pad_sequence(inputs, batch_first=True)
-
-    @torch.no_grad()
-    def top_contexts(self, spectrum: Spectrum, k: Count = 8) -> list[list[Context]]:
-        """Find the k contexts of largest |activation| for every eigenvector."""
-        _check(spectrum)
-        best = [_Best(k) for _ in range(spectrum.k)]
-        _add_best(best, spectrum, self.ids, self.lengths, self.inputs)
-        return [contexts.contexts for contexts in best]
-
-
 class _Best:
     """The k strongest contexts of one eigenvector, no two with the same tokens before them."""
 
