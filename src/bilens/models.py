@@ -60,7 +60,7 @@ def load(
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
     opened = loading.open_any(source, low_memory=low_memory, **hub)
-    model = opened.requires_grad_(False).to(device)
+    model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model
     return residual.ResidualModel(model, loading.find_tokenizer(source, model))
