@@ -42,7 +42,6 @@ ELSEWHERE = {
     "_globalstep_last_logged": "of the Trainer of transformers 5.23, below",
     "_hub_mixin_config": "huggingface_hub 1.0: tests/nn/test_classifier.py",
     "_hf_hook": "accelerate 1.0, on modules that it moves: tests/residual/test_model.py",
-    "_qkvo_weight_conversions": "TransformerLens 4: tests/nn/test_lens.py",
     "_is_runtime_protocol": "typing of Python 3.11, beside _is_protocol",
 }
 PUBLIC = {"_exit", "_replace"}  # of os and of named tuples, in the documentation of Python

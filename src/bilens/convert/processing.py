@@ -97,8 +97,7 @@ def process(
             log-probability changed by more than rounding explains.
         CheckpointError: a weight is NaN or infinite.
 
-    Source:
-        The weight processing of TransformerLens; see `bilens.convert.processing`.
+    Source: The weight processing of TransformerLens; see `bilens.convert.processing`.
     """
     unknown = set(steps or ()) - STEPS.keys()
     if unknown:

@@ -49,8 +49,7 @@ def write_spectra(
     Raises:
         CheckpointError: the folder holds the spectra of something else.
 
-    Source:
-        Pearce et al. 2024, section 4.1.
+    Source: Pearce et al. 2024, section 4.1.
     """
     names = range(len(directions)) if names is None else names
     check_count("k", k, tensor.n_in, "the number of inputs")

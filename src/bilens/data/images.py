@@ -446,8 +446,7 @@ def fit_drawing(
         ink: ink of the drawing, from 0 to 1.
         data: the data set that determines size and position.
 
-    Source:
-        LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.
+    Source: LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.
     """
     if not ink.max(initial=0) > 0.05:
         raise BilensError("ink is empty: expected a drawing with some dark pixels")

@@ -285,8 +285,7 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     Raises:
         BilensError: the paths are of several directions, or more than can be drawn.
 
-    Source:
-        Pearce et al. 2024, figures 1C and 6.
+    Source: Pearce et al. 2024, figures 1C and 6.
     """
     most = 24
     if len(set(paths.roots.tolist())) != 1 or len(paths) > most:

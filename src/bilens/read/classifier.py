@@ -84,8 +84,7 @@ def spectra(
     Raises:
         NotBilinearError: the model is not one tensor.
 
-    Source:
-        Pearce et al. 2024, sections 4.1 and 4.2 and figure 4.
+    Source: Pearce et al. 2024, sections 4.1 and 4.2 and figure 4.
     """
     # The embedding stays apart, since it decides in which space vectors are orthonormal.
     tensor, embedding = chain.open_layer(model)

@@ -62,8 +62,7 @@ def truncation_curve(
 
     Eigenvectors count in the order of the spectrum.
 
-    Source:
-        Pearce et al. 2024, figure 3.
+    Source: Pearce et al. 2024, figure 3.
     """
     check_classes(spectrum)
     # Activations add up, so one cumulative sum has the logits of every truncation.

@@ -32,8 +32,7 @@ def attribution_graph(
         probability: of the token that the flow is about.
         scan: the model's name; Neuronpedia takes names of models that it knows.
 
-    Source:
-        hijohnnylin/neuronpedia, `apps/webapp/app/api/graph/graph-schema.json`;
+    Source: hijohnnylin/neuronpedia, `apps/webapp/app/api/graph/graph-schema.json`;
         safety-research/circuit-tracer, `circuit_tracer/frontend/graph_models.py`.
     """
     nodes, held = [], 0.0

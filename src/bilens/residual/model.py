@@ -161,8 +161,7 @@ class ResidualModel:
         Raises:
             BilensError: a token is not in the vocabulary.
 
-        Source:
-            Pearce et al. 2024, figure 7.
+        Source: Pearce et al. 2024, figure 7.
         """
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
         numbers = [self._number("token", token)]
@@ -205,8 +204,7 @@ class ResidualModel:
         Raises:
             NotBilinearError: the MLP has no gate, or an activation that is not linear.
 
-        Source:
-            Pearce et al. 2024, sections 3.2 and 6.3.
+        Source: Pearce et al. 2024, sections 3.2 and 6.3.
         """
         mlp = self.layer(layer).mlp
         if mlp.router is not None:
@@ -233,8 +231,7 @@ class ResidualModel:
     def ov(self, layer: int) -> FactoredMatrix:
         """Return W_V W_O of every head, without biases: attending to a row n adds n OV.
 
-        Source:
-            Elhage et al. 2021, "Splitting attention heads into query-key and output-value
+        Source: Elhage et al. 2021, "Splitting attention heads into query-key and output-value
             circuits".
         """
         weights = self.layer(layer).heads.weights()
@@ -255,8 +252,7 @@ class ResidualModel:
         Raises:
             BilensError: the distance is negative.
 
-        Source:
-            Elhage et al. 2021, as for `ov`.
+        Source: Elhage et al. 2021, as for `ov`.
         """
         answered = query_key_maps(self, layer, 0)
         # Each needs a pass of the model up to the layer.

@@ -237,8 +237,7 @@ class Norm:
 
         After centring n has no mean, so the mean of each row of W has no effect and is subtracted.
 
-        Source:
-            Elhage et al. 2021, "Handling Layer Normalization".
+        Source: Elhage et al. 2021, "Handling Layer Normalization".
         """
         before = self.bias()
         if before is not None and before.any():

@@ -111,8 +111,7 @@ class BilinearTensor(Reading):
             then be given without it.
         names: of the outputs, such as classes; may be left out.
 
-    Source:
-        Pearce et al. 2024, sections 3.2 and 3.3; their W, V are L, R here, and their layer has
+    Source: Pearce et al. 2024, sections 3.2 and 3.3; their W, V are L, R here, and their layer has
         D = 1 unless an out-projection follows.
     """
 

@@ -145,8 +145,7 @@ def integrated_gradients(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[T
     itself is near 0 for parts that saturate, such as the first MLP of many models, without which
     nothing is left.
 
-    Source:
-        Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
+    Source: Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
     """
     points, weights = np.polynomial.legendre.leggauss(3)
     # From [-1, 1] to [0, 1].

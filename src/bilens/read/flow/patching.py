@@ -111,8 +111,7 @@ def patch(
     Raises:
         BilensError: the texts or tokens do not fit the model or each other.
 
-    Source:
-        Zhang and Nanda 2023, "Towards best practices of activation patching".
+    Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
     ids = model.ids(text, position)
     other = other_of(model, text, against, replace).cut(len(ids))

@@ -63,8 +63,7 @@ def balanced(
     identity. Without it small directions of few questions are oblique, and fail on others: 64 hold
     0.30 of the flow of agreement on other questions, with a tenth 0.72.
 
-    Source:
-        Moore 1981, "Principal component analysis in linear systems", square-root form: the
+    Source: Moore 1981, "Principal component analysis in linear systems", square-root form: the
         Gramians of controllability and observability are P and A.
     """
     # The triangular factors have the moments of the rows, without squaring them.

@@ -104,8 +104,7 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
         BilensError: there is no such part in the flow.
         NotBilinearError: the MLP is no tensor.
 
-    Source:
-        Pearce et al. 2024, section 3.3, for eigenvectors of an interaction matrix.
+    Source: Pearce et al. 2024, section 3.3, for eigenvectors of an interaction matrix.
     """
     address = Part.parse(part, model)
     if address.position is None:

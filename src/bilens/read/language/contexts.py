@@ -104,8 +104,7 @@ def top_contexts(
         k: number of contexts for each eigenvector, the strongest first.
         batch_size: number of texts in a batch.
 
-    Source:
-        Pearce et al. 2024, figure 7 and appendix G.
+    Source: Pearce et al. 2024, figure 7 and appendix G.
     """
     _check(spectrum)
     state = this_process()
@@ -174,8 +173,7 @@ def contribution(
 
     The spectrum is that of a single form of the layer, and `number` that of the eigenvector.
 
-    Source:
-        Pearce et al. 2024, figure 7.
+    Source: Pearce et al. 2024, figure 7.
     """
     (result,) = contributions(model, spectrum, [(number, context)], layer=layer)
     return result

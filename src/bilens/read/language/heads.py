@@ -101,9 +101,8 @@ def composition_scores(model: ResidualModel) -> Composition:
     Gains and centring of norms are included. Their scale cancels in the ratio, as do the shares of
     `value_mix` and `embed_mix`. Rotary positions are those of a token that attends to itself.
 
-    Source:
-        Elhage et al. 2021, "Two-layer attention-only transformers" and its footnote on composition
-        scores of random matrices.
+    Source: Elhage et al. 2021, "Two-layer attention-only transformers" and its footnote on
+        composition scores of random matrices.
     """
     # The last MLP has no readers, and heads of the first layer have no writers.
     writers = list(_writers(model))[:-1]

@@ -33,8 +33,7 @@ class TokenDirection:
         token: Token that is predicted, as the tokenizer spells it or as text, such as ' are'.
         minus: Tokens whose mean is subtracted from it.
 
-    Source:
-        Pearce et al. 2024, figure 7.
+    Source: Pearce et al. 2024, figure 7.
     """
 
     token: str

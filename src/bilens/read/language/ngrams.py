@@ -369,8 +369,7 @@ def following(
     Returns:
         Columns token, direct, mlp and value, the largest value first; in logits.
 
-    Source:
-        Pearce et al. 2024, section 6.1 and Table 1.
+    Source: Pearce et al. 2024, section 6.1 and Table 1.
     """
     return _neighbours(model, bigram_parts(model, layer, position, None), token, part, k)
 
@@ -405,8 +404,7 @@ def bigrams(
     Returns:
         Columns input, output, direct, mlp and value, the largest value first; in logits.
 
-    Source:
-        Pearce et al. 2024, Table 6.
+    Source: Pearce et al. 2024, Table 6.
     """
     # The ranking is by one part, and the table shows both.
     matrices = bigram_parts(model, layer, position, among)
@@ -438,8 +436,7 @@ def skip_trigrams(  # noqa: PLR0913
     Raises:
         NotBilinearError: the MLP is not a tensor.
 
-    Source:
-        Pearce et al. 2024, section 6.1 and Table 7.
+    Source: Pearce et al. 2024, section 6.1 and Table 7.
     """
     options: dict[str, Any] = {"layer": layer, "position": position, "among": among}
     matrix = partial(skip_trigram_matrix, model, token, head, minus=minus, **options)

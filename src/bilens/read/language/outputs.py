@@ -219,8 +219,7 @@ def read_direction(
     Raises:
         NotBilinearError: the MLP is not a tensor.
 
-    Source:
-        Pearce et al. 2024, section 6.2 and appendix G.
+    Source: Pearce et al. 2024, section 6.2 and appendix G.
     """
     all_eigenvectors = model.mlp(layer).interaction(model.direction(token, minus)).eigh()
     # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.

@@ -51,8 +51,7 @@ def read_stream(
 ) -> Stream:
     """Split the MLP input of a layer at one position.
 
-    Source:
-        Pearce et al. 2024, section 6.2; Elhage et al. 2021, "Path expansion trick".
+    Source: Pearce et al. 2024, section 6.2; Elhage et al. 2021, "Path expansion trick".
     """
     ids = model.ids(text)
     check_index("position", position, len(ids), "a position in the text")
@@ -175,8 +174,7 @@ def split_logits(
         prompt: A text, or token ids.
         position: position whose next token is predicted; a negative one counts from the end.
 
-    Source:
-        Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
+    Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
     # Everything after the position is cut off, as the model is causal.
     layer, trace = model.n_layers - 1, model.trace(model.ids(prompt, position))

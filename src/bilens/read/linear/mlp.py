@@ -353,8 +353,7 @@ def ritz_pairs(
         push: the product of J with k vectors, if Q is JJ'. It is called only if the space needs
             more vectors than the starts.
 
-    Source:
-        Golub and Meurant 2010, "Matrices, Moments and Quadrature with Applications".
+    Source: Golub and Meurant 2010, "Matrices, Moments and Quadrature with Applications".
     """
     if m is None:
         space = torch.eye(starts.shape[-1]).to(starts).expand(len(starts), -1, -1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from bilens.errors import BilensError
 from tests.families import tiny
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
 
@@ -26,17 +25,9 @@ installed = pytest.mark.skipif(
 
 
 def booted(**parts):
-    from bilens.nn.language.lens import to_transformer_lens  # noqa: PLC0415
+    from experiments.lens import to_transformer_lens  # noqa: PLC0415
 
     return to_transformer_lens(random_model(**parts))
-
-
-@installed
-def test_models_of_transformers_are_refused():
-    from bilens.nn.language.lens import to_transformer_lens  # noqa: PLC0415
-
-    with pytest.raises(BilensError, match="model is a LlamaForCausalLM, expected a LanguageModel"):
-        to_transformer_lens(tiny("llama"))
 
 
 @installed
@@ -99,19 +90,13 @@ def test_a_hook_that_changes_something(parts):
 
 @installed
 def test_prompts_as_text(tmp_path):
-    from bilens.nn.language.lens import to_transformer_lens  # noqa: PLC0415
+    from experiments.lens import to_transformer_lens  # noqa: PLC0415
 
     toy_tokenizer().save_pretrained(tmp_path)
     bridge = to_transformer_lens(random_model(), AutoTokenizer.from_pretrained(tmp_path))
     ids = bridge.to_tokens("t3")
     assert ids[0, -1] == 3
     torch.testing.assert_close(bridge("t3"), bridge(ids))
-
-
-@pytest.mark.skipif(find_spec("transformer_lens") is not None, reason="TransformerLens is there")
-def test_it_says_what_to_install():
-    with pytest.raises(BilensError, match=r"pip install 'transformer-lens>=4'"):
-        import bilens.nn.language.lens  # noqa: F401, PLC0415
 
 
 def test_the_modules_have_the_names_that_the_docs_say():

@@ -2,25 +2,18 @@
 
 from typing import Any
 
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge import generalized_components as parts
+from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedTokenizerBase
 
-from bilens.errors import BilensError
 from bilens.nn.language.attention import Attention
 from bilens.nn.language.model import LanguageModel
 from bilens.nn.layers import GatedLayer
-
-try:
-    from transformer_lens.config import TransformerBridgeConfig
-    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformer_lens.model_bridge import generalized_components as parts
-    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-except ImportError as error:
-    raise BilensError(
-        "bilens.nn.language.lens needs TransformerLens: pip install 'transformer-lens>=4'"
-    ) from error
 
 
 def to_transformer_lens(
@@ -32,21 +25,9 @@ def to_transformer_lens(
     `k2`. So have both factors of a gated layer, `mlp.in` (left) and `mlp.gate` (right).
     `hook_pattern` never fires, since the kernels do not compute the pattern;
     `Attention.attention_pattern` does.
-
-    Args:
-        model: any bilens language model. TransformerLens adds its hooks in place, so load another
-            model for other uses.
-        tokenizer: tokenizer for prompts as text.
-
-    Raises:
-        BilensError: the model is not of bilens, or TransformerLens is not installed; the latter is
-            raised by the import of this module.
+    TransformerLens adds its hooks in place, so load another model for other uses. It opens models
+    of transformers itself. The tokenizer is for prompts as text.
     """
-    if not isinstance(model, LanguageModel):
-        raise BilensError(
-            f"model is a {type(model).__name__}, expected a LanguageModel of bilens; "
-            "TransformerLens opens models of transformers itself"
-        )
     architecture = "BilensLanguageModel"
     ArchitectureAdapterFactory.register_adapter(architecture, _Adapter)
     config = model.config
