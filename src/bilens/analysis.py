@@ -224,11 +224,8 @@ class Analysis:
     ) -> Reading:
         """Return the reading of a model with the values of options.
 
-        Args:
-            model: A model that it reads.
-            settings: Values by the names of options; defaults may be left out.
-            load: Loads texts and images.
-            source: Name or folder of the model, for errors.
+        Options are named; defaults may be left out. `load` loads texts and images, and `source` is
+        the model's name or folder, for errors.
 
         Raises:
             BilensError: the model is of another kind, or a setting does not fit.

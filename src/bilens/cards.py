@@ -51,12 +51,9 @@ model = AutoModelForCausalLM.from_pretrained("{0}")
 def model_card(
     settings: Mapping[str, Any], source: str | Path | None = None, repo_id: str = ""
 ) -> ModelCard:
-    """Return the card of a model.
+    """Return the card of a model, by the settings of its config.json.
 
-    Args:
-        settings: of config.json.
-        source: directory of the training that it comes from; None leaves it out.
-        repo_id: where it will be, if that is known.
+    `source` is the directory of its training, if any, and `repo_id` its place on the hub.
     """
     title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))

@@ -125,15 +125,11 @@ def check_sum(
 ) -> None:
     """Raise unless the parts of a reading add up to the model's own numbers, within rounding.
 
-    Args:
-        reading: its name, for the message.
-        total: sums of the parts.
-        expected: the same numbers from the model's own forward pass.
-        size: magnitude of the terms that are added up, to which rounding is relative.
-        dtype: of the model's weights, in which it rounds.
+    Rounding is that of `dtype`, the type of the model's weights, relative to `size`, the magnitude
+    of the terms that are added up.
 
     Raises:
-        BilensError: they differ by more than rounding; names the worst two numbers.
+        BilensError: they differ by more than rounding; names the reading and the worst two numbers.
     """
     # A default device of the caller's must not move the numbers.
     a, b = (

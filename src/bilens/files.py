@@ -26,9 +26,7 @@ UNFINISHED = ".unfinished-"
 def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]:
     """Turn errors of the system into one message: a full or read-only disk, a folder, ...
 
-    Args:
-        path: the file or folder; by default the one that the system names.
-        doing: the action that failed, as in "could not be written".
+    It names `path`, by default the one that the system names, and what could not be done.
 
     Raises:
         CheckpointError: in place of an OSError, or of the error that safetensors makes of one.

@@ -73,11 +73,7 @@ def named_folder(data_dir: str | Path | None) -> Path | None:
 def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator[Any]:
     """Open a split of a data set of the hub, or the copy of it in the cache of `datasets`.
 
-    Args:
-        repository: name of the data set on the hub.
-        split: name of the split.
-        instead: files that would do as well, for error messages.
-        how: passed to `datasets.load_dataset`.
+    `instead` are files that would do as well, for errors; `how` goes to `datasets.load_dataset`.
 
     Raises:
         DataError: the hub is out of reach, also inside the block, or has other data.

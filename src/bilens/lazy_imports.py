@@ -39,12 +39,8 @@ def lazy_import(name: str, *, install: str = "") -> Any:
         else:
             gradio = lazy_import("gradio", install="bilens[explore]")
 
-    Args:
-        name: of the module, as in an import statement.
-        install: the requirement for pip, if bilens does not depend on the module.
-
     Raises:
-        BilensError: (on first use) the module is not installed. The message gives the pip command.
+        BilensError: (on first use) the module is not installed; names `pip install` of `install`.
     """
     return _LazyModule(name, install)
 

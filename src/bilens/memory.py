@@ -42,10 +42,7 @@ def available_memory(device: torch.device | str = "cpu") -> int | None:
 def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu") -> None:
     """Raise before an allocation that cannot succeed.
 
-    Args:
-        n_bytes: size of the allocation.
-        purpose: subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
-        device: device of the memory.
+    `purpose` is the subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
 
     Raises:
         MemoryLimitError: less memory is available.

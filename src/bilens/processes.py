@@ -13,11 +13,7 @@ from bilens.lazy_imports import accelerate
 
 
 def this_process(cpu: bool = False) -> "accelerate.PartialState":
-    """Return accelerate's state of this process, and leave the group when Python ends.
-
-    Args:
-        cpu: ignore GPUs.
-    """
+    """Return accelerate's state of this process, and leave the group when Python ends."""
     atexit.unregister(_leave_group)
     atexit.register(_leave_group)
     # Without a GPU accelerate starts a group only if it is told to use the CPU.
@@ -26,10 +22,7 @@ def this_process(cpu: bool = False) -> "accelerate.PartialState":
 
 @contextmanager
 def others_are_needed(remedy: str) -> Iterator[None]:
-    """Say in a line if this process cannot go on because another one of its group has ended.
-
-    Args:
-        remedy: what to do about it.
+    """Say in a line, with a remedy, if this process cannot go on because another one has ended.
 
     Raises:
         BilensError: the connection to another process broke.

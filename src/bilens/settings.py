@@ -95,11 +95,7 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     """Check the fields of a dataclass against their annotations; meant for `__post_init__`.
 
     See `checker`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
-    hashed and written as JSON.
-
-    Args:
-        settings: an instance.
-        kind: a base class, to check only its fields; all fields by default.
+    hashed and written as JSON. With `kind`, a base class, only its fields are checked.
 
     Raises:
         BilensError: a field does not fit. The message names it, its value and the expected type.
@@ -125,12 +121,7 @@ class CheckedSettings:
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any], source: object) -> Settings:
-    """Return settings from the values of a file.
-
-    Args:
-        kind: a dataclass that checks itself.
-        values: all fields by name and nothing else.
-        source: the file, for errors.
+    """Return settings of a dataclass that checks itself, from all of its fields in a file.
 
     Raises:
         CheckpointError: a field is missing, unknown or out of range.

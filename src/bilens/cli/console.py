@@ -126,9 +126,7 @@ def is_own(path: Path) -> bool:
 def check_own(path: Path, page: Path | None = None) -> None:
     """Raise unless a path that nobody named is new, an empty folder, or was written by bilens.
 
-    Args:
-        path: the path.
-        page: the page that it belongs to, if it lies beside one, which says who wrote it.
+    `page` is the page that the path belongs to, if it lies beside one, which says who wrote it.
 
     Raises:
         BilensError: the path holds something else.

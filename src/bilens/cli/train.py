@@ -150,8 +150,7 @@ class LanguageSetup:
     def prepare(self, **parts: str) -> "tuple[LanguageConfig, Corpus]":
         """Return the model's settings and the texts, which a single process prepares.
 
-        Args:
-            parts: settings of the model that the command takes itself.
+        `parts` are settings of the model that the command takes itself.
 
         Raises:
             BilensError: the settings do not fit together; nothing is loaded then.

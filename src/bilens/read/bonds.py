@@ -415,10 +415,7 @@ def kept_directions_figure(
 ) -> "go.Figure":
     """Plot the test accuracy of uniform cuts against the number of directions of each bond.
 
-    Args:
-        by_rank: result of `rank_accuracies`.
-        full: accuracy of the model.
-        mark: number of directions that is marked.
+    `by_rank` comes from `rank_accuracies`; `mark` is a number of directions that is marked.
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")

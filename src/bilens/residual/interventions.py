@@ -142,10 +142,7 @@ def exchanging(
 ) -> Function:
     """Return the function to the values of another run, of which a share `keep` stays as it is.
 
-    Args:
-        values: the other values.
-        keep: the share of each of some blocks of equal width, such as heads, at all positions or
-            at each.
+    It is that of each of some blocks of equal width, such as heads, at all positions or at each.
     """
 
     def exchange(x: Tensor) -> Tensor:
@@ -409,13 +406,9 @@ class Slope(NamedTuple):
 def slopes(
     run: Run, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
 ) -> list[Slope]:
-    """Return the gradients of a number by what stands at some sites, at other embeddings.
+    """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
 
-    Args:
-        run: gives the text.
-        number: the number.
-        sites: the places.
-        tokens: embeddings of the text, in one run each.
+    `tokens` are the embeddings, in one run each; `run` gives the text.
     """
     zeros: dict[Site, Tensor] = {}
     values: dict[Site, Tensor] = {}

@@ -154,13 +154,10 @@ def balanced_bonds(
     moments: Moments,
     E: Float64[Tensor, "n n_in"],
 ) -> FunctionBonds:
-    """Return the bonds whose directions are the principal ones of given moments.
+    """Return the bonds whose directions are the principal ones of given moments P and U of each.
 
-    Args:
-        chain: the joined layers in float64.
-        W: one output direction in each row.
-        moments: P and U of each bond.
-        E: the embedding.
+    The chain is that of the joined layers in float64, W has an output direction in each row, and E
+    is the embedding.
     """
     bonds, cores = in_directions(chain, principal_bonds(moments), E, moments.cross)
     return FunctionBonds(

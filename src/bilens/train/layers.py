@@ -244,14 +244,8 @@ def learn_layer(
 ) -> dict[str, float]:
     """Let a module of a layer learn on copies of its weights, and return its errors.
 
-    Other models that share the weights stay unchanged.
-
-    Args:
-        run: folder that keeps the layer. If it learned there before, it is opened.
-        folder: folder for the training if `run` is None.
-        layer: number of the layer.
-        module: the module.
-        learn: function that trains it in a folder and returns its errors.
+    Other models that share the weights stay unchanged. `run` keeps the layer: if it learned there
+    before, it is opened. Without it, `learn` trains the module in `folder`.
     """
     place, state = (run or folder) / f"layer-{layer:03}", this_process()
     file = place.with_name(f"{place.name}.safetensors")

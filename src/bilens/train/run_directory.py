@@ -162,11 +162,7 @@ def open_run(
 ) -> Iterator[RunDirectory]:
     """Begin or resume a run, and lock it against other processes inside the block.
 
-    Args:
-        path: the directory of the run.
-        settings: settings of the training; a resumed training must have the same.
-        resume: resume the training in `path`.
-        length: name of the setting for the training's length, if that may grow.
+    A resumed training must have the same settings, of which only `length` may grow.
 
     Raises:
         CheckpointError: `path` holds a training and `resume` is False, or no training and it is
@@ -316,10 +312,7 @@ def open_tracker(
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Send the settings of a training to a tracker, and yield the function that sends a record.
 
-    Args:
-        name: name of the tracker, or none.
-        run: directory of the training, which names it; TensorBoard's files go into it.
-        settings: settings of the training.
+    The run's directory names the training; TensorBoard's files go into it.
     """
     if name == "none":
         yield lambda record: None

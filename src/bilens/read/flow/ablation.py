@@ -143,12 +143,8 @@ def measure(
 def named_by_measurement(model: ResidualModel, flow: Flow, strongest: int | list[int]) -> Flow:
     """Return a flow whose nodes have measured effects and names.
 
-    Names are the tokens whose probability a node changes, and those at which its flow starts.
-
-    Args:
-        model: the model of the flow.
-        flow: the flow.
-        strongest: the number of nodes, the strongest, or the numbers of some nodes.
+    Names are the tokens whose probability a node changes, and those at which its flow starts. Named
+    are the strongest nodes, by their number, or nodes with some numbers.
     """
     numbers = strongest
     if isinstance(numbers, int):
@@ -202,11 +198,7 @@ def without_written(
 ) -> list[float]:
     """Measure the change of the logit without some of what an MLP writes, for each set of rows.
 
-    Args:
-        model: the model of the flow.
-        flow: the flow.
-        layer: number of the layer.
-        written: a part of the output of its MLP, or of its change, as the stream receives it.
+    `written` is a part of its output, or of its change, as the stream receives it.
     """
     # On one text it is removed; between two it is added to the second run, and taken off the first.
     scale = (-1 if flow.before is None else 1) / model.parts.layers[layer].mlp.residual_scale

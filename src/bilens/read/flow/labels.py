@@ -64,12 +64,9 @@ def token_scores(
 def token_changes(
     model: ResidualModel, runs: Sequence[Ends], k: int
 ) -> list[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
-    """Return the tokens that each part raises most and lowers most, k of each.
+    """Return the k tokens that each part raises most, and the k that it lowers most.
 
-    Args:
-        model: the model.
-        runs: with and without the parts, in one or more ways, whose scores are added up.
-        k: number of tokens.
+    `runs` are with and without the parts, in one or more ways, whose scores are added up.
     """
     count = max(len(rows) for ends in runs for rows in ends)
     changed: list[tuple[Tensor, Tensor]] = []
@@ -98,15 +95,10 @@ def token_words(model: ResidualModel, numbers: Int[Tensor, " n"], k: int) -> tup
 
 
 def sources(flow: Flow, numbers: Sequence[int], k: int = 2) -> list[tuple[str, ...]]:
-    """Return the tokens at which the flow of some nodes starts.
+    """Return the tokens at which the flow of some nodes starts, at most k of each.
 
-    A node's flow has the shares of its inflow, edge by edge, down to the tokens. Named are at most
-    k tokens with at least half of the largest share.
-
-    Args:
-        flow: the flow.
-        numbers: numbers of the nodes.
-        k: most tokens of a node.
+    A node's flow has the shares of its inflow, edge by edge, down to the tokens. Named are tokens
+    with at least half of the largest share.
     """
     leaves = [i for i, node in enumerate(flow.nodes) if node.kind in (*LEAVES, "rest")]
     # Nodes through which sources are followed.

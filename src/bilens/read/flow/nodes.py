@@ -141,8 +141,7 @@ class Rows:
     def grouped(self, group: Int[Tensor, " nodes"]) -> "Rows":
         """Return the rows of groups of nodes; those of a group at one place are added up.
 
-        Args:
-            group: number of each node's group; -1 for nodes that are left out.
+        Nodes of group -1 are left out.
         """
         of_row = group[self.node]
         among = of_row >= 0

@@ -129,11 +129,8 @@ class FlowPage:
 def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) -> FlowPage:
     """Return the k strongest nodes of a flow for a page.
 
-    Args:
-        flow: the flow.
-        number: name of the number that is split.
-        k: number of nodes.
-        opened: the flow with directions of MLPs, which are what the MLPs of the page open to.
+    `number` names what is split; `opened` is the flow with directions of MLPs, to which the MLPs of
+    the page open.
 
     Raises:
         BilensError: k is not positive.
@@ -231,12 +228,7 @@ def _counts(most: int) -> list[int]:
 
 
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
-    """Return the strongest nodes, and the sums of all others and of remainders.
-
-    Args:
-        flow: the flow.
-        page: its page.
-    """
+    """Return the strongest nodes, and the sums of all others and of remainders."""
     nodes = strongest_first([flow.nodes[node.index] for node in page.nodes[1:]])[:ROWS]
     frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
     frame = frame.drop(columns=[name for name in frame if name == "eigenvalue"])
@@ -251,11 +243,7 @@ def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
 
 
 def start_table(page: FlowPage) -> pd.DataFrame:
-    """Return the flow of each token, and of positions and biases, and their sum.
-
-    Args:
-        page: the page.
-    """
+    """Return the flow of each token, and of positions and biases, and their sum."""
     # Between two texts most tokens are the same, and nothing starts there.
     rows = [leaf for leaf in page.leaves if leaf[1]]
     rows.append(("sum", sum(value for _, value in page.leaves)))
