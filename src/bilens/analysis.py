@@ -208,7 +208,7 @@ class Analysis:
     def about(self) -> str:
         """The docstring without its sections."""
         text = inspect.getdoc(self.read) or ""
-        return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\n", text)[0].strip()
+        return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\s", text)[0].strip()
 
     @cached_property
     def line(self) -> str:
