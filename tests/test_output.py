@@ -50,7 +50,7 @@ SILENT = ("decompose", "doctor", "cite")
 """Commands without such an option; `decompose` writes into the run that it reads."""
 READINGS = ("ngrams", "heads", "contexts", "flow")
 """Commands of analyses whose output has a form of its own; the others share their writers."""
-FILES = ("flow", "report", "ngrams", "heads")
+FILES = ("flow", "report", "ngrams", "heads", "contexts")
 """Commands that write a file with the ending .html; all others write a folder."""
 
 
