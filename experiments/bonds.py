@@ -4,7 +4,8 @@ Even thousands of the best eigenvector paths of a three-layer model lose more th
 accuracy (recipe search). This recipe counts the directions that each bond needs
 instead. Models have two to five layers on MNIST, and three on Fashion-MNIST. The number is the same
 at every bond. It is the smallest that loses less than a point of test accuracy, as do all larger
-ones. Directions are
+ones, and the smallest that reaches 95.2 %, where models are compared that differ in accuracy.
+Directions are
 
 - those of the tree, over the training images or from the weights;
 - those of the function, for the change of the probabilities of the classes. Inputs are training
@@ -91,7 +92,7 @@ MODELS = {
     "five layers, biases and residuals": ("mnist", 5, 100, THREE[2], True),
     "two layers": ("mnist", 2, 300, TRAINING, False),
 }
-DROP, MOST, STEP, INSIDE, PER_DECADE = 0.01, 60, 4, 22, 40
+DROP, REACHED, MOST, STEP, INSIDE, PER_DECADE = 0.01, 0.952, 60, 4, 22, 40
 CUTS, FEWEST = 3, 8
 ALIKE, WIDE, SAMPLES, BATCH = 14, 20, 1_000_000, 20_000
 SMALL_WIDTH, NETS, TIMED, TRIES = 3, 100, 300, 5
@@ -112,6 +113,7 @@ def run(context: RecipeContext) -> Outcome:
         numbers[name] = {
             "accuracy": interval([row["accuracy"] for row in rows]),
             "uniform": {key: [row["uniform"][key] for row in rows] for key in METHODS},
+            "reach": {key: [row["reach"][key] for row in rows] for key in METHODS},
             "cut": {key: [row["cut"][key] for row in rows] for key in CHOSEN},
         }
         pairs += [pair for row in rows for pair in row["bounds"]]
@@ -166,22 +168,23 @@ def _of_model(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
     curve_of = _uniform_accuracies(bonds_of[CHOSEN[0]], data)
     return {
         "accuracy": full,
-        "uniform": {name: _needed(method, data, full) for name, method in bonds_of.items()},
+        "uniform": {name: _needed(method, data, full - DROP) for name, method in bonds_of.items()},
+        "reach": {name: _needed(method, data, REACHED) for name, method in bonds_of.items()},
         "cut": {name: _chosen_cut(bonds_of[name], data, full) for name in CHOSEN},
         "curve": [full - curve_of(k) for k in range(1, MOST + 1, STEP)],
         "bounds": [pair for name in CHOSEN[:2] for pair in _bounds(bonds_of[name], data)],
     }
 
 
-def _needed(directions: Bonds, data: ImageData, full: float) -> int | None:
-    """Return the fewest directions at each bond that lose less than a point, as do all more.
+def _needed(directions: Bonds, data: ImageData, least: float) -> int | None:
+    """Return the fewest directions at each bond that keep this accuracy, as do all more.
 
     From the most down in steps, and one by one in the last step.
     """
     accuracy, needed = _uniform_accuracies(directions, data), None
     for step in (STEP, 1):
         for k in range(needed - step if needed else MOST, 0, -step):
-            if full - accuracy(k) > DROP + 1e-9:
+            if accuracy(k) < least - 1e-9:
                 break
             needed = k
     return needed

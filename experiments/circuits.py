@@ -257,7 +257,8 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     """
     order = everything(cases).flatten().nonzero().flatten()
     size = len(order)
-    while size > 1:
+    # Below the smallest share that is measured, the last order stays.
+    while size > max(1, SHARES[0] * len(order)):
         left = order[:size].clone()
         mask = torch.zeros(cases.shape, dtype=torch.bool)
         mask.view(-1)[left] = True
