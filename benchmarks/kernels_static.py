@@ -4,7 +4,8 @@ Launches of bilinear and squared attention, forward and backward, are recorded o
 numbers and compiled with the sizes that ship. The least times are those of the
 operations at the rate of the data sheet. The time of the bytes of all tensors is at its bandwidth.
 `--write` makes `results/kernels.json` of the kernels of models that `bilens tensorise` makes, which
-have a constant and sums of rows, and of the host's time for a call.
+have a constant and sums of rows, and of the host's time for a call. `--states` makes
+`results/kernels_states.json`: what summing the states of a long text twice costs, and a scan.
 """
 
 import argparse
@@ -206,7 +207,7 @@ def launches(
         stack.enter_context(patch.object(triton_chunked, "card_name", lambda device: tiles))
         stack.enter_context(patch.object(triton_chunked, "processors", lambda device: processors))
         y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, normalised=normalised)
-        triton_chunked.gradients(inputs, y, constant, sums)
+        triton_chunked.gradients(inputs, y, constant, None, sums)
     return recorded
 
 
@@ -356,19 +357,68 @@ def write_results() -> None:
         add(f"d {width}, sm_80; 89; 90; 100: loop of y", (x[0].loop for x in needs))
         add("most shared kB", (max(x.shared for x in each) // 1024 for each in needs))
         add("most bytes spilled", (max(x.spilled for x in each) for each in needs))
+    write_file(
+        "kernels",
+        "Kernels without a GPU",
+        "--write",
+        "Loops in instructions; d 64 and 128 with constant and sums. "
+        "Host: least of 60 turns, Triton's own binder, busy machine.",
+        rows,
+    )
+
+
+def write_states() -> None:
+    """Write `results/kernels_states.json`: times on an H100 by its data sheet.
+
+    Segments of a text are summed side by side, and then each again from the sum before it. The
+    other way keeps the sum of each chunk in float32, and a scan reads and writes all of them.
+    """
+    card, dtype = CARDS["sm_90 (H100)"], torch.bfloat16
+    times = []
+    for width in WIDTHS:
+        forward: dict[str, Launch] = {}
+        for launch in launches(width, dtype, squared=True, card=card):
+            forward.setdefault(launch.name, launch)
+        states = forward["states"].arguments["states"]
+        twice = forward["sums"].operations() / card.rates[dtype] if "sums" in forward else 0
+        times.append((1e3 * twice, 1e3 * 2 * 4 * states.numel() / card.bandwidth))
+    claims = "summed again, ms: d 32; 64; 128", "by a scan, ms"
+    rows = [
+        {
+            "claim": claim,
+            "number": "; ".join(f"{taken:.2f}" for taken in column),
+            "spread": "",
+            "baseline": "",
+        }
+        for claim, column in zip(claims, zip(*times, strict=True), strict=True)
+    ]
+    for row in rows:
+        print(*row.values(), sep=" | ")
+    write_file(
+        "kernels_states",
+        "States of long texts",
+        "--states",
+        f"By the data sheet of an H100: squared attention, {LENGTH:,} tokens, {HEADS} heads, "
+        "bfloat16. A scan moves more than summing again computes, and at d 128 there is one "
+        "segment.",
+        rows,
+    )
+
+
+def write_file(name: str, title: str, option: str, note: str, rows: list[dict[str, str]]) -> None:
+    """Write a file of results."""
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
     write_json(
-        Path("results/kernels.json"),
+        Path(f"results/{name}.json"),
         {
-            "title": "Kernels without a GPU",
-            "command": "python -m benchmarks.kernels_static --write",
+            "title": title,
+            "command": f"python -m benchmarks.kernels_static {option}",
             "commit": commit.strip(),
             "date": time.strftime("%Y-%m-%d"),
             "hardware": f"2 shared cores, no GPU, torch {torch.__version__.partition('+')[0]}, "
             f"Triton {triton.__version__}",
             "seeds": "",
-            "note": "Loops in instructions; d 64 and 128 with constant and sums. "
-            "Host: least of 60 turns, Triton's own binder, busy machine.",
+            "note": note,
             "rows": rows,
         },
     )
@@ -381,7 +431,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="both by default")
     parser.add_argument("--width", type=int, choices=WIDTHS, help="d_head; all by default")
     parser.add_argument("--write", action="store_true", help="write results/kernels.json")
+    parser.add_argument("--states", action="store_true", help="write kernels_states.json")
     given = parser.parse_args()
+    if given.states:
+        write_states()
+        return
     if given.write:
         write_results()
         return

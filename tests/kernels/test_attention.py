@@ -167,25 +167,33 @@ def test_a_text_may_go_on_from_its_state(cut, **sizes):
     assert state.shape[2:] == (features, sizes["d_value"])
 
 
+def padding(k):
+    """Return which tokens are seen: not the first of a text, nor every fifth."""
+    seen = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool)
+    seen[:, 0] = seen[-1, 3::5] = False
+    return seen
+
+
 @given(
     **{**shapes, "squared": st.just(True)},
     kernel=st.sampled_from(["reference", "chunked", "recurrent", "auto"]),
     normalised=st.booleans(),
     with_constant=st.booleans(),
+    padded=st.booleans(),
 )
-def test_constants_and_normalised_rows(kernel, normalised, with_constant, **sizes):
+def test_constants_and_normalised_rows(kernel, normalised, with_constant, padded, **sizes):
     """Against the whole pattern in float64: outputs, and gradients of inputs and constants."""
     q, k, v, _, _ = random_inputs(**sizes)
     constant = torch.randn(q.shape[1], generator=torch.Generator().manual_seed(3)).double()
     constant = constant.requires_grad_() if with_constant else None
-    y = bilinear_attention(
-        q, k, v, scale=0.3, constant=constant, normalised=normalised, kernel=kernel
-    )
+    seen = padding(k) if padded else torch.ones(k.shape[0], k.shape[2], dtype=torch.bool)
+    options = {"constant": constant, "normalised": normalised, "seen": seen if padded else None}
+    y = bilinear_attention(q, k, v, scale=0.3, kernel=kernel, **options)
     keys, values = (x.repeat_interleave(sizes["sharing"], 1) for x in (k, v))
     scores = q @ keys.mT + (0 if constant is None else constant[:, None, None])
-    pattern = (0.3 * scores**2).tril()
+    pattern = (0.3 * scores**2).tril() * seen[:, None, None]
     if normalised:
-        pattern = pattern / pattern.sum(-1, keepdim=True)
+        pattern = pattern / pattern.sum(-1, keepdim=True).clamp_min(1e-20)
     inputs = [x for x in (q, k, v, constant) if x is not None]
     actual, expected = (results(x, inputs) for x in (y, pattern @ values))
     for a, b in zip(actual, expected, strict=True):
@@ -204,13 +212,13 @@ def test_a_text_with_constants_goes_on_from_its_state(cut, normalised, with_cons
     constant = torch.linspace(-1, 1, q.shape[1]).double().requires_grad_()
     options = {"scale": 0.3, "normalised": normalised}
     options |= {"constant": constant} if with_constant else {}
-    y, state = [], None
+    y, state, seen = [], None, padding(k)
     for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
         parts = [x[:, :, span] for x in (q, k, v)]
         if parts[0].shape[2]:
-            out, state = resume_attention(*parts, state=state, **options)
+            out, state = resume_attention(*parts, state=state, seen=seen[:, span], **options)
             y.append(out)
-    expected = bilinear_attention(q, k, v, kernel="reference", **options)
+    expected = bilinear_attention(q, k, v, kernel="reference", seen=seen, **options)
     inputs = [q, k, v, *([constant] if with_constant else [])]
     for a, b in zip(results(torch.cat(y, 2), inputs), results(expected, inputs), strict=True):
         assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
@@ -224,6 +232,12 @@ def test_constants_of_other_shapes_are_named(constant):
         bilinear_attention(*inputs, constant=constant)
     with pytest.raises(BilensError, match="constant and normalised are for squared attention"):
         bilinear_attention(*random_inputs(), normalised=True)
+
+
+@pytest.mark.parametrize("seen", [torch.ones(1, 9), torch.ones(1, 8, dtype=torch.bool), True])
+def test_masks_of_other_shapes_are_named(seen):
+    with pytest.raises(BilensError, match=r"seen is .*, expected \(1, 9\) of torch.bool"):
+        bilinear_attention(*random_inputs(), seen=seen)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,13 @@ def on_device(**sizes):
     ]
 
 
+def padding(k):
+    """Return which tokens of two texts are seen: of the second not the first, nor some others."""
+    seen = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=DEVICE)
+    seen[1, :9] = seen[1, 66] = False
+    return seen
+
+
 # The interpreter multiplies in float32 whatever the inputs are; a GPU, bf16 in bf16, and float32
 # by three products of tf32.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-3 if DEVICE == "cpu" else 2e-2}
@@ -123,29 +130,32 @@ def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("constant", "normalised", "length"),
+    ("constant", "normalised", "length", "padded"),
     by_day(
-        [(False, True, 256), (True, False, 256), (True, True, 64)],
+        [(False, True, 256, False), (True, False, 256, True), (True, True, 64, True)],
         every=[
-            (*case, length)
+            (*case, length, padded)
             for case in [(False, True), (True, False), (True, True)]
             for length in (64, 256)
+            for padded in (False, True)
         ],
     ),
 )
 def test_constants_and_sums_of_rows_are_inside_the_kernels(
-    constant, normalised, length, monkeypatch
+    constant, normalised, length, padded, monkeypatch
 ):
     """Outputs, gradients, and gradients of gradients, of one chunk or two, in float64 too."""
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
-    plain = on_device(time=70, width=12, d_value=10, sharing=2, squared=True)[:3]
+    plain = on_device(batch=2, time=70, width=12, d_value=10, sharing=2, squared=True)[:3]
+    seen = padding(plain[1]) if padded else None
     # Neither the constants nor, in a model, the gradients of outputs are numbers in a row.
     offsets = torch.linspace(0.5, 1, 4, device=DEVICE)[::2] if constant else None
     results_of = {}
     for kernel, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         inputs = [x.detach().to(dtype).requires_grad_() for x in plain]
         added = None if offsets is None else offsets.to(dtype).detach().requires_grad_()
-        y = bilinear_attention(*inputs, constant=added, normalised=normalised, kernel=kernel)
+        options = {"constant": added, "normalised": normalised, "seen": seen}
+        y = bilinear_attention(*inputs, **options, kernel=kernel)
         wanted = inputs if added is None else [*inputs, added]
         in_stream = y.transpose(1, 2).flatten(2)
         first = torch.autograd.grad(in_stream.square().sum(), wanted, create_graph=True)
@@ -218,27 +228,36 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
     by_day([(True, True)], every=[(True, True), (True, False), (False, True)]),
 )
 def test_a_text_with_a_constant_and_sums_goes_on_from_a_state(constant, normalised, monkeypatch):
-    """By the kernels twice and by the recurrence once, from and to the same form of a state."""
+    """By the kernels twice and by the recurrence once, from and to the same form of a state.
+
+    The second text begins with padding.
+    """
     monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "gpu")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
     inputs = [
-        x.detach() for x in on_device(time=90, width=6, d_value=5, sharing=2, squared=True)[:3]
+        x.detach()
+        for x in on_device(batch=2, time=90, width=6, d_value=5, sharing=2, squared=True)[:3]
     ]
+    seen = padding(inputs[1])
     offsets = torch.tensor([0.5, -1.0], device=DEVICE) if constant else None
     y, state = [], None
     for span in (slice(0, 10), slice(10, 11), slice(11, 90)):
         parts = [x[:, :, span] for x in inputs]
         out, state = resume_attention(
-            *parts, state=state, scale=0.3, constant=offsets, normalised=normalised
+            *parts,
+            state=state,
+            scale=0.3,
+            constant=offsets,
+            normalised=normalised,
+            seen=seen[:, span],
         )
         y.append(out)
     exact = [x.double() for x in inputs]
     offsets = None if offsets is None else offsets.double()
-    expected = bilinear_attention(
-        *exact, scale=0.3, constant=offsets, normalised=normalised, kernel="reference"
-    )
+    options = {"scale": 0.3, "constant": offsets, "normalised": normalised, "seen": seen}
+    expected = bilinear_attention(*exact, **options, kernel="reference")
     assert (torch.cat(y, 2) - expected).norm() < BOUNDS[torch.float32] * expected.norm()
     # Nothing of a state is lost: the plain recurrence makes the same one.
     monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "chunked")
-    _, last = resume_attention(*exact, scale=0.3, constant=offsets, normalised=normalised)
+    _, last = resume_attention(*exact, **options)
     assert (state - last).norm() < BOUNDS[torch.float32] * last.norm()

@@ -240,11 +240,17 @@ def test_padding_changes_nothing_of_a_state():
     torch.testing.assert_close(end.logits, model(ids).logits[:, 4:])
 
 
+CONSTANT = {"attention": "squared", "attention_norm": "sum", "attention_constant": True}
+
+
 @pytest.mark.parametrize(
-    "options", [*NORMED, *({"attention": attention} for attention in ATTENTIONS)]
+    "options", [CONSTANT, *NORMED, *({"attention": attention} for attention in ATTENTIONS)]
 )
 def test_padding_changes_nothing(options):
     model, ids = random_model(positions="rotary", **options), random_text(6)[None]
+    for name, weight in model.named_parameters():
+        if name.endswith("score_constant"):
+            torch.nn.init.constant_(weight, 0.5)
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
     mask = torch.tensor([[0] * 3 + [1] * 6])
     torch.testing.assert_close(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,6 +51,7 @@ def bilinear_attention(  # noqa: PLR0913
     scale: float | None = None,
     constant: Float[Tensor, " heads"] | None = None,
     normalised: bool = False,
+    seen: Bool[Tensor, "batch time"] | None = None,
     kernel: KernelName = "auto",
 ) -> Float[Tensor, "batch heads time d_value"]:
     """Return y_t = scale sum_{s<=t} (q1_t . k1_s)(q2_t . k2_s) v_s.
@@ -67,6 +68,7 @@ def bilinear_attention(  # noqa: PLR0913
         scale: of the product of both scores; 1 / d_head^2 by default.
         constant: c of each head in scale (q1_t . k1_s + c)^2, of squared attention.
         normalised: divide each row of the pattern by its sum; of squared attention.
+        seen: False for padding, which has no weight in any pattern.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
             token after another), triton or auto. Triton is chunked, on a GPU, in float32 or
             bfloat16, for heads and values of up to 128, with a version of Triton that was tested.
@@ -82,7 +84,9 @@ def bilinear_attention(  # noqa: PLR0913
     scale = _checked_scale(scale, q1)
     if constant is not None or normalised is not False:
         _check_squared(inputs, constant, normalised)
-        return _normalised(inputs, scale, constant, normalised=normalised, kernel=kernel)
+    inputs, seen = _without_padding(inputs, constant, seen)
+    if constant is not None or normalised:
+        return _normalised(inputs, scale, constant, seen, normalised=normalised, kernel=kernel)
     return _attend(kernel, inputs, scale, None)[0]
 
 
@@ -97,6 +101,7 @@ def resume_attention(  # noqa: PLR0913
     scale: float | None = None,
     constant: Float[Tensor, " heads"] | None = None,
     normalised: bool = False,
+    seen: Bool[Tensor, "batch time"] | None = None,
 ) -> tuple[
     Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features values"]
 ]:
@@ -126,12 +131,14 @@ def resume_attention(  # noqa: PLR0913
         empty.device,
     ):
         _explain_state(state, empty)
+    inputs, seen = _without_padding(inputs, constant, seen)
+    q1, k1, v, q2, k2 = inputs
     kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
     scale = _checked_scale(scale, q1)
     if not extended:
         y, last = _attend(kernel, inputs, scale, state)
         return y, state if last is None else last
-    tensors = q1, k1, v, constant, state
+    tensors = q1, k1, v, constant, seen, state
     # Gradients by a state are those of plain attention; a text that is resumed is seldom learned.
     learned = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     if (
@@ -146,7 +153,9 @@ def resume_attention(  # noqa: PLR0913
         name = kernel if kernel == "recurrent" else _linear(inputs)
         return _attend(name, inputs, scale, state)
 
-    y, last = normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)
+    y, last = normalisation.by_concatenation(
+        attend, inputs, scale, constant, seen, normalised=normalised
+    )
     return y, state if last is None else last
 
 
@@ -168,7 +177,13 @@ def _attend(
 
 
 def _normalised(
-    inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool, kernel: KernelName
+    inputs: Inputs,
+    scale: float,
+    constant: Tensor | None,
+    seen: Tensor | None,
+    *,
+    normalised: bool,
+    kernel: KernelName,
 ) -> Tensor:
     """Return squared attention with a constant in its scores or rows that sum to one."""
     q, k, v, _, _ = inputs
@@ -176,12 +191,14 @@ def _normalised(
     if on_gpu and triton_problem() is None:
         if kernel == "triton" and not torch.compiler.is_compiling():
             _require_triton(inputs)
-        return normalisation.inside_kernels(q, k, v, constant, scale, normalised=normalised)
+        return normalisation.inside_kernels(q, k, v, constant, seen, scale, normalised=normalised)
 
     def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
         return _attend(kernel, inputs, scale, None)
 
-    return normalisation.by_concatenation(attend, inputs, scale, constant, normalised=normalised)[0]
+    return normalisation.by_concatenation(
+        attend, inputs, scale, constant, seen, normalised=normalised
+    )[0]
 
 
 def reference(inputs: Inputs, scale: float) -> Tensor:
@@ -377,6 +394,25 @@ def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) ->
         raise BilensError(
             f"constant is {shape}, expected ({q1.shape[1]},), one for each head, on {q1.device}"
         )
+
+
+def _without_padding(
+    inputs: Inputs, constant: Tensor | None, seen: Tensor | None
+) -> tuple[Inputs, Tensor | None]:
+    """Return inputs and the mask that they still need: a key of 0 has no weight by itself."""
+    if seen is None:
+        return inputs, None
+    q1, k1, v, q2, k2 = inputs
+    expected = k1.shape[0], k1.shape[2]
+    if not isinstance(seen, Tensor) or seen.dtype != torch.bool or seen.shape != expected:
+        shape = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+        kind = f" of {seen.dtype}" if isinstance(seen, Tensor) else ""
+        raise BilensError(f"seen is {shape}{kind}, expected {expected} of torch.bool")
+    if seen.device != k1.device:
+        raise BilensError(f"seen is on {seen.device} and k1 on {k1.device}; move one of them")
+    if constant is not None:
+        return inputs, seen
+    return (q1, k1 * seen[:, None, :, None], v, q2, k2), None
 
 
 @cache

@@ -32,6 +32,7 @@ class LinearTerms:
         v: values (batch, kv_heads, time, d_value).
         constant: c of each head, (heads,), or None for 0.
         length: tokens of a chunk.
+        seen: 1 for tokens and 0 for padding (batch, time), whose keys and values are 0; or None.
         start: L of the tokens before the text, (batch * kv_heads, ...), or None.
     """
 
@@ -42,6 +43,7 @@ class LinearTerms:
         v: Tensor,
         constant: Tensor | None,
         length: int,
+        seen: Tensor | None = None,
         start: Tensor | None = None,
     ) -> None:
         self._kv_heads, self._length, self._time = k.shape[1], length, k.shape[2]
@@ -50,6 +52,8 @@ class LinearTerms:
         # The tokens of a text are a row of its last but one axis, as those of queries.
         self._c = c.float()[None, :, None, None].expand(*q.shape[:3], 1)
         one = torch.ones_like(k[..., :1])
+        if seen is not None:
+            one = one * seen[:, None, :, None]
         self._constant = self._cut(self._c)
         self._q = self._cut(torch.cat([q.float(), self._c], -1))
         self._half = self._cut(torch.cat([q.float(), self._c / 2], -1))

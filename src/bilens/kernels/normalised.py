@@ -23,13 +23,22 @@ Attend = Callable[[Inputs, float], tuple[Tensor, Tensor | None]]
 
 
 def by_concatenation(
-    plain: Attend, inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool
+    plain: Attend,
+    inputs: Inputs,
+    scale: float,
+    constant: Tensor | None,
+    seen: Tensor | None,
+    *,
+    normalised: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention by plain attention over one more coordinate and one more value."""
     q, k, v, _, _ = inputs
     if constant is not None:
         column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
         q, k = torch.cat([q, column], -1), torch.cat([k, torch.ones_like(k[..., :1])], -1)
+    if seen is not None:
+        # A key [k, 1] of zeros has no part in a pattern, its sums and a state.
+        k = k * seen[:, None, :, None].to(k)
     if not normalised:
         return plain((q, k, v, None, None), scale)
     ones = torch.ones_like(v[..., :1])
@@ -38,13 +47,20 @@ def by_concatenation(
 
 
 def inside_kernels(
-    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, *, normalised: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    constant: Tensor | None,
+    seen: Tensor | None,
+    scale: float,
+    *,
+    normalised: bool,
 ) -> Tensor:
     """Return the outputs by the Triton kernels; differentiable."""
     if torch.compiler.is_compiling():
-        y, _ = torch.ops.bilens.attend_normalised(q, k, v, constant, scale, normalised)
+        y, _ = torch.ops.bilens.attend_normalised(q, k, v, constant, seen, scale, normalised)
     else:
-        y, _ = _Normalised.apply(q, k, v, constant, scale, normalised)  # type: ignore[no-untyped-call]
+        y, _ = _Normalised.apply(q, k, v, constant, seen, scale, normalised)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -53,6 +69,7 @@ def resume_inside_kernels(
     k: Tensor,
     v: Tensor,
     constant: Tensor | None,
+    seen: Tensor | None,
     state: Tensor,
     scale: float,
     *,
@@ -65,34 +82,33 @@ def resume_inside_kernels(
     from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
 
     with no_autocast(v.device), torch.cuda.device_of(v), torch.no_grad():
-        offsets = _in_float32(constant)
+        offsets = _in_float32(constant), _in_float32(seen)
         inputs = q, k, v, None, None
-        y, _, last = attend(inputs, scale, offsets, normalised=normalised, state=state)
+        y, _, last = attend(inputs, scale, *offsets, normalised=normalised, state=state)
     assert last is not None
     return y, last
 
 
-def _in_float32(constant: Tensor | None) -> Tensor | None:
-    """Return the constants as numbers in a row, as the kernels read them."""
-    return None if constant is None else constant.float().contiguous()
+def _in_float32(numbers: Tensor | None) -> Tensor | None:
+    """Return numbers in a row, as the kernels read them."""
+    return None if numbers is None else numbers.float().contiguous()
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, normalised: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, seen: Tensor | None, scale: float,
+    normalised: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     # Triton need not be there where this file is.
     from bilens.kernels.triton_chunked import attend  # noqa: PLC0415
 
     with no_autocast(v.device), torch.cuda.device_of(v):
-        offsets = _in_float32(constant)
-        y, sums, _ = attend((q, k, v, None, None), scale, offsets, normalised=normalised)
+        offsets = _in_float32(constant), _in_float32(seen)
+        y, sums, _ = attend((q, k, v, None, None), scale, *offsets, normalised=normalised)
     return y, v.new_empty(0) if sums is None else sums
 
 
-def _run_gradients(
-    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, y: Tensor, sums: Tensor,
-    dy: Tensor,
-) -> list[Tensor]:  # fmt: skip
+def _run_gradients(*given: Any) -> list[Tensor]:
+    q, k, v, constant, seen, scale, y, sums, dy = given
     from bilens.kernels.triton_chunked import gradients as gradients_of  # noqa: PLC0415
 
     with no_autocast(v.device), torch.cuda.device_of(v):
@@ -102,8 +118,8 @@ def _run_gradients(
             divisor = sums.clamp_min(EPS)
             above = (above / divisor[..., None]).to(v.dtype)
             dsums = -scale * (dy.float() * y.float()).sum(-1) / divisor * (sums > EPS)
-        offsets = _in_float32(constant)
-        dq, dk, dv, _, _, dc = gradients_of((q, k, v, None, None), above, offsets, dsums)
+        offsets = _in_float32(constant), _in_float32(seen)
+        dq, dk, dv, _, _, dc = gradients_of((q, k, v, None, None), above, *offsets, dsums)
     gradients = [dq, dk, dv, None if constant is None or dc is None else dc.to(constant.dtype)]
     return [x for x in gradients if x is not None]
 
@@ -115,21 +131,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, constant, y, sums = ctx.saved_tensors
+    q, k, v, constant, seen, y, sums = ctx.saved_tensors
     if dy is None:
-        return (None,) * 6
+        return (None,) * 7
     if torch.is_grad_enabled():
         # Gradients of gradients: through plain attention, whose own are of any order.
         given = [x for x in (q, k, v, constant) if x is not None]
         again, _ = by_concatenation(
-            _plain, (q, k, v, None, None), ctx.scale, constant, normalised=ctx.normalised
+            _plain, (q, k, v, None, None), ctx.scale, constant, seen, normalised=ctx.normalised
         )
         gradients = list(torch.autograd.grad(again, given, dy, create_graph=True))
     else:
         compiling = torch.compiler.is_compiling()
         run = torch.ops.bilens.attend_normalised_gradients if compiling else _run_gradients
-        gradients = run(q, k, v, constant, ctx.scale, y, sums, dy)
-    return *gradients, *([None] if constant is None else []), None, None
+        gradients = run(q, k, v, constant, seen, ctx.scale, y, sums, dy)
+    return *gradients, *([None] if constant is None else []), None, None, None
 
 
 def _plain(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -152,8 +168,9 @@ class _Normalised(torch.autograd.Function):
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, scale: float, normalised: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, constant: Tensor | None, seen: Tensor | None, scale: float,
+    normalised: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     sums = v.new_empty(q.shape[:3] if normalised else (0,), dtype=torch.float32)
     return v.new_empty(*q.shape[:3], v.shape[-1]), sums if normalised else v.new_empty(0)
 
@@ -162,7 +179,7 @@ def _fake_gradients(*given: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in given[:4] if x is not None]
 
 
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? constant, float scale"
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? constant, Tensor? seen, float scale"
 _LIBRARY = torch.library.Library("bilens", "FRAGMENT")
 _LIBRARY.define(f"attend_normalised({_INPUTS}, bool normalised) -> (Tensor, Tensor)")
 _LIBRARY.define(

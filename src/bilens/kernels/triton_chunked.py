@@ -86,6 +86,7 @@ def attend(
     inputs: Inputs,
     scale: float,
     constant: Tensor | None = None,
+    seen: Tensor | None = None,
     *,
     normalised: bool = False,
     state: Tensor | None = None,
@@ -96,12 +97,15 @@ def attend(
         inputs: q1, k1, v, and q2, k2 or None.
         scale: of the product of scores.
         constant: of each head, added to the only score; in float32.
+        seen: 1 for tokens and 0 for padding (batch, time), in float32, beside a constant; keys of
+            other padding are 0.
         normalised: divide each row by its sum.
         state: of the tokens before; with a constant that of keys [k, 1], and with normalised rows
             that of values [v, 1].
     """
     if state is None and is_one_chunk(inputs[0]):
-        return *_in_chunks(inputs, scale, constant, normalised=normalised), None
+        return *_in_chunks(inputs, scale, constant, seen, normalised=normalised), None
+    inputs = _without_padding(inputs, seen)
     text, linear = _Text(inputs), constant is not None or normalised
     q1, k1, v, q2, k2 = text.parts
     width, split = k1.shape[-1], None
@@ -114,13 +118,14 @@ def attend(
     last = None if states.last is None else text.stored(states.last)
     if linear:
         start = None if split is None else split.linear
-        terms = LinearTerms(q1, k1, v, constant, text.length, start)
+        terms = LinearTerms(q1, k1, v, constant, text.length, seen, start)
         y, sums = y + terms.outputs(), terms.sums() if normalised else None
         if last is not None:
             last = SplitState(last, terms.last).joined(
                 width, constant=constant is not None, normalised=normalised
             )
-    y, sums = _in_chunks(inputs, scale, constant, normalised=normalised, carried=(y, sums))
+    carried = y, sums
+    y, sums = _in_chunks(inputs, scale, constant, seen, normalised=normalised, carried=carried)
     return y, sums, None if last is None or state is None else last.view_as(state)
 
 
@@ -145,27 +150,41 @@ def _gradients(
 
 
 def gradients(
-    inputs: Inputs, dy: Tensor, constant: Tensor | None = None, dsums: Tensor | None = None
+    inputs: Inputs,
+    dy: Tensor,
+    constant: Tensor | None = None,
+    seen: Tensor | None = None,
+    dsums: Tensor | None = None,
 ) -> list[Tensor | None]:
     """Return the gradients of the five inputs and of the constant, for a text without a state.
 
     Args:
         inputs: see `attend`.
         dy: gradient of the outputs times the scale, before rows are divided by their sums.
-        constant: see `attend`.
+        constant: see `attend`, and for `seen`.
         dsums: gradient of the rows' sums times the scale, in float32.
     """
     if is_one_chunk(inputs[0]):
-        return _gradients_in_chunks(inputs, dy, constant, dsums)
+        return _gradients_in_chunks(inputs, dy, constant, seen, dsums)
+    inputs = _without_padding(inputs, seen)
     text, dy = _Text(inputs), _readable(dy)
     carried, _ = text.carried_gradients(dy, None, None)
     if constant is not None or dsums is not None:
         q1, k1, v, _, _ = text.parts
-        terms = LinearTerms(q1, k1, v, constant, text.length)
+        terms = LinearTerms(q1, k1, v, constant, text.length, seen)
         *more, dconstant = terms.gradients(dy, dsums)
         carried[:3] = [x + y for x, y in zip(carried, more, strict=False) if x is not None]
         carried[5] = None if constant is None else dconstant
-    return _gradients_in_chunks(inputs, dy, constant, dsums, carried=carried)
+    return _gradients_in_chunks(inputs, dy, constant, seen, dsums, carried=carried)
+
+
+def _without_padding(inputs: Inputs, seen: Tensor | None) -> Inputs:
+    """Return inputs of which padding adds nothing to a state."""
+    if seen is None:
+        return inputs
+    q, k, v, _, _ = inputs
+    column = seen[:, None, :, None]
+    return q, (k * column).to(k.dtype), (v * column).to(v.dtype), None, None
 
 
 def is_one_chunk(q: Tensor) -> bool:
@@ -178,6 +197,7 @@ def _in_chunks(
     inputs: Inputs,
     scale: float,
     constant: Tensor | None = None,
+    seen: Tensor | None = None,
     *,
     normalised: bool = False,
     carried: tuple[Tensor, Tensor | None] | None = None,
@@ -200,7 +220,7 @@ def _in_chunks(
         sums = None if sums is None else sums.contiguous()
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
     attend_kernel[grid,](
-        *(q1, k1, v, q2, k2, constant, y, sums, scale, *numbers),
+        *(q1, k1, v, q2, k2, constant, seen, y, sums, scale, *numbers),
         *(stride for x in (q1, k1, v, q2, k2) for stride in _strides(x)),
         **constants,
         CARRIED=carried is not None,
@@ -212,6 +232,7 @@ def _gradients_in_chunks(
     inputs: Inputs,
     dy: Tensor,
     constant: Tensor | None = None,
+    seen: Tensor | None = None,
     dsums: Tensor | None = None,
     *,
     carried: list[Tensor | None] | None = None,
@@ -234,7 +255,7 @@ def _gradients_in_chunks(
     dq1, dk1, dv, dq2, dk2 = made
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
     constants["CARRIED"] = carried is not None
-    read = q1, k1, v, q2, k2, constant, dy, dsums
+    read = q1, k1, v, q2, k2, constant, seen, dy, dsums
     strides = [stride for x in (q1, k1, v, q2, k2, dy) for stride in _strides(x)]
     queries_kernel[grid,](*read, dq1, dq2, parts, *numbers, *strides, **constants)
     grid = grid // q1.shape[1] * k1.shape[1]

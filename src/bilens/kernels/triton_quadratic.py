@@ -81,6 +81,16 @@ def _block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _longest_first(time, BT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the head of this program, and the first of its rows."""
+    rows_of_text = tl.cdiv(time, BT)
+    # The rows that read most begin first, of all heads: the short ones fill what is left.
+    every = tl.num_programs(0) // rows_of_text
+    head = (tl.program_id(0) % every).to(tl.int64)
+    return head, (rows_of_text - 1 - tl.program_id(0) // every) * BT
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _carried(  # type: ignore[no-untyped-def]
     y, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr, CARRIED: tl.constexpr
 ):  # fmt: skip
@@ -100,6 +110,15 @@ def _carried_numbers(y, first, end, B: tl.constexpr, CARRIED: tl.constexpr):  # 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _of_texts(seen, first, end, B: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return 1 for B tokens from `first` on that are seen, and 0 for padding."""
+    s = first + tl.arange(0, B)
+    if WHOLE:
+        return tl.load(seen + s)
+    return tl.load(seen + s, mask=s < end, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write B rows of a matrix (end, W) from `first` on."""
     row, column = tl.arange(0, B), tl.arange(0, D)
@@ -110,7 +129,7 @@ def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_block(  # type: ignore[no-untyped-def]
-    total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+    total, rows, query1, query2, k1, k2, v, c, seen, past, begin, time, k1_time, k2_time, v_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr, SUMS: tl.constexpr,
@@ -122,6 +141,8 @@ def _attend_block(  # type: ignore[no-untyped-def]
     # Not a sum with zero, which the compiler has to compute.
     if c is not None:
         pattern += c
+    if seen is not None:
+        pattern *= _of_texts(seen, past, time, BS, not DIAGONAL)[None]
     if SQUARED:
         pattern *= pattern
     else:
@@ -138,7 +159,7 @@ def _attend_block(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, y, sums, scale, time, length, heads, key_heads,
+    q1, k1, v, q2, k2, constant, seen, y, sums, scale, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -151,6 +172,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     Args:
         q1: (batch, heads, time, WK), and so k1, v, q2, k2, with their strides.
         constant: of each head in its first score, (heads,); None for 0.
+        seen: 1 for tokens that later ones see and 0 for padding, (batch, time); None for ones.
         y: to be written, (batch, heads, time, WV) in a row.
         sums: of rows times scale, to be written in float32, (batch, heads, time); or None.
         scale: of y.
@@ -161,11 +183,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         SQUARED: the second score is the first.
         CARRIED: y and sums hold what earlier chunks add to both before the scale.
     """
-    rows_of_text = tl.cdiv(time, BT)
-    # The rows that read most begin first, of all heads: the short ones fill what is left.
-    every = tl.num_programs(0) // rows_of_text
-    head = (tl.program_id(0) % every).to(tl.int64)
-    begin = (rows_of_text - 1 - tl.program_id(0) // every) * BT
+    head, begin = _longest_first(time, BT)
     q1 = _start(q1, head, heads, q1_batch, q1_head)
     k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
     v = _start(v, head // SHARING, key_heads, v_batch, v_head)
@@ -178,25 +196,33 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     c = None
     if constant is not None:
         c = tl.load(constant + head % heads)
+    if seen is not None:
+        seen += (head // heads) * time
     y += head * time * WV
     total = _carried(y, begin, time, BT, WV, DV, CARRIED)
     rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
-    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
+    k1_, v_, k2_, seen_ = _row(k1, low, k1_time), _row(v, low, v_time), k2, seen
     if not SQUARED:
         k2_ = _row(k2, low, k2_time)
+    if seen is not None:
+        seen_ = seen + low
     # fmt: off
     for _ in range(low, edge, BS):
         total, rows = _attend_block(
-            total, rows, query1, query2, k1_, k2_, v_, c, 0, begin, time, k1_time, k2_time, v_time,
+            total, rows, query1, query2, k1_, k2_, v_, c, seen_, 0, begin, time,
+            k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, False, PRECISION,
         )
         k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
         if not SQUARED:
             k2_ = _row(k2_, BS, k2_time)
+        if seen is not None:
+            seen_ += BS
     for past in range(edge, min(begin + BT, time), BS):
         total, rows = _attend_block(
-            total, rows, query1, query2, k1, k2, v, c, past, begin, time, k1_time, k2_time, v_time,
+            total, rows, query1, query2, k1, k2, v, c, seen, past, begin, time,
+            k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, True, PRECISION,
         )
     # fmt: on
@@ -212,7 +238,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _query_block(  # type: ignore[no-untyped-def]
-    total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
+    total1, total2, rows, query1, query2, above, added, k1, k2, v, c, seen, past, begin, time,
     k1_time, k2_time, v_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
@@ -225,6 +251,8 @@ def _query_block(  # type: ignore[no-untyped-def]
     score1 = tl.dot(query1, tl.trans(keys1), input_precision=PRECISION)
     if c is not None:
         score1 += c
+    if seen is not None:
+        score1 *= _of_texts(seen, past, time, BS, not DIAGONAL)[None]
     g = tl.dot(above, tl.trans(values), input_precision=PRECISION)
     if added is not None:
         g += added[:, None]
@@ -247,8 +275,9 @@ def _query_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def queries_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, dy, dsums, dq1, dq2, dconstant, time, length, heads, key_heads,
+def queries_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
+    q1, k1, v, q2, k2, constant, seen, dy, dsums, dq1, dq2, dconstant, time, length, heads,
+    key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -265,10 +294,7 @@ def queries_kernel(  # type: ignore[no-untyped-def]
         dconstant: to be written, the part of each row, (batch, heads, time); None without one.
         CARRIED: the gradients hold what other chunks add to them.
     """
-    rows_of_text = tl.cdiv(time, BT)
-    every = tl.num_programs(0) // rows_of_text
-    head = (tl.program_id(0) % every).to(tl.int64)
-    begin = (rows_of_text - 1 - tl.program_id(0) // every) * BT
+    head, begin = _longest_first(time, BT)
     q1 = _start(q1, head, heads, q1_batch, q1_head)
     k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
     v = _start(v, head // SHARING, key_heads, v_batch, v_head)
@@ -283,6 +309,8 @@ def queries_kernel(  # type: ignore[no-untyped-def]
     c, added, t = None, None, begin + tl.arange(0, BT)
     if constant is not None:
         c = tl.load(constant + head % heads)
+    if seen is not None:
+        seen += (head // heads) * time
     if dsums is not None:
         added = tl.load(dsums + head * time + t, mask=t < time, other=0.0)
     dq1 += head * time * WK
@@ -292,23 +320,28 @@ def queries_kernel(  # type: ignore[no-untyped-def]
         total2 = _carried(dq2, begin, time, BT, W2, D2, CARRIED)
     rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
-    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
+    k1_, v_, k2_, seen_ = _row(k1, low, k1_time), _row(v, low, v_time), k2, seen
     if not SQUARED:
         k2_ = _row(k2, low, k2_time)
+    if seen is not None:
+        seen_ = seen + low
     # fmt: off
     for _ in range(low, edge, BS):
         total1, total2, rows = _query_block(
-            total1, total2, rows, query1, query2, above, added, k1_, k2_, v_, c, 0, begin, time,
+            total1, total2, rows, query1, query2, above, added, k1_, k2_, v_, c, seen_, 0, begin,
+            time,
             k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, False, PRECISION,
         )
         k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
         if not SQUARED:
             k2_ = _row(k2_, BS, k2_time)
+        if seen is not None:
+            seen_ += BS
     for past in range(edge, min(begin + BT, time), BS):
         total1, total2, rows = _query_block(
-            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, past, begin, time,
-            k1_time, k2_time, v_time,
+            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, seen, past, begin,
+            time, k1_time, k2_time, v_time,
             BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, True, PRECISION,
         )
     # fmt: on
@@ -323,8 +356,8 @@ def queries_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _key_block(  # type: ignore[no-untyped-def]
-    total1, total2, totalv, keys1, keys2, values, q1, q2, dy, dsums, c, later, begin, time,
-    q1_time, q2_time, dy_time,
+    total1, total2, totalv, keys1, keys2, values, q1, q2, dy, dsums, c, of_texts, later, begin,
+    time, q1_time, q2_time, dy_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr,
@@ -337,6 +370,8 @@ def _key_block(  # type: ignore[no-untyped-def]
     score1 = tl.dot(keys1, tl.trans(query1), input_precision=PRECISION)
     if c is not None:
         score1 += c
+    if of_texts is not None:
+        score1 *= of_texts[:, None]
     g = tl.dot(values, tl.trans(above), input_precision=PRECISION)
     if dsums is not None:
         if WHOLE:
@@ -366,8 +401,8 @@ def _key_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
-    q1, k1, v, q2, k2, constant, dy, dsums, dk1, dk2, dv, time, length, heads, key_heads,
+def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
+    q1, k1, v, q2, k2, constant, seen, dy, dsums, dk1, dk2, dv, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -386,6 +421,9 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     v = _start(v, head, key_heads, v_batch, v_head)
     keys1 = _block(k1, begin, time, k1_time, BT, WK, DK, False)
     values = _block(v, begin, time, v_time, BT, WV, DV, False)
+    of_texts = None
+    if seen is not None:
+        of_texts = _of_texts(seen + (head // key_heads) * time, begin, time, BT, False)
     keys2 = keys1
     if not SQUARED:
         k2 = _start(k2, head, key_heads, k2_batch, k2_head)
@@ -415,8 +453,8 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
         # fmt: off
         for later in range(begin, min(edge, high), BS):
             total1, total2, totalv = _key_block(
-                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
-                begin, time, q1_time, q2_time, dy_time,
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, of_texts,
+                later, begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, False, PRECISION,
             )
         whole_q1, whole_dy = _row(q1_, edge, q1_time), _row(dy_, edge, dy_time)
@@ -428,7 +466,7 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
         for _ in range(edge, whole, BS):
             total1, total2, totalv = _key_block(
                 total1, total2, totalv, keys1, keys2, values, whole_q1, whole_q2, whole_dy,
-                whole_dsums, c, 0, begin, time, q1_time, q2_time, dy_time,
+                whole_dsums, c, of_texts, 0, begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, True, PRECISION,
             )
             whole_q1, whole_dy = _row(whole_q1, BS, q1_time), _row(whole_dy, BS, dy_time)
@@ -438,8 +476,8 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
                 whole_dsums += BS
         for later in range(max(edge, whole), high, BS):
             total1, total2, totalv = _key_block(
-                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, later,
-                begin, time, q1_time, q2_time, dy_time,
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, of_texts,
+                later, begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, False, PRECISION,
             )
         # fmt: on

@@ -413,18 +413,20 @@ class ProductAttention(Attention):
     ) -> Tensor:
         """Attend by `bilens.kernels`; a mask has one row, which is False for padding."""
         constant = self.score_constant
-        # Kernels of squared attention add the constant to the score, of all tokens.
-        inside = constant is not None and self.pairs == 1 and mask is None
+        # Kernels of squared attention add the constant to the score.
+        inside = constant is not None and self.pairs == 1
         (q1, k1), *others = qk if inside else self._with_constants(qk)
-        if mask is not None:
-            # A token with a key of zero has weight 0 in every pattern and in the state.
-            k1 = k1 * mask.mT
         second = [x for pair in others for x in pair]
         q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
         added = constant[0] / self.scale if constant is not None and inside else None
-        scale, sums = self.scale**2, self.norm == "sum"
+        options: dict[str, Any] = {
+            "scale": self.scale**2,
+            "constant": added,
+            "normalised": self.norm == "sum",
+            "seen": None if mask is None else mask[:, 0, 0],
+        }
         if cache is None:
-            y = bilinear_attention(q1, k1, v, *second, scale=scale, constant=added, normalised=sums)
+            y = bilinear_attention(q1, k1, v, *second, **options)
         else:
             memory = cache.layers[self.layer]
             if not isinstance(memory, StateLayer):
@@ -433,13 +435,7 @@ class ProductAttention(Attention):
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
                     "and then the past_key_values of its result"
                 )
-            y, memory.keys = resume_attention(
-                *(q1, k1, v, *second),
-                state=memory.keys,
-                scale=scale,
-                constant=added,
-                normalised=sums,
-            )
+            y, memory.keys = resume_attention(q1, k1, v, *second, state=memory.keys, **options)
             memory.seen += q1.shape[2]
         return functional.rms_norm(y, y.shape[-1:], eps=EPS) if self.norm == "rms" else y
 
