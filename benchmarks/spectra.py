@@ -157,7 +157,7 @@ def compare_with_arpack(widths: list[int], directions: int) -> None:
                     "claim": f"d {width}: {claim} over ARPACK on the built matrix",
                     "number": f"{taken / reference:.2f}",
                     "spread": "",
-                    "baseline": f"{reference:.2f} s",
+                    "baseline": f"{reference:.2f} s" + "; aim 0.9" * (claim == "eigh(k)"),
                 }
             )
             print(*rows[-1].values(), sep=" | ", flush=True)
@@ -172,7 +172,9 @@ def compare_with_arpack(widths: list[int], directions: int) -> None:
             "date": time.strftime("%Y-%m-%d"),
             "hardware": f"2 cores, 1 thread, no GPU, torch {torch.__version__.partition('+')[0]}",
             "seeds": "0",
-            "note": "",
+            "note": f"{directions} directions, top {K}, a random layer. After the search a test "
+            "proves that no pair was missed; ARPACK has none. Tried at d 512: Lanczos and Cholesky "
+            "on the built matrix, 1.9; vectors as columns, no change.",
             "rows": rows,
         },
     )
