@@ -180,7 +180,7 @@ def compare_with_arpack(widths: list[int], directions: int) -> None:
     )
 
 
-def both_clocks(call: Callable[[], None]) -> tuple[float, float]:
+def both_clocks(call: Callable[[], object]) -> tuple[float, float]:
     """Wall time and the processor's time of a call, in seconds."""
     start = time.process_time()
     wall = seconds(call, 1, warm=False)
