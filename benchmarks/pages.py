@@ -1,4 +1,4 @@
-"""Words until the answer of reports, their heights on a desktop and a phone, and their time.
+"""Words until the answer of reports, their heights, what is wrong with their texts, and their time.
 
 `python -m benchmarks.pages PAGE.html ...` measures pages, with Chrome or Chromium also heights.
 `--write` makes `results/pages.json` of them. `--report MODEL --data NAME` times a report in
@@ -12,8 +12,11 @@ import shutil
 import subprocess
 import time
 from html import unescape
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+from tests.explore.browser import FAULTS
 
 import bilens
 from bilens.files import write_json
@@ -22,10 +25,12 @@ from bilens.report.page import report
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
 NOTE = (
-    "Words until the end of the answer; height in pixels, desktop, phone; smallest label; pixels "
-    "beyond the window. Baseline: 0.3.0."
+    "Words until the end of the answer; height in pixels, desktop, phone; smallest label; texts "
+    "that overlap, are cut off, too small or too pale, in both windows and both schemes, as the "
+    "page opens and with all of it open. Baseline: 0.3.0."
 )
 ENDS = """() => document.documentElement.scrollHeight"""
+OPEN = "document.querySelectorAll('section > details').forEach((part) => { part.open = true; })"
 SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
     .filter((e) => e.textContent.trim() && e.checkVisibility())
     .map((e) => parseFloat(getComputedStyle(e).fontSize))"""
@@ -41,22 +46,27 @@ def words_until_answered(page: str) -> int:
 
 
 def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
-    """Return the height of each page in both windows, its smallest label, and what sticks out."""
+    """Return the height of each page in both windows, its smallest label, and its faults."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
     sizes: dict[Path, dict[str, Any]] = {page: {} for page in pages}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        for window, width in SIZES.items():
-            tab = browser.new_context(viewport={"width": width, "height": 900}).new_page()
+        for (window, width), scheme in product(SIZES.items(), ("light", "dark")):
+            view = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+            tab = browser.new_context(**view).new_page()
             for page in pages:
                 tab.goto(page.resolve().as_uri())
                 tab.wait_for_selector(".js-plotly-plot .main-svg", timeout=100_000)
                 tab.wait_for_timeout(1000)
                 sizes[page][window] = tab.evaluate(ENDS)
                 sizes[page][f"{window}, smallest label"] = min(tab.evaluate(SMALL))
-                wide = tab.evaluate("() => document.documentElement.scrollWidth - innerWidth")
-                sizes[page][f"{window}, too wide"] = max(0, wide)
+                faults = tab.evaluate(FAULTS)
+                tab.evaluate(OPEN)
+                tab.wait_for_timeout(3000)
+                faults += tab.evaluate(FAULTS)
+                print(page, window, scheme, *faults, sep="\n  ")
+                sizes[page]["faults"] = sizes[page].get("faults", 0) + len(faults)
         browser.close()
     return sizes
 
@@ -86,7 +96,7 @@ def main() -> None:
         if of := sizes.get(page):
             numbers.append(f"{of['desktop']:,}, {of['phone']:,}")
             numbers.append(f"{min(of[f'{window}, smallest label'] for window in SIZES):g}")
-            numbers.append(f"{max(of[f'{window}, too wide'] for window in SIZES)}")
+            numbers.append(f"{of['faults']}")
         before = "nine cards first; 10,180, 16,463" if name == "report of grammar" else ""
         rows.append((name, "; ".join(numbers), before))
     if options.report:

@@ -244,6 +244,43 @@ def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, brows
         visit.fits()
 
 
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+)
+def test_no_text_is_covered_cut_off_or_hard_to_read(page_of_two_texts, browser, width, scheme):
+    """Wherever the slider is, and with all sections and the table open."""
+    with visiting(browser, width, scheme) as visit:
+        page = visit.open(page_of_two_texts[2], ".flow svg .node")
+        slider = page.locator("input[type=range]")
+        for place in ("Home", "End"):
+            slider.press(place)
+            assert visit.faults() == []
+        page.locator(".list tr[data-node]").first.evaluate("(row) => row.click()")
+        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
+        page.wait_for_selector(".js-plotly-plot .main-svg")
+        page.wait_for_timeout(500)
+        assert visit.faults() == []
+
+
+PAPER = """() => {
+    const main = document.querySelector("main"), end = main.getBoundingClientRect().right;
+    const all = [...main.querySelectorAll("svg")].filter((e) => e.checkVisibility());
+    return all.every((e) => e.getBoundingClientRect().right <= end + 1) ? end : -1;
+}"""
+
+
+def test_on_paper_everything_is_open_and_as_wide_as_paper(page_of_two_texts, browser):
+    with visiting(browser, width=1400) as visit:
+        page = visit.open(page_of_two_texts[2], ".flow svg .node")
+        page.wait_for_selector(".js-plotly-plot .main-svg", state="attached")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator("section > details:not([open])").count() == 0
+        assert page.evaluate(PAPER) == 680
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("section > details[open]").count() == 0
+        assert page.locator("main").bounding_box()["width"] > 1000
+
+
 def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
     split, content, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:

@@ -212,8 +212,8 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     # Explanation of a network, below it.
     legend = (
         "Blue raises, red lowers; % is the share of a product.",
-        "Two lines into a dot are a product of two directions, one line is a square.",
-        "2.1 is direction 1 between layers 2 and 3; 0.1 is a direction of the pixels.",
+        "Two lines into a dot are a product, one line is a square.",
+        "2.1 is direction 1 between layers 2 and 3; 0.1 is of the pixels.",
         "At + and − are the images on which a direction is largest and smallest.",
     )
     canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(legend) + 0.15, unit=78, title=title)

@@ -283,10 +283,10 @@ window.bilensFlow = (place, graph, remove) => {
     });
     box.onscroll = follow;
     view.scaleBy = scaleBy;
-    // Labels keep their size; what does not fit is scrolled, from the token at which most starts.
-    // Paper does not scroll.
+    // Labels keep at least 10 pixels; what does not fit is scrolled, from the token at which most
+    // starts. Paper does not scroll.
     view.fit = () => {
-      zoom = Math.min(1.3, Math.max(place.closest(".printing") ? 0 : 1, (box.clientWidth - LEFT - 4) / width));
+      zoom = Math.min(1.3, Math.max(place.closest(".printing") ? 0 : 0.92, (box.clientWidth - LEFT - 4) / width));
       apply();
       const start = [...units].filter((u) => u.kind === "token").sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))[0];
       const column = start && columns.find((c) => c.at.includes(start.position));

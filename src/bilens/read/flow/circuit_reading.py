@@ -197,7 +197,7 @@ class CircuitReading(Reading):
         assert self.transfer is not None
         tasks = [circuit.task for circuit in self.circuits]
         values = torch.tensor([[x.value for x in row] for row in self.transfer.restored])
-        title = "Share of the change that the circuit of a task restores on others"
+        title = "Share of the change restored"
         return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
 
 

@@ -237,14 +237,19 @@ def graph_figure(
     # logit on paths among these nodes.
     reaching = weights.sum(0).abs().tolist()
     labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
-    longest, ends = 0, [min(ys) - 1, max(ys) + 1]
+    columns = ticks["columns"]
+    left, ends = min(xs) - 0.25, [min(ys) - 1, max(ys) + 1]
+    right = max(columns.values()) + 0.2
     for column in {round(x) for x in xs}:
         members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
         for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
             name = nodes[i].label if i else f"logit {signed(nodes[0].flow)}"
             beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
             ends = [min(ends[0], y - 1), max(ends[1], y + 1)]
-            longest = max(longest, len(name) if column == round(xs[0]) else 0)
+            # Labels have a fixed width in letters, a letter's share of a figure's width is fixed,
+            # and columns share the remainder.
+            taken = min(0.6, (len(name) + 6) * 0.0066)
+            right = max(right, (max(beside) + 0.2 - left * taken) / (1 - taken))
             figure.add_annotation(
                 x=max(beside),
                 y=y,
@@ -255,13 +260,7 @@ def graph_figure(
                 font={"size": 10},
                 bgcolor=PAPER,
             )
-    columns = ticks["columns"]
     names = [plotly_text(f'"{tokens[p]}"') for p in columns]
-    # Labels of the last column have a fixed width in letters, and columns share the remainder.
-    # A letter's share of a figure's width.
-    last, taken = max(columns.values()), min(0.6, (longest + 6) * 0.0066)
-    left = min(xs) - 0.25
-    right = (last + 0.2 - left * taken) / (1 - taken)
     figure.update_xaxes(
         tickvals=list(columns.values()), ticktext=names, range=[left, right], zeroline=False
     )
