@@ -44,6 +44,7 @@ FAULTS = r"""() => {
   // What is seen of a text: its ancestors cut it off, and those that scroll may do so.
   const seen = (e, inner) => {
     const [seen, cut] = [{ ...inner }, { ...inner }];
+    let scrolls = false;
     for (const p of up(e).filter((p) => p !== document.body && !p.ownerSVGElement)) {
       const { overflowX, overflowY, display } = style(p), at = p.getBoundingClientRect();
       const narrow = (box, x, y) => {
@@ -52,7 +53,10 @@ FAULTS = r"""() => {
       };
       if (display === "inline" || p === document.documentElement) continue;
       narrow(seen, overflowX !== "visible", overflowY !== "visible");
-      narrow(cut, ["hidden", "clip"].includes(overflowX), ["hidden", "clip"].includes(overflowY));
+      // What is around a place that scrolls cuts that place, and not its text.
+      scrolls ||= [overflowX, overflowY].some((way) => ["auto", "scroll"].includes(way));
+      const cuts = (way) => !scrolls && ["hidden", "clip"].includes(way);
+      narrow(cut, cuts(overflowX), cuts(overflowY));
     }
     return { seen, cut };
   };
