@@ -53,7 +53,10 @@ def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         for (window, width), scheme in product(SIZES.items(), ("light", "dark")):
-            view = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+            view: dict[str, Any] = {
+                "viewport": {"width": width, "height": 900},
+                "color_scheme": scheme,
+            }
             tab = browser.new_context(**view).new_page()
             for page in pages:
                 tab.goto(page.resolve().as_uri())
@@ -84,6 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--write", action="store_true")
+    counts = ("SCREENS", "FOUND", "MENDED", "LEFT")
+    parser.add_argument("--looked", nargs=4, type=int, metavar=counts, help="by eye")
     parser.add_argument("--report")
     parser.add_argument("--data", default="tinystories")
     options = parser.parse_args()
@@ -103,6 +108,9 @@ def main() -> None:
         taken = report_seconds(options.report, options.data, Path("runs"))
         name = Path(options.report).stem
         rows.append((f"report of {name}, seconds of the processor", f"{taken:.1f}", "14.5"))
+    if options.looked:
+        name = "screens looked at; kinds of faults found, mended, left"
+        rows.append((name, "; ".join(map(str, options.looked)), "several faults"))
     for row in rows:
         print(*row, sep=" | ")
     if options.write:
