@@ -1,5 +1,6 @@
 """Files of llama2.c, against its own forward pass and its own merging, written out here."""
 
+import gzip
 import struct
 
 import numpy as np
@@ -105,6 +106,20 @@ def write_tokenizer(path, pieces=ALL_PIECES):
         score = -float(number - len(PIECES)) if number >= len(PIECES) else 0.0
         parts.append(struct.pack("<fi", score, len(raw)) + raw)
     path.write_bytes(b"".join(parts))
+
+
+def write_stories(folder, monkeypatch):
+    """Write a model of the letters, its tokenizer and stories, where recipes look for them."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("tests.experiments.test_llama2c.VOCAB", len(ALL_PIECES))
+    for name in ("llama2c", "tinystories"):
+        (folder / name).mkdir()
+    write(folder / "llama2c" / "stories260K.bin", weights(True))
+    write_tokenizer(folder / "llama2c" / f"tok{len(ALL_PIECES)}.bin")
+    stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
+    for split, part in (("train", stories[:50]), ("valid", stories[50:])):
+        with gzip.open(folder / "tinystories" / f"{split}.txt.gz", "wt") as file:
+            file.write("\n<|endoftext|>\n".join(part))
 
 
 def encode(text):

@@ -39,8 +39,7 @@ def data(tmp_path_factory):
 
 
 def write_data(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
+    llama2c.write_stories(tmp_path, monkeypatch)
     monkeypatch.setattr(recipe, "SMALL", TINY)
     names = ("gates", "attention", "both", "control")
     monkeypatch.setattr(recipe, "VARIANTS", {name: recipe.VARIANTS[name] for name in names})
@@ -56,14 +55,7 @@ def write_data(tmp_path, monkeypatch):
     first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
     monkeypatch.setattr(recipe, "OWN_FIRST", first)
     monkeypatch.setattr(recipe, "OWN_TENSOR", replace(TINY, data_share=0.75))
-    for folder in ("llama2c", "tinystories", "blimp"):
-        (tmp_path / folder).mkdir()
-    llama2c.write(tmp_path / recipe.STORIES, llama2c.weights(True))
-    llama2c.write_tokenizer(tmp_path / "llama2c" / f"tok{len(llama2c.ALL_PIECES)}.bin")
-    stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
-    for split, part in (("train", stories[:50]), ("valid", stories[50:])):
-        with gzip.open(tmp_path / "tinystories" / f"{split}.txt.gz", "wt") as file:
-            file.write("\n<|endoftext|>\n".join(part))
+    (tmp_path / "blimp").mkdir()
     for number, name in enumerate(("tea", "hares")):
         pair = {"sentence_good": "the hare ate tea", "sentence_bad": f"the {'ate ' * (2 + number)}"}
         with gzip.open(tmp_path / "blimp" / f"{name}.jsonl.gz", "wt") as file:

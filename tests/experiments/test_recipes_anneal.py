@@ -1,6 +1,5 @@
 """The recipe of figure 8 and Table 5, on a tiny random model and stories of its letters."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -21,18 +20,9 @@ class TinyContext(RecipeContext):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
+    llama2c.write_stories(tmp_path, monkeypatch)
     monkeypatch.setattr(recipe, "LENGTH", 8)
     monkeypatch.setattr(recipe, "BATCH", 4)
-    for folder in ("llama2c", "tinystories"):
-        (tmp_path / folder).mkdir()
-    llama2c.write(tmp_path / recipe.MODEL, llama2c.weights(True))
-    llama2c.write_tokenizer(tmp_path / "llama2c" / f"tok{len(llama2c.ALL_PIECES)}.bin")
-    stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
-    for split, several in (("train", stories[:50]), ("valid", stories[50:])):
-        with gzip.open(tmp_path / "tinystories" / f"{split}.txt.gz", "wt") as file:
-            file.write("\n<|endoftext|>\n".join(several))
     return tmp_path
 
 

@@ -1,8 +1,8 @@
 """The recipes for deep models and attacks, on the bundled digits with tiny models."""
 
 import json
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from experiments.bonds import MODELS, needed_products, within
-from experiments.context import Outcome, RecipeContext
+from experiments.context import Outcome
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
 
@@ -20,6 +20,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import attack, class_mask, classifier_bonds
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
+from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 
@@ -66,17 +67,8 @@ def tiny_model(
     return train_classifier(config, digits(), short)[0].requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class TinyContext(RecipeContext):
-    """Digits for all data, and at most two initialisations of two epochs for all models."""
-
-    @cached_property
-    def mnist(self):
-        return digits()
-
-    @cached_property
-    def fashion(self):
-        return digits()
+class DeepContext(TinyContext):
+    """The tiny context, with deep models too."""
 
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1, affine=False):
         width = {300: 5, 128: 4, 100: 3}[d_model]
@@ -90,7 +82,7 @@ def ran(name: str, scale: str) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         for constant, value in SMALLER[name].items():
             patch.setattr(recipe, constant, value)
-        return recipe.run(TinyContext(scale, Path(mkdtemp())))
+        return recipe.run(DeepContext(scale, Path(mkdtemp())))
 
 
 # Figure 6 does the same at both scales.

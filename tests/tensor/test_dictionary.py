@@ -60,7 +60,7 @@ def test_of_all_exact_activations_these_are_the_shortest():
 def test_dead_features_stay_silent():
     F = normal(3, 6)
     F[:, [1, 4]] = 0
-    result = Dictionary.of(F, require_complete=True)
+    result = Dictionary.of(F)
     alive = [0, 2, 3, 5]
     assert (result.inverse[[1, 4]].abs() < 1e-14).all()
     assert close(result.inverse[alive], Dictionary.of(F[:, alive]).inverse)
@@ -131,10 +131,6 @@ MISUSES = [
     (
         lambda d, t: Dictionary.from_saelens(SimpleNamespace(W_dec=torch.zeros(2, 3, 4))),
         r"SimpleNamespace with W_dec a Tensor of shape \(2, 3, 4\).*\(d_sae, d_in\)",
-    ),
-    (
-        lambda d, t: Dictionary.of(of_rank(3, 4, 2, 0), require_complete=True),
-        "features has rank 2 of 3.*require_complete",
     ),
     (lambda d, t: d.activations(normal(4)), r"y has shape \(4,\).*length 3.*each output"),
     (

@@ -39,17 +39,11 @@ class Dictionary:
     rank: int
 
     @classmethod
-    def of(
-        cls, features: Float[Tensor, "n_out m"], *, require_complete: bool = False
-    ) -> "Dictionary":
+    def of(cls, features: Float[Tensor, "n_out m"]) -> "Dictionary":
         """Return the dictionary of the columns of F, its pseudoinverse computed in float64.
 
         Singular values up to max(n_out, m) eps sigma_1 count as zero, with eps that of the dtype of
         F. Differentiable as long as the rank does not change.
-
-        Args:
-            features: F, one column for each feature, of any number and length.
-            require_complete: refuse features that do not span all outputs.
         """
         if features.numel() == 0:
             raise BilensError(
@@ -63,12 +57,6 @@ class Dictionary:
         relative = max(features.shape) * torch.finfo(features.dtype).eps
         singular_values = torch.linalg.svdvals(exact.detach())
         rank = int((singular_values > relative * singular_values[0]).sum())
-        if require_complete and rank < len(features):
-            raise BilensError(
-                f"features has rank {rank} of {len(features)}: some outputs are outside of its "
-                "span and would be lost. Add vectors, or drop require_complete to work with its "
-                "span."
-            )
         inverse = torch.linalg.pinv(exact, rtol=relative).to(features.dtype)
         return cls(features, inverse, singular_values, rank)
 
