@@ -187,13 +187,7 @@ def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
 
 @checked
 def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> "go.Figure":
-    """Draw the strongest products below an output, from pixels on the left to it on the right.
-
-    Args:
-        reading: of a cut classifier.
-        output: number of the class.
-        shape: height and width of an input as an image.
-    """
+    """Draw the strongest products below a class, from pixels on the left to it on the right."""
     check_index("output", output, reading.data.n_classes)
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
     edges = chosen_edges(reading.products, depth, output)

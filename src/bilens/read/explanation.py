@@ -317,13 +317,9 @@ class Explanation(Reading):
 def explain(
     spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: Count = 3, k: Count = 5
 ) -> Explanation:
-    """Split the highest logits of one input into eigenvector activations.
+    """Split the highest logits of one input into the activations of k eigenvectors of each.
 
-    Args:
-        spectrum: all eigenvectors, batched over the classes.
-        x: the input.
-        n_classes: number of logits, the highest first, at most all.
-        k: number of eigenvectors of each, at most all.
+    The spectrum has all eigenvectors, batched over the classes.
     """
     check_classes(spectrum)
     check_finite(x=x)

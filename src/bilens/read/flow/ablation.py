@@ -173,11 +173,6 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
     The predicted change is the flow that leaves the group: what its nodes send to each other counts
     once.
 
-    Args:
-        model: the model of the flow.
-        flow: the flow.
-        numbers: numbers of the nodes.
-
     Raises:
         BilensError: numbers is empty, or a node is the logit or a remainder, or does not exist.
     """

@@ -61,13 +61,9 @@ def edit_heads(
     """Return the model with the output of some heads of a layer scaled, or removed.
 
     O_h becomes scale O_h, at every position of every text. A bias of the output stays. Patterns
-    and all other weights are unchanged, and the result is an ordinary model of its family.
-
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        layer: number of the layer.
-        heads: numbers of the heads.
-        scale: factor of their output: 0 removes it, -1 reverses it.
+    and all other weights are unchanged, and the result is an ordinary model of its family. The
+    model stays as it is, and the edited one shares the memory of all other weights with it. Scale 0
+    removes the output, -1 reverses it.
 
     Raises:
         BilensError: the layer or a head does not exist, or the scale is not finite.
@@ -98,16 +94,9 @@ def edit_head_along(
 
     Let z be the head's values, mixed by its pattern, and V the vectors in rows. O_h becomes
     O_h (1 - (1 - scale) V' W) with W = (V M^-1 V')^-1 V M^-1. So z in the span of V is scaled. Of
-    all maps that do this, it changes z least over texts with E[z z'] = M. Patterns and all other
-    weights are unchanged.
-
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        vectors: directions of z, such as its mean change between two kinds of texts.
-        layer: number of the layer.
-        head: number of the head.
-        scale: factor of the directions: 0 removes them, -1 reverses them.
-        moment: M; without it the identity, for an orthogonal projection.
+    all maps that do this, it changes z least over texts with E[z z'] = M, the moment, without which
+    the projection is orthogonal. Patterns and all other weights are unchanged, and shared with the
+    model. Scale 0 removes the directions, -1 reverses them.
 
     Raises:
         BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
@@ -154,14 +143,9 @@ def edit_mlp_along(
     """Return the model with some directions of one MLP's output scaled, or removed.
 
     The output y becomes y - (1 - scale) sum_i t_i (r_i . y), at every position of every text, by
-    the weights and bias of its last map. All other weights are unchanged.
-
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        written: the vectors t, such as those of `task_directions`.
-        read: the vectors r; r_i . t_j is 1 for i = j, and else 0.
-        layer: number of the layer.
-        scale: factor of the directions: 0 removes them, -1 reverses them.
+    the weights and bias of its last map. The t are `written` and the r `read`, such as those of
+    `task_directions`; r_i . t_j is 1 for i = j, and else 0. All other weights are unchanged, and
+    shared with the model. Scale 0 removes the directions, -1 reverses them.
 
     Raises:
         BilensError: the layer does not exist, or its MLP has experts or a norm after it, shapes do

@@ -114,11 +114,8 @@ def task_directions(
     the MLP is the sum of (w . t_i)(r_i . Dy) and a remainder. The first half of the questions of
     each task find, the others measure.
 
-    Args:
-        model: any.
-        questions: each with a second text of as many tokens.
-        k: directions of each MLP.
-        strongest: number of directions that are exchanged and named.
+    Every question has a second text of as many tokens. The `strongest` directions are exchanged
+    and named.
 
     Raises:
         BilensError: there are fewer than two questions of each task, one has no second text, texts

@@ -96,13 +96,7 @@ def top_contexts(
     batches, so any number of them fits in memory. Under `torchrun` each process takes its share of
     the texts, and all of them return the best of all.
 
-    Args:
-        model: the model that the spectrum belongs to.
-        spectrum: spectrum of a single form of the layer.
-        texts: strings or token ids.
-        layer: number of the layer.
-        k: number of contexts for each eigenvector, the strongest first.
-        batch_size: number of texts in a batch.
+    The spectrum is that of a single form of the layer. The strongest context comes first.
 
     Source: Pearce et al. 2024, figure 7 and appendix G.
     """
