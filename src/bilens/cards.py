@@ -58,7 +58,9 @@ def model_card(
     title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))
     about, code, task = KINDS.get(kind, LANGUAGE)
-    reasons = {kind, *settings, *_biases(settings)} & WHY_NOT.keys()
+    processing = settings.get("bilens_processing") or {}
+    biases = ["added_biases"] if processing.get("added_biases") else []
+    reasons = {kind, *settings, *biases} & WHY_NOT.keys()
     plain = WHY_NOT[reasons.pop()] if reasons else PLAIN.format(repo_id)
     library = "bilens" if kind in KINDS else "transformers"
     data = ModelCardData(library_name=library, pipeline_tag=task, tags=["bilens", kind])
@@ -84,11 +86,6 @@ def write_card(
     path = directory / CARD_NAME
     if not path.exists():
         write_text(path, str(model_card(settings, source)))
-
-
-def _biases(settings: Mapping[str, Any]) -> list[str]:
-    record = settings.get("bilens_processing") or {}
-    return ["added_biases"] if record.get("added_biases") else []
 
 
 def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:

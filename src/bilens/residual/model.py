@@ -318,7 +318,7 @@ class ResidualModel:
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
         check_ids(self.parts, ids)
-        return mlp_inputs(self.model, [self.layer(layer).mlp], ids.to(self.device))[0]
+        return mlp_inputs(self.model, self.layer(layer).mlp, ids.to(self.device))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:

@@ -364,22 +364,17 @@ def _scale(norm: Norm | None, _: nn.Module, __: Any, ___: Any, output: Tensor) -
 
 @torch.no_grad()
 def mlp_inputs(
-    model: Any, mlps: Sequence[MLP], ids: Int[Tensor, "batch time"]
-) -> list[Float[Tensor, "batch time d_model"]]:
-    """Return the normalised inputs of MLPs, in their order, at every position of texts.
-
-    The forward pass stops at the last of them.
-    """
+    model: Any, mlp: MLP, ids: Int[Tensor, "batch time"]
+) -> Float[Tensor, "batch time d_model"]:
+    """Return the normalised input of an MLP at every position of texts, by a pass up to it."""
     inputs: list[Tensor] = []
 
-    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def record(_: nn.Module, args: tuple[Any, ...]) -> None:
         if is_recorded():
-            inputs.append(mlps[len(inputs)].normalised(widened(args[0])))
-            if len(inputs) == len(mlps):
-                raise StopForwardError
+            inputs.append(mlp.normalised(widened(args[0])))
+            raise StopForwardError
 
-    with recording() as is_recorded, ExitStack() as hooks, suppress(StopForwardError):
-        for mlp in mlps:
-            hooks.enter_context(mlp.norm_or_module.register_forward_pre_hook(record))
+    hook = mlp.norm_or_module.register_forward_pre_hook(record)
+    with recording() as is_recorded, hook, suppress(StopForwardError):
         run(model, ids)
-    return inputs
+    return inputs[0]

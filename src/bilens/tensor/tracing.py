@@ -352,7 +352,8 @@ def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n
     n_in, depth = prod(probe.shape), probe.depth
     order = [p for level in range(1, depth + 1) for p in probe.products if p.level == level]
     # Variables in the order of the levels, so that those of a state come first.
-    columns = torch.cat([torch.arange(n_in), *(_indices(p.columns) for p in order)])
+    products = [torch.arange(p.columns.start, p.columns.stop) for p in order]
+    columns = torch.cat([torch.arange(n_in), *products])
     sizes = [
         sum(p.columns.stop - p.columns.start for p in probe.products if p.level <= level)
         for level in range(depth + 1)
@@ -404,10 +405,6 @@ def _joined(maps: Sequence[_Affine]) -> _Affine:
 
 def _ordered(m: _Affine, columns: Tensor) -> _Affine:
     return _Affine(m.matrix[:, columns], m.bias)
-
-
-def _indices(columns: slice) -> Tensor:
-    return torch.arange(columns.start, columns.stop)
 
 
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
