@@ -102,9 +102,6 @@ def test_the_probabilities_are_those_of_the_rules(strength, length, seed):
 
 def test_the_words(grammar):
     assert len(set(grammar.vocabulary)) == len(grammar.vocabulary) == 46
-    assert len(set(grammar.agreements)) == 24
-    assert {("keys", "are"), ("dog", "sits")} < set(grammar.agreements)
-    assert {word for pair in grammar.agreements for word in pair} < set(grammar.vocabulary)
 
 
 def test_every_rule_is_met(grammar):

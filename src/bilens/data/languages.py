@@ -304,12 +304,6 @@ class DeepGrammar(SyntheticLanguage):
     )
     start: ClassVar = ("",)
 
-    @property
-    def agreements(self) -> list[tuple[str, str]]:
-        """Pairs (noun, verb) of the same number."""
-        groups = zip(NOUNS, VERBS, strict=True)
-        return [(noun, verb) for nouns, verbs in groups for noun in nouns for verb in verbs]
-
     def following(self, state: Any) -> dict[str, float]:  # noqa: PLR0911
         """Return the probabilities of next words, by the rules of the language."""
         nouns = uniform(NOUNS[0] + NOUNS[1])

@@ -109,16 +109,6 @@ class Chain:
         """Number of paths from a direction to an eigenvector of the first layer."""
         return len(self.directions) * math.prod(tensor.n_in for tensor in self.tensors)
 
-    @property
-    def n_inner(self) -> int:
-        """Number of nodes that have an interaction matrix, the directions among them."""
-        # Leaves are eigenvectors of the first tensor, and have no interaction matrix below them.
-        nodes, total = len(self.directions), 0
-        for tensor in reversed(self.tensors):
-            total += nodes
-            nodes *= tensor.n_in
-        return total
-
 
 def make_chain(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]

@@ -1,10 +1,9 @@
 """Interventions have the effect of their definition, and flows between texts predict it exactly."""
 
 import pytest
-import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import StreamDirection, flow, measure
+from bilens.read.flow import flow, measure
 from bilens.residual import ResidualModel
 from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
@@ -66,23 +65,6 @@ def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     exact(measure(view, flows, [(a, b) for a in heads for b in below]))
 
 
-def test_a_direction_is_taken_away_at_all_positions():
-    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(1)
-    flows = flow(view, ids, view.direction(3), threshold=0)
-    v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
-    exact(measure(view, flows, [StreamDirection(1, v / v.norm())], scale=0.3))
-    # Without its direction as input, an MLP has no output along a direction of the linear map.
-    view = ResidualModel(random_model(**STRAIGHT, mlp="relu2"))
-    flows = flow(view, ids, view.direction(3), directions="all", threshold=0)
-    directions = [
-        i for i in numbers(flows, kind="direction", layer=1) if abs(flows.nodes[i].flow) > 1e-6
-    ]
-    assert len(directions) > 2
-    full = [StreamDirection(1, flows.vector(i)) for i in directions]
-    for single, other in zip(measure(view, flows, full), directions, strict=True):
-        assert single.predicted == pytest.approx(-flows.nodes[other].flow, abs=1e-10)
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     with exact_norms():
@@ -98,10 +80,6 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     assert result.predicted == -flows.nodes[numbers(flows, kind="token", position=1)[0]].flow
 
 
-def unit(width):
-    return torch.eye(width, dtype=torch.float64)[0]
-
-
 @pytest.mark.parametrize(
     ("part", "message"),
     [
@@ -109,12 +87,6 @@ def unit(width):
         (10**6, "number=1000000, expected 0 to"),
         ((0, 0), r"edge=\(0, 0\), expected a node and one below it that is not a bias"),
         ("rest", r"ends in a node of kind rest; expected the logit, a direction, or a head"),
-        (
-            StreamDirection(1, unit(5)),
-            r"direction has shape \(5,\) in layer 1; expected \(16,\) or \(17,\)",
-        ),
-        (StreamDirection(1, 2 * unit(16)), "direction has the length 2, expected 1"),
-        (StreamDirection(9, unit(16)), "layer=9, expected 0 to 1"),
     ],
 )
 def test_what_cannot_be_removed_is_said(part, message):

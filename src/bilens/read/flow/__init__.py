@@ -1,6 +1,6 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
-from bilens.read.flow.ablation import Ablation, StreamDirection, measure, remove
+from bilens.read.flow.ablation import Ablation, measure, remove
 from bilens.read.flow.circuit_reading import CircuitReading, circuit, read_circuit
 from bilens.read.flow.circuit_search import Circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
@@ -23,7 +23,6 @@ __all__ = [
     "Node",
     "PartWeights",
     "Question",
-    "StreamDirection",
     "circuit",
     "edit",
     "edit_head_along",

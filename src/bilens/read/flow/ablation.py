@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.analysis import Reading
-from bilens.checks import check_index, checked
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
@@ -31,30 +31,14 @@ from bilens.residual.interventions import (
     token_site,
     written_site,
 )
-from bilens.residual.parts import LinearMap
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
-
-
-@dataclass(frozen=True, eq=False)
-class StreamDirection:
-    """A direction of the input of a layer's MLP, at all positions.
-
-    Attributes:
-        layer: its number.
-        vector: v, of unit length, in the normalised stream, such as a row of `Flow.vectors`; with
-            the constant as its last coordinate or without.
-    """
-
-    layer: int
-    vector: Float[Tensor, " n"]
-
 
 TOKENS = 4
 """Tokens that a part raises, and that it lowers."""
 
-FlowPart = int | tuple[int, int] | StreamDirection
-"""The number of a node, numbers of the ends of an edge, or a direction."""
+FlowPart = int | tuple[int, int]
+"""The number of a node, or numbers of the ends of an edge."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,8 +95,7 @@ def measure(
     - a head: the entry of its pattern is scaled;
     - an MLP at its position, or a direction of it: its output;
     - a token or position: its vector;
-    - an edge from b to a: the part of a's input that b writes, for a only;
-    - a `StreamDirection`: the inputs of the MLP's maps along it at all positions.
+    - an edge from b to a: the part of a's input that b writes, for a only.
 
     Between two texts the parts are nodes. A node's change is subtracted from the stream of the
     first text, and added to that of the second; the effect is the mean of both.
@@ -120,13 +103,13 @@ def measure(
     Args:
         model: the model of the flow.
         flow: the flow.
-        parts: numbers of nodes, pairs of numbers (above, below) for edges, or directions.
-        scale: factor of the flow of a node, or of the input along an edge or direction.
+        parts: numbers of nodes, or pairs of numbers (above, below) for edges.
+        scale: factor of the flow of a node, or of the input along an edge.
         tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
         BilensError: a node or edge does not exist, or is the logit, a remainder or, on one text, a
-            bias. Or an edge or direction is asked for between two texts.
+            bias. Or an edge is asked for between two texts.
     """
     measured = (_Removals if flow.before is None else _Exchanges)(model, flow, scale)
     planned = [measured.plan(part) for part in parts]
@@ -215,8 +198,6 @@ def is_measurable(flow: Flow, node: Node) -> bool:
 
 def _name(flow: Flow, part: FlowPart) -> tuple[str, str]:
     """Return the name of a part, and its kind."""
-    if isinstance(part, StreamDirection):
-        return f"direction of MLP {part.layer} at all positions", "direction"
     if isinstance(part, tuple):
         above, below = (flow.node(number).name(flow.tokens) for number in part)
         return f"edge from {below} to {above}", "edge"
@@ -280,20 +261,7 @@ class _Removals:
 
     def plan(self, part: FlowPart) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a part."""
-        if isinstance(part, StreamDirection):
-            return self.direction(part)
         return self.edge(*part) if isinstance(part, tuple) else self.node(part)
-
-    def direction(self, part: StreamDirection) -> tuple[float, list[Change]]:
-        """Return the predicted change and the changes of a run for a direction at all positions."""
-        check_index("layer", part.layer, self.model.n_layers)
-        mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
-        v, less = self._fitted(mlp, part), 1 - self.scale
-        added = -less * (mlp.z @ v)
-        before, after = (mlp.frozen_units(z) for z in (mlp.z, mlp.z + added[:, None] * v))
-        w = self.flow.above(Moment.mlp(part.layer))
-        predicted = (mlp.weights(w) * (after - before)).sum()
-        return float(predicted), self._reading(part.layer, mlp, v, added)
 
     def node(self, number: int) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a node."""
@@ -388,33 +356,6 @@ class _Removals:
         rows = only / self.model.parts.layers[node.layer].mlp.residual_scale
         return [Change(written_site(self.model, node.layer, "mlp"), adding(rows))]
 
-    def _reading(self, layer: int, frozen: LinearMLP, v: Tensor, added: Tensor) -> list[Change]:
-        """Let the maps of an MLP read so much more of a direction at each position."""
-        mlp = self.model.layer(layer).mlp
-        if mlp.router is not None:
-            raise BilensError(
-                f"{mlp.name} has experts, of which no direction can be removed; expected "
-                "heads, tokens or positions"
-            )
-        changes = []
-        for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
-            if part is not None and factor is not None:
-                rows = added[:, None] * (factor[: part.n_out] @ v)
-                changes.append(Change(Site(part.module, False, layer), _adding(part, rows)))
-        return changes
-
-    def _fitted(self, mlp: LinearMLP, part: StreamDirection) -> Tensor:
-        width = self.model.d_model
-        if part.vector.shape not in ((width,), (width + 1,)):
-            raise BilensError(
-                f"direction has shape {tuple(part.vector.shape)} in layer {part.layer}; expected "
-                f"({width},) or ({width + 1},), the input of the MLP"
-            )
-        v = functional.pad(part.vector, (0, width + 1 - len(part.vector))).to(mlp.z)
-        if abs(float(v.norm()) - 1) > 1e-3:
-            raise BilensError(f"direction has the length {float(v.norm()):.3g}, expected 1")
-        return v if mlp.constant else v[:-1]
-
     def _scaled(self, node: Node) -> list[Change]:
         position, scale, positions = node.position, self.scale, self.model.parts.positions
 
@@ -438,13 +379,3 @@ class _Removals:
 
 def _opposite(function: Function) -> Function:
     return lambda x: 2 * x - function(x)
-
-
-def _adding(part: LinearMap, added: Tensor) -> Function:
-    def add(x: Tensor) -> Tensor:
-        x = x.clone()
-        rows = slice(None) if part.rows is None else part.rows.to(x.device)
-        x[..., rows] += added.to(x)
-        return x
-
-    return add

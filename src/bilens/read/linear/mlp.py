@@ -207,13 +207,6 @@ class LinearMLP:
         images = apply_factored(self.left, self.right, weights, self._gained(rows))
         return images if self.gain is None else self.norm.centred(images * self.gain)
 
-    def frozen_units(self, z: Float[Tensor, "time n_in"]) -> Float[Tensor, "time rank"]:
-        """Return the hidden units for other inputs, gate ratios held fixed; not between texts."""
-        left = z @ self.left.T
-        if self.right is None or self.curvature is None:
-            return self.through_left * left
-        return self.curvature * left * (z @ self.right.T)
-
     def pairs(
         self, parts: Float[Tensor, "parts d_model"], position: int
     ) -> Float[Tensor, "parts parts d_model"]:
