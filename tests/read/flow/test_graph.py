@@ -1,4 +1,4 @@
-"""Graphs, and edits, which equal ablations of directions."""
+"""Graphs, and edits of weights."""
 
 import itertools
 from dataclasses import replace
@@ -7,6 +7,7 @@ from html import escape
 
 import pytest
 import torch
+from torch.nn import functional
 
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
@@ -14,6 +15,7 @@ from bilens.read.flow import edit, edit_head_along, edit_heads, flow, read_flow
 from bilens.read.flow.nodes import LEAVES
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.tensor import with_constant
 from tests.families import DAILY, EACH_GATED, GATED, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
 from tests.nightly import nightly
@@ -171,16 +173,17 @@ def some_vectors(view, k=2, constant=0.0):
 def test_an_edit_scales_a_direction_that_the_maps_read(name):
     view = ResidualModel(tiny(name), toy_tokenizer())
     mlp, before = view.layer(1).mlp, {n: p.clone() for n, p in view.model.state_dict().items()}
-    old = mlp.factors()
+    old, z = mlp.factors(), view.mlp_inputs(1, some_text()[:1])[0]
     # Maps without biases cannot read the constant.
-    z = torch.randn(view.d_model + 1, generator=torch.Generator().manual_seed(0)).double()
-    z[-1] *= mlp.up.module.bias is not None
-    v = z / z.norm()
+    bias = float(mlp.up.module.bias is not None)
+    v = functional.normalize(torch.cat([z[-1], z.new_tensor([bias])]), dim=0)
     new, w = edit(view, 1, v[None], scale=0.25).layer(1).mlp.factors(), v[: old.n_in]
+    n = with_constant(z) if old.constant else z
     for side in ("left", "right")[: 1 + (mlp.gate is not None)]:
         read, edited = (getattr(factors, side)[: mlp.up.n_out] for factors in (old, new))
-        torch.testing.assert_close(edited, read - 0.75 * torch.outer(read @ w, w))
-        assert not torch.allclose(edited, read)
+        less = 0.75 * torch.outer(n @ w, read @ w)
+        torch.testing.assert_close(n @ edited.T, n @ read.T - less)
+        assert less.abs().max() > 1e-3
     assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())
 
 
