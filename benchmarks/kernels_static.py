@@ -365,7 +365,8 @@ def write_results() -> None:
         "Kernels without a GPU",
         "--write",
         "Loops in instructions; d 64 and 128 with constant and sums. "
-        "Host: least of 60 turns, Triton's own binder, busy machine.",
+        "Host: least of 60 turns, Triton's own binder, busy machine. A third of a forward call is "
+        "Triton's launcher, which looks at 29 arguments; the rest are 148 small calls.",
         rows,
     )
 
