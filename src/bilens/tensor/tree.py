@@ -197,7 +197,7 @@ def decompile(
     if chain.n_leaves > max_leaves:
         raise BilensError(
             f"The tree has {chain.n_leaves:,} leaves; the limit is max_leaves={max_leaves:,}. "
-            "Describe the model by bonds(), which needs no tree, or raise max_leaves."
+            "Bonds describe such a model without a tree; in Python, max_leaves is this limit."
         )
     if k is not None:
         check_count("k", k, chain.n_leaves, "the number of paths in the tree")
