@@ -221,7 +221,7 @@ MISUSES = [
     (lambda c: decompile(spoilt(c), normal(4)), r"tensors\[1\].left holds NaN.*diverged"),
     (
         lambda c: decompile(c, normal(200, 4), max_leaves=1799),
-        r"1,800 leaves; the limit is max_leaves=1,799.*bonds\(\).*, or raise max_leaves",
+        r"1,800 leaves; the limit is max_leaves=1,799.*Bonds describe such a model",
     ),
     (lambda c: decompile(c, normal(4), 0), "k=0, expected a whole number, 1 to 9, the number of"),
     (lambda c: decompile(c, normal(200, 4), 1801), "k=1801, expected a whole number, 1 to 1800"),
