@@ -121,29 +121,32 @@ class ReadingPanel:
             with gr.Row():
                 for option in self.options:
                     self._control(option, screen)
-        content = html(f"reading-{name}")
-        plots = [picture(f"{name}-{number}", visible=False) for number in range(PLOTS)]
+        # A text, and then each figure with the text after it.
+        with gr.Column(elem_id=f"reading-{name}"):
+            places: list[Any] = [html(f"{name}-text")]
+            for number in range(PLOTS):
+                places += [
+                    picture(f"{name}-{number}", visible=False),
+                    html(f"{name}-text-{number}"),
+                ]
 
         def show(state: Any) -> list[Any]:
             try:
-                reading = self.reading(state)
-                sections = reading.sections()
-                page = sections_html(sections, name)
+                texts, figures = texts_and_figures(self.reading(state).sections(), name)
             except BilensError as error:
-                sections, page = [], note_html(str(error))
-            drawn = [part.figure for s in sections for part in s.parts if isinstance(part, Picture)]
-            updates = [
-                gr.update(
-                    value=plot_of(house_style(figure, name), f"{name}-{number}"), visible=True
-                )
-                for number, figure in enumerate(drawn[:PLOTS])
-            ]
-            # Gradio lays components out once: places without a figure are hidden.
-            hidden = gr.update(value=None, visible=False)
-            return [page, *updates, *[hidden] * (PLOTS - len(updates))]
+                texts, figures = [note_html(str(error))], []
+            updates: list[Any] = [texts[0]]
+            for number in range(PLOTS):
+                # Gradio lays components out once: places without a figure are hidden.
+                plot, text = gr.update(value=None, visible=False), ""
+                if number < len(figures):
+                    drawn = plot_of(house_style(figures[number], name), f"{name}-{number}")
+                    plot, text = gr.update(value=drawn, visible=True), texts[number + 1]
+                updates += [plot, text]
+            return updates
 
         names = {*self.page_fields.values(), *self.fields.values()}
-        screen.part(" ".join(names), [content, *plots], show)
+        screen.part(" ".join(names), places, show)
 
     def _control(self, option: Option, screen: Screen[Any]) -> None:
         field, kind = self.fields[option.name], _kind(option)
@@ -230,16 +233,24 @@ def lay_out(
 
 def sections_html(sections: Sequence[Section], name: str) -> str:
     """Return headings, paragraphs, tables and texts of sections; escaped."""
-    content = []
+    return "".join(texts_and_figures(sections, name)[0])
+
+
+def texts_and_figures(sections: Sequence[Section], name: str) -> tuple[list[str], list[Any]]:
+    """Return the figures of sections, and what is before the first and after each; escaped."""
+    texts, figures = [""], []
     for section in sections:
-        content.append(f'<h3 class="bilens-section">{escape(section.title)}</h3>')
-        content.append(note_html(section.text) if section.text else "")
+        texts[-1] += f'<h3 class="bilens-section">{escape(section.title)}</h3>'
+        texts[-1] += note_html(section.text) if section.text else ""
         facts = ", ".join(fact_text(*fact) for fact in section.facts)
-        content.append(note_html(f"{facts}.") if facts else "")
+        texts[-1] += note_html(f"{facts}.") if facts else ""
         for row in section.rows:
+            drawn = [part.figure for part in row if isinstance(part, Picture)]
+            figures += drawn
+            texts += [""] * len(drawn)
             parts = [_part_html(part, f"{name} {section.title}") for part in row]
-            content.append(f'<div class="tables">{"".join(parts)}</div>' if any(parts) else "")
-    return "".join(content)
+            texts[-1] += f'<div class="tables">{"".join(parts)}</div>' if any(parts) else ""
+    return texts, figures
 
 
 def _part_html(part: Any, name: str) -> str:
