@@ -415,8 +415,8 @@ def write_launches() -> None:
         "Launches of a tensorised layer",
         "--launches",
         f"Squared, with constant and sums, bfloat16. States: {LENGTH:,} tokens, {HEADS} heads, by "
-        "the data sheet of an H100. At its full rate a scan moves for longer than summing again "
-        "computes; at the 147 of 989 TFLOP/s of 0.2.0, d 64, for less. A card has to decide.",
+        "the data sheet of an H100, at whose full rate a scan loses; at that of 0.2.0 it would "
+        "gain.",
         rows,
     )
 
