@@ -1,6 +1,7 @@
 """Pages of the explorer: a panel for each analysis, and the flow of two texts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from bilens.analysis import find_analysis
 from bilens.explore.pages import ImagePage, LanguagePage
-from bilens.explore.panels import sections_html
+from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
 from bilens.read.bonds import BONDS_NAME, recorded_settings
@@ -64,6 +65,24 @@ def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
     )
     assert of_page == of_report
     assert len(of_report) == 10
+
+
+def test_texts_after_figures_without_a_place_are_shown(monkeypatch):
+    monkeypatch.setattr("bilens.explore.panels.PLOTS", 1)
+    page = ImagePage(digit_model(n_layers=2), digits())
+    panel, parts = panel_of(page, "bonds"), []
+    panel.options = []
+    with gr.Blocks():
+        panel.lay_out(SimpleNamespace(part=lambda *part: parts.append(part)))
+    ((_, places, show),) = parts
+    sections = panel.reading(page.start).sections()
+    texts, figures = texts_and_figures(sections, "bonds")
+    assert len(figures) > 1
+    assert any(texts[2:])
+    updates = show(page.start)
+    assert len(updates) == len(places)
+    shown = [update for update in updates if isinstance(update, str)]
+    assert "".join(shown) == sections_html(sections, "bonds")
 
 
 def test_the_page_of_a_bilinear_model_reads_its_weights():

@@ -135,6 +135,8 @@ class ReadingPanel:
                 texts, figures = texts_and_figures(self.reading(state).sections(), name)
             except BilensError as error:
                 texts, figures = [note_html(str(error))], []
+            # Figures that have no place are left out; their texts are not.
+            texts[PLOTS:] = ["".join(texts[PLOTS:])]
             updates: list[Any] = [texts[0]]
             for number in range(PLOTS):
                 # Gradio lays components out once: places without a figure are hidden.

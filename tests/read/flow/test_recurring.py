@@ -24,14 +24,8 @@ from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Run, writer_of
 from tests.families import exact_norms, tiny
 from tests.language import random_model, toy_tokenizer
+from tests.read.flow.test_circuit_search import QUESTIONS
 from tests.read.flow.test_flow import check
-
-QUESTIONS = [
-    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
-    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4", "one"),
-    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
-    Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
-]
 
 
 @pytest.fixture(scope="module")
