@@ -1,7 +1,7 @@
 """Sizes of the source: lines, files, public names, constants, comprehensions and hooks.
 
 `python -m benchmarks.size` prints them. Names are those of all `__all__` lists; hooks are
-registrations outside `bilens.residual.interventions`.
+registrations outside `bilens.hooks`.
 """
 
 import ast
@@ -42,7 +42,7 @@ def counts() -> Counter[str]:
             total["constants"] += name.isupper() and len(name) > 1
         for node in ast.walk(tree):
             total["comprehensions"] += isinstance(node, COMPREHENSIONS)
-            if isinstance(node, ast.Attribute) and path.stem != "interventions":
+            if isinstance(node, ast.Attribute) and path.stem != "hooks":
                 total["hooks"] += node.attr.startswith("register_") and node.attr.endswith("_hook")
     return total
 
@@ -57,7 +57,7 @@ def main() -> None:
     print(f"names in all __all__ lists             {found['names']}")
     print(f"constants of modules                   {found['constants']}")
     print(f"comprehensions per 1,000 lines         {1000 * found['comprehensions'] / lines:.1f}")
-    print(f"registrations outside interventions    {found['hooks']}")
+    print(f"registrations outside hooks            {found['hooks']}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ A part has one address everywhere: `mlp.8`, `head.26.0`, and at one position `he
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.hooks import first_call, hooked
 from bilens.residual.layers import MLP, Heads
 from bilens.residual.model import ResidualModel
-from bilens.residual.running import StopForwardError, recording, wide_passes
+from bilens.residual.running import wide_passes
 
 BATCH = 2**19
 """Numbers in the streams of a batch, about 2 MB; larger batches leave the cache of a processor."""
@@ -204,14 +205,13 @@ def mixture(
     return changes
 
 
-@contextmanager
 def embedded(
     model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let the model read given embeddings in place of its tokens' as long as this runs."""
     table = model.parts.embed
 
-    def replace_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def replace_output(_: nn.Module, args: tuple[Any, ...], __: Any, output: Tensor) -> Tensor:
         # Some families scale inside the embedding and some after it.
         stored = table.weight()[args[0]]
         wide = output.to(stored)
@@ -221,22 +221,15 @@ def embedded(
         rows = embeddings if embeddings.dim() == 1 else embeddings[..., -output.shape[-2] :, :]
         return (factor * rows).expand_as(output).to(output.dtype)
 
-    with table.module.register_forward_hook(replace_output):
-        yield
+    return hooked(after=[(table.module, replace_output)])
 
 
 def streams(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time d"]:
     """Return the streams of texts after the last layer."""
-    last: list[Tensor] = []
-
-    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-        last.append(args[0])
-        # Logits of all positions would take longer than the layers of a small model.
-        raise StopForwardError
-
-    with model.parts.norm_or_module.register_forward_pre_hook(keep), suppress(StopForwardError):
-        model.model(ids, use_cache=False)
-    return last[0]
+    # Logits of all positions would take longer than the layers of a small model.
+    last = model.parts.norm_or_module
+    args, _ = first_call(last, lambda: model.model(ids, use_cache=False))
+    return args[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,27 +269,21 @@ class Run:
         inputs: dict[nn.Module, Tensor] = {}
         outputs: dict[nn.Module, Tensor] = {}
 
-        def keep(module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
+        def keep(module: nn.Module, args: tuple[Tensor, ...], _: Any, y: Tensor) -> None:
             inputs[module], outputs[module] = args[0][0], y[0]
 
         def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else kwargs.pop("hidden_states")
             calls[module] = x, args[1:], kwargs
 
-        layers = model.parts.layers
-        with (
-            torch.no_grad(),
-            wide_passes(model.model),
-            embedded(model, tokens),
-            ExitStack() as stack,
-        ):
-            for layer in layers:
-                # Queries, keys and values may be one module, whose output is kept once.
-                maps = {part.module for part in (*layer.heads.reads, layer.heads.out)}
-                for module in (*maps, layer.mlp.module):
-                    stack.enter_context(module.register_forward_hook(keep))
-                hook = layer.module.register_forward_pre_hook(call, with_kwargs=True)
-                stack.enter_context(hook)
+        layers, by_position = model.parts.layers, set[nn.Module]()
+        for layer in layers:
+            # Queries, keys and values may be one module, whose output is kept once.
+            by_position |= {part.module for part in (*layer.heads.reads, layer.heads.out)}
+            by_position.add(layer.mlp.module)
+        before = [(layer.module, call) for layer in layers]
+        hooks = hooked(before, after=[(module, keep) for module in by_position])
+        with torch.no_grad(), wide_passes(model.model), embedded(model, tokens), hooks:
             stream = streams(model, ids[None])[0]
         return cls(
             model=model,
@@ -349,19 +336,14 @@ class Run:
             kept: see `again`.
         """
         model, n_layers = self.model, self.model.n_layers
-        with ExitStack() as stack:
-            stack.enter_context(wide_passes(model.model))
-            is_active = stack.enter_context(recording())
-            for module, output in self.by_position.items() if kept else ():
-                stack.enter_context(_cut(module, output[:kept]))
-            tokens = self.tokens.expand(len(first), -1, -1)
-            for site, function in changes.items():
-                if site == token_site(model):
-                    tokens = function(tokens)
-                elif site.layer < n_layers:
-                    stack.enter_context(_hooked(site, len(first), function, is_active))
+        inside = {site: f for site, f in changes.items() if site.layer < n_layers}
+        of_tokens = inside.pop(token_site(model), None)
+        outputs = self.by_position if kept else {}
+        known = {module: output[:kept] for module, output in outputs.items()}
+        with wide_passes(model.model), _cut(known), _changed(len(first), inside):
             if first[0] == EMBEDDING:
-                with embedded(model, tokens):
+                tokens = self.tokens.expand(len(first), -1, -1)
+                with embedded(model, tokens if of_tokens is None else of_tokens(tokens)):
                     x = streams(model, self.ids.expand(len(first), -1))
             else:
                 x = self.stream[None][:0]
@@ -377,11 +359,7 @@ class Run:
 
     def layer(self, number: int, rows: int, changes: Mapping[Site, OfBatch]) -> None:
         """Run one layer on its stream of this text, side by side, with sites changed."""
-        with ExitStack() as stack:
-            stack.enter_context(wide_passes(self.model.model))
-            is_active = stack.enter_context(recording())
-            for site, function in changes.items():
-                stack.enter_context(_hooked(site, rows, function, is_active))
+        with wide_passes(self.model.model), _changed(rows, changes):
             self._through(number, self.calls[number][0].expand(rows, -1, -1))
 
     def _through(self, number: int, x: Float[Tensor, "rows time d_model"]) -> Tensor:
@@ -435,30 +413,34 @@ def _by_row(functions: Sequence[tuple[int, Function]]) -> Callable[[Tensor], Ten
     return change
 
 
-@contextmanager
-def _cut(module: nn.Module, start: Float[Tensor, "kept width"]) -> Iterator[None]:
-    """Let a module compute only the positions after the first ones, whose outputs are known."""
+def _cut(known: Mapping[nn.Module, Float[Tensor, "kept width"]]) -> AbstractContextManager[None]:
+    """Let modules compute only the positions after the first ones, whose outputs are known."""
 
-    def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0][:, len(start) :].contiguous(), *args[1:])
+    def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
+        return (args[0][:, len(known[module]) :].contiguous(), *args[1:]), options
 
-    def join(_: nn.Module, __: Any, y: Tensor) -> Tensor:
-        return torch.cat([start.expand(len(y), -1, -1), y], 1)
+    def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
+        return torch.cat([known[module].expand(len(y), -1, -1), y], 1)
 
-    with module.register_forward_pre_hook(cut), module.register_forward_hook(join):
-        yield
+    return hooked([(module, cut) for module in known], [(module, join) for module in known])
 
 
-def _hooked(site: Site, rows: int, function: OfBatch, is_active: Callable[[], bool]) -> Any:
-    def changed(x: Tensor) -> Tensor:
+def _changed(rows: int, changes: Mapping[Site, OfBatch]) -> AbstractContextManager[None]:
+    """Let sites within the layers have other numbers in runs side by side."""
+
+    def changed(site: Site, x: Tensor) -> Tensor:
         # Vectors of positions may come once for the whole batch.
         x = x.expand(rows, *x.shape[1:]) if site.layer == EMBEDDING else x
-        result = function(x)
+        result = changes[site](x)
         return x if result is None else result
 
-    # Hooks see every run of their module, also runs in other threads.
-    if site.before:
-        return site.module.register_forward_pre_hook(
-            lambda _, args: (changed(args[0]), *args[1:]) if is_active() else None
-        )
-    return site.module.register_forward_hook(lambda _, __, y: changed(y) if is_active() else None)
+    def change_input(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
+        return (changed(site, args[0]), *args[1:]), options
+
+    def change_output(site: Site, *call: Any) -> Tensor:
+        return changed(site, call[-1])
+
+    return hooked(
+        [(site.module, partial(change_input, site)) for site in changes if site.before],
+        [(site.module, partial(change_output, site)) for site in changes if not site.before],
+    )

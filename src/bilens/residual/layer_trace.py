@@ -9,14 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bilens.hooks import first_call
 from bilens.residual.layers import MLP, Layer
-from bilens.residual.running import (
-    StopForwardError,
-    attends_by,
-    attention_choice,
-    recording,
-    wide_passes,
-)
+from bilens.residual.running import attends_by, attention_choice, wide_passes
 
 Recorded = dict[tuple[str, nn.Module], Tensor]
 """Numbers of a forward pass, by their kind and module."""
@@ -214,32 +209,19 @@ class Again:
         )
 
     def _of_attention(self, kind: Literal["pattern", "mixed"]) -> Tensor:
-        heads = self.layer.heads
-        found: list[Tensor] = []
-
-        def find(module: nn.Module, *call: Any) -> None:
-            if is_recorded():
-                found.append(widened(read(module, *call)))
-                raise StopForwardError
-
-        module, read = (
-            (heads.module, pattern_of_call)
-            if kind == "pattern"
-            else (heads.out.module, first_input)
-        )
+        heads, arguments = self.layer.heads, self.arguments
         # Eager attention holds several patterns at once, for mixed values without need: the model's
         # own was compared with it.
         fused = kind == "mixed" and attention_choice(self.model) == "sdpa"
         attention = attends_by(self.model, "sdpa" if fused else "eager")
         # Weights that are stored in 16 bits are widened, as the recorded input is.
-        with wide_passes(self.model), attention, recording() as is_recorded:
+        with wide_passes(self.model), attention:
             x = self.attn_input if heads.norm is None else heads.norm.module(self.attn_input)
-            with module.register_forward_hook(find, with_kwargs=True):
-                try:
-                    self.arguments.call(heads.module, x)
-                except StopForwardError:
-                    return found[0]
-        raise AssertionError("the attention module did not run")
+            if kind == "mixed":
+                args, _ = first_call(heads.out.module, lambda: arguments.call(heads.module, x))
+                return widened(args[0])
+            output = arguments.call(heads.module, x)
+            return widened(pattern_of_call(heads.module, (x, *arguments.others), {}, output))
 
 
 def first_input(_: Any, args: tuple[Any, ...], kwargs: Any, __: Any) -> Tensor:

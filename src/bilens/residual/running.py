@@ -17,31 +17,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.checks import detached
 from bilens.errors import BilensError
+from bilens.hooks import StopForwardError
 
 RECORDING = "recording"
 PREFIX = "bilens-"
 _LOCK = RLock()
-_active: ContextVar[object] = ContextVar("active", default=None)
 _attention: ContextVar[str | None] = ContextVar("attention", default=None)
 _recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
-
-
-class StopForwardError(Exception):
-    """Signal that ends a forward pass once enough of it is recorded."""
-
-
-@contextmanager
-def recording() -> Iterator[Callable[[], bool]]:
-    """Yield a test that is true in the forward passes of this block only.
-
-    Hooks see every run of their module, also runs in other threads and in traces within this one.
-    """
-    block = object()
-    token = _active.set(block)
-    try:
-        yield lambda: _active.get() is block
-    finally:
-        _active.reset(token)
 
 
 def attention_choice(model: Any) -> str | None:

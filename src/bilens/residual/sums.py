@@ -5,21 +5,19 @@ beyond rounding is an error.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from bilens.checks import check_sum
 from bilens.errors import BilensError
+from bilens.hooks import hooked
 from bilens.residual.families import evaluating
-from bilens.residual.layers import MLP
 from bilens.residual.model import ResidualModel
 from bilens.residual.parts import Norm
-from bilens.residual.running import allowed_change, recording, run
+from bilens.residual.running import allowed_change, run
 from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
 
@@ -105,17 +103,10 @@ def check_alone(
         BilensError: they differ by more than rounding.
     """
     # A token without context: nothing but its embedding and this MLP writes to the stream.
-    silent: list[Any] = [part.heads.out for part in model.parts.layers]
-    silent += [part.mlp for number, part in enumerate(model.parts.layers) if number != layer]
+    silent = [part.heads.out.module for part in model.parts.layers]
+    silent += [part.mlp.writer for number, part in enumerate(model.parts.layers) if number != layer]
     ids = torch.full((1, (position or 0) + 1), token)
-    with recording() as is_recorded, ExitStack() as hooks:
-
-        def silence(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
-            return torch.zeros_like(output) if is_recorded() else None
-
-        for part in silent:
-            module = part.writer if isinstance(part, MLP) else part.module
-            hooks.enter_context(module.register_forward_hook(silence))
+    with hooked(after=[(module, lambda *call: torch.zeros_like(call[-1])) for module in silent]):
         logits = model.logits(ids)[0, -1, list(columns)]
     size = float(total.abs().max()) + model.d_model**0.5 * float(
         model.parts.logit_weights(columns)[0].norm(dim=0).max()

@@ -1,7 +1,6 @@
 """Texts in tokens, and a model on a text: streams, scales, queries, patterns and gate ratios."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bilens.checks import check_text, detached
 from bilens.data.texts import clean
 from bilens.errors import BilensError
+from bilens.hooks import first_call, hooked
 from bilens.residual.layer_trace import (
     AttentionArguments,
     LayerTrace,
@@ -26,15 +26,7 @@ from bilens.residual.layer_trace import (
 )
 from bilens.residual.layers import MLP, Parts
 from bilens.residual.parts import Norm
-from bilens.residual.running import (
-    StopForwardError,
-    attends_by,
-    attention_call,
-    recording,
-    rotates_by_length,
-    run,
-    wide_passes,
-)
+from bilens.residual.running import attends_by, attention_call, rotates_by_length, run, wide_passes
 from bilens.settings import Count, Place
 
 ScoredRows = list[tuple[Tensor, Tensor]]
@@ -140,7 +132,8 @@ def _from_stream(
     if hasattr(heads.module, "queries_keys"):
         pairs, scale = _of_own_model(model, heads.module, rows, position, linear=linear)
     else:
-        with _gains_only(heads.inner if linear else ()):
+        norms = heads.inner if linear else ()
+        with hooked(after=[(norm.module, partial(_times, norm.gain())) for norm in norms]):
             arguments = _arguments(model, heads.module, position, length or position + 1)
             call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
         if call is None:
@@ -165,19 +158,12 @@ def _of_own_model(
 
 def _arguments(model: Any, module: nn.Module, position: int, length: int) -> dict[str, Any]:
     """Return the arguments of an attention module at a position of a text, without its input."""
-    arguments: dict[str, Any] = {}
-
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_recorded():
-            arguments.update(kwargs)
-            raise StopForwardError
-
     # The last position tells a model the length of the text.
     text = [position] if length == position + 1 else [position, length - 1]
     places = torch.tensor([text], device=next(module.parameters()).device)
-    hook = module.register_forward_pre_hook(record, with_kwargs=True)
-    with recording() as is_recorded, hook, suppress(StopForwardError):
-        run(model, torch.zeros_like(places), position_ids=places)
+    _, arguments = first_call(
+        module, lambda: run(model, torch.zeros_like(places), position_ids=places)
+    )
     known: dict[str, Any] = {"attention_mask": None}
     if "position_embeddings" in arguments:
         turns = arguments["position_embeddings"]
@@ -187,17 +173,8 @@ def _arguments(model: Any, module: nn.Module, position: int, length: int) -> dic
     return known
 
 
-@contextmanager
-def _gains_only(norms: Sequence[Norm]) -> Iterator[None]:
-    with recording() as is_recorded, ExitStack() as hooks:
-        for norm in norms:
-            gain = norm.gain()
-
-            def multiply(_: nn.Module, args: Any, output: Tensor, gain: Tensor = gain) -> Tensor:
-                return args[0] * gain if is_recorded() else output
-
-            hooks.enter_context(norm.module.register_forward_hook(multiply))
-        yield
+def _times(gain: Tensor, _: nn.Module, args: tuple[Any, ...], *others: Any) -> Tensor:
+    return args[0] * gain
 
 
 def require_tokenizer(tokenizer: Any) -> Any:
@@ -285,40 +262,39 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
     ids = pad_sequence(list(texts), batch_first=True)
     seen: Recorded = {}
     calls: dict[nn.Module, AttentionArguments] = {}
+    hooks: list[tuple[nn.Module, Callable[..., None]]] = []
+
+    def record(kind: str, module: nn.Module, read: Callable[..., Tensor]) -> None:
+        def hook(module: nn.Module, *call: Any) -> None:
+            seen[kind, module] = widened(read(module, *call))
+
+        hooks.append((module, hook))
+
+    def keep_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[module] = AttentionArguments.of(args, kwargs)
+
+    for layer in parts.layers:
+        heads, mlp = layer.heads, layer.mlp
+        for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
+            record("input", module, first_input)
+        for part, written in ((heads, heads.out.module), (mlp, mlp.writer)):
+            record("scale", written, partial(_scale, part.out_norm))
+        if keeps:
+            record("pattern", heads.module, pattern_of_call)
+            record("mixed", heads.out.module, first_input)
+        if mlp.router is not None:
+            # Recorded, not computed again: a token between two experts may fall to the other one
+            # when its input is rounded differently.
+            record("routing", mlp.router.module, lambda *call, of=mlp: of.routing(call[-1]))
+        elif keeps:
+            acted = mlp.reads[0]
+            record("acted", acted.module, lambda *call, of=acted: of.select(call[-1], -1))
+    # Its input is the stream after the last layer, of any architecture.
+    last = parts.norm_or_module
+    record("input", last, first_input)
+    before = [(layer.heads.module, keep_call) for layer in parts.layers]
     # Only eager attention returns its pattern.
-    with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
-
-        def record(kind: str, module: nn.Module, read: Callable[..., Tensor]) -> None:
-            def hook(module: nn.Module, *call: Any) -> None:
-                if is_recorded():
-                    seen[kind, module] = widened(read(module, *call))
-
-            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-
-        def keep_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if is_recorded():
-                calls[module] = AttentionArguments.of(args, kwargs)
-
-        for layer in parts.layers:
-            heads, mlp = layer.heads, layer.mlp
-            for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
-                record("input", module, first_input)
-            for part, written in ((heads, heads.out.module), (mlp, mlp.writer)):
-                record("scale", written, partial(_scale, part.out_norm))
-            hooks.enter_context(heads.module.register_forward_pre_hook(keep_call, with_kwargs=True))
-            if keeps:
-                record("pattern", heads.module, pattern_of_call)
-                record("mixed", heads.out.module, first_input)
-            if mlp.router is not None:
-                # Recorded, not computed again: a token between two experts may fall to the other
-                # one when its input is rounded differently.
-                record("routing", mlp.router.module, lambda *call, of=mlp: of.routing(call[-1]))
-            elif keeps:
-                acted = mlp.reads[0]
-                record("acted", acted.module, lambda *call, of=acted: of.select(call[-1], -1))
-        # Its input is the stream after the last layer, of any architecture.
-        last = parts.norm_or_module
-        record("input", last, first_input)
+    with attends_by(model, "eager"), hooked(before, after=hooks):
         output = run(model, ids)
     layers = [layer_trace(model, seen, calls, layer, keeps=keeps) for layer in parts.layers]
     streams, logits = seen["input", last], widened(getattr(output, "logits", output))
@@ -348,10 +324,9 @@ def _logits_again(model: Any, last: nn.Module, stream: Tensor, _: str) -> Tensor
 
     # A text of one token, whose stream is exchanged where only the unembedding follows.
     def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return with_input(stream[None], args, kwargs) if is_recorded() else None
+        return with_input(stream[None], args, kwargs)
 
-    hook = last.register_forward_pre_hook(exchange, with_kwargs=True)
-    with recording() as is_recorded, hook, torch.no_grad(), wide_passes(model):
+    with hooked(before=[(last, exchange)]), torch.no_grad(), wide_passes(model):
         output = run(model, torch.zeros(1, 1, dtype=torch.int64, device=stream.device))
     # Some models reshape streams to a text of one token.
     return widened(getattr(output, "logits", output)).reshape(len(stream), -1)
@@ -367,14 +342,5 @@ def mlp_inputs(
     model: Any, mlp: MLP, ids: Int[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time d_model"]:
     """Return the normalised input of an MLP at every position of texts, by a pass up to it."""
-    inputs: list[Tensor] = []
-
-    def record(_: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_recorded():
-            inputs.append(mlp.normalised(widened(args[0])))
-            raise StopForwardError
-
-    hook = mlp.norm_or_module.register_forward_pre_hook(record)
-    with recording() as is_recorded, hook, suppress(StopForwardError):
-        run(model, ids)
-    return inputs[0]
+    args, _ = first_call(mlp.norm_or_module, lambda: run(model, ids))
+    return mlp.normalised(widened(args[0]))

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, NotBilinearError
+from bilens.hooks import hooked
 
 PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 POWERS = {"pow", "pow_", "__pow__", "square", "square_"}
@@ -410,10 +411,10 @@ def _ordered(m: _Affine, columns: Tensor) -> _Affine:
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
     """Return a clause that names the first function that is neither affine nor a product."""
     mode = _Nonlinear(lambda first, second: (first * second).detach().requires_grad_())
-    for name, part in module.named_modules():
-        part.register_forward_pre_hook(lambda *_, name=name: mode.modules.append(name))
-        part.register_forward_hook(lambda *_: mode.modules.pop() and None)
-    with torch.enable_grad(), mode:
+    names = {part: name for name, part in module.named_modules()}
+    before = [(part, lambda part, *_: mode.modules.append(names[part])) for part in names]
+    after = [(part, lambda *_: mode.modules.pop() and None) for part in names]
+    with torch.enable_grad(), mode, hooked(before, after):
         module(_random(2, shape).requires_grad_())
     return f"; {mode.first} is neither linear nor a product" if mode.first else ""
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn import functional
 from bilens.checks import check_finite, check_weights, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
+from bilens.hooks import hooked
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import logger, progress_bar
 from bilens.train.run_directory import (
@@ -45,23 +46,17 @@ def add_noise(
     return torch.addcmul(x, noise, scale * deviation)
 
 
-@contextmanager
 def latent_noise(
     model: ImageClassifier, scale: float, generator: torch.Generator
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Add noise to the inputs of embedding, layers and unembedding while the model trains."""
 
-    def before(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
-        return (add_noise(inputs[0], scale, generator),) if module.training else None
+    def add(module: nn.Module, inputs: tuple[Tensor], options: dict[str, Any]) -> Any:
+        return ((add_noise(inputs[0], scale, generator),), options) if module.training else None
 
     # Hooks rather than an argument of the model: the classifier stays free of training code.
     parts = [model.embed, *model.layers, model.unembed] if scale else []
-    handles = [part.register_forward_pre_hook(before) for part in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(before=[(part, add) for part in parts])
 
 
 class _ClassifierSession(Session):

@@ -7,9 +7,10 @@ with `low_memory` leaves them in its files, and the streams of all texts are in 
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,10 +27,10 @@ from transformers import PreTrainedModel
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, write_safetensors
+from bilens.hooks import first_call, hooked
 from bilens.nn.checkpoint import WEIGHTS_NAME
 from bilens.processes import this_process
 from bilens.residual.parts import working_dtype
-from bilens.residual.running import StopForwardError
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage
@@ -82,7 +83,11 @@ class LayerStreams:
     ) -> tuple[Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"]]:
         """Return the inputs and outputs of a module of the current layer, for all tokens."""
         parts: list[Tensor] = []
-        with module.register_forward_hook(lambda _, given, made: parts.extend([given[0], made])):
+
+        def keep(_: nn.Module, given: tuple[Tensor, ...], __: Any, made: Tensor) -> None:
+            parts.extend([given[0], made])
+
+        with hooked(after=[(module, keep)]):
             for start in range(0, len(self.stream), BATCH):
                 parts.clear()
                 self._run(self.stream[start : start + BATCH])
@@ -119,25 +124,16 @@ class LayerStreams:
 
     def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
         """Return the first layer's input stream; record the arguments of layers at a new size."""
-        entered: list[Tensor] = []
-        beside: list[tuple[Any, Any]] = []
-        new = len(texts) not in self._beside
+        run = partial(model.base_model, texts, use_cache=False)
+        if len(texts) not in self._beside:
+            self._beside[len(texts)] = beside = []
 
-        def catch(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if not entered:
-                entered.append(given[0])
-            if not new:
-                raise StopForwardError
-            beside.append((given[1:], named))
+            def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+                beside.append((given[1:], named))
 
-        with ExitStack() as stack:
-            for layer in self._layers:
-                stack.enter_context(layer.register_forward_pre_hook(catch, with_kwargs=True))
-            stack.enter_context(suppress(StopForwardError))
-            model.base_model(texts, use_cache=False)
-        if new:
-            self._beside[len(texts)] = beside
-        return entered[0]
+            with hooked(before=[(layer, keep) for layer in self._layers]):
+                run()
+        return first_call(self._layers[0], run)[0][0]
 
 
 class TrainingRows(Dataset[dict[str, Any]]):
