@@ -34,6 +34,14 @@ def pytest_runtestloop():
     return result
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freeze_what_stays():
+    """Keep what a file's tests imported out of the collections that every training asks for."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark the tests that need a browser, by their fixtures, and skip them if there is none."""
