@@ -1,4 +1,4 @@
-"""Under torchrun two processes do the work of one, and agree on the result."""
+"""Two processes do the work of one, and agree on the result; at night torchrun starts them."""
 
 import json
 import os
@@ -25,18 +25,21 @@ from tests.two_processes import TRAINING, anneal_gated, contexts, tensorise_gate
 ROOT = Path(__file__).parents[1]
 
 
-def in_two(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the tests in two processes."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TESTS = ROOT / "tests"
+
+
+def run(*command: str | Path) -> None:
+    """Run Python with a script of the tests."""
     paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    return subprocess.run(
-        [sys.executable, *command, str(ROOT / "tests" / script), *args],
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,7 @@ def two(tmp_path_factory, testrun_uid) -> Path:
     folder = tmp_path_factory.getbasetemp().parent / f"two-{testrun_uid}"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            done = in_two("two_processes.py", str(folder))
-            assert done.returncode == 0, done.stderr[-3000:]
+            run(TESTS / "two_processes.py", folder)
     return folder
 
 
@@ -105,8 +107,8 @@ def test_they_make_the_same_tensor(two, tensor_of_one):
 
 @pytest.mark.slow
 def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path, tensor_of_one):
-    done = in_two("sharded.py", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    run(*torchrun, TESTS / "sharded.py", tmp_path)
     check_tensor(tmp_path, tensor_of_one)
 
 
@@ -143,7 +145,7 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(tmp_path):
     group["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     processes = [
         subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)],
+            [sys.executable, str(TESTS / "killed.py"), str(tmp_path)],
             env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
             stderr=subprocess.PIPE,
             text=True,

@@ -4,6 +4,7 @@ Run as `python -m tests.train.kill_attack EVERY FOLDER KIND ...`; see test_kills
 fork of this process, which has imported everything that a training needs by training once.
 """
 
+import gc
 import json
 import os
 import signal
@@ -121,6 +122,9 @@ def main(kind: str, every: int, folder: Path) -> dict[str, object]:
     train = KINDS[kind]
     full, counted, log = folder / "full", folder / "counted", folder / "count"
     train(full, resume=False)
+    # Trainings ask for collections, which do not walk through what was imported until here.
+    gc.collect()
+    gc.freeze()
 
     def count_operations() -> None:
         watch(counted, lambda number: log.write_text(str(number)) and None)
