@@ -1,8 +1,5 @@
 """transformers opens bilens's language models and writes with them."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from experiments.llama2c import llama2c_tokenizer
@@ -15,16 +12,6 @@ from tests.experiments.test_llama2c import ALL_PIECES, write_tokenizer
 
 def small_model(n_tokens: int) -> LanguageModel:
     return LanguageModel(LanguageConfig(vocab_size=n_tokens, d_model=8, n_layers=1, n_heads=2))
-
-
-def test_a_process_that_imported_transformers_first_opens_them_too(tmp_path):
-    small_model(9).save_pretrained(tmp_path)
-    code = (
-        "import transformers; import bilens; from transformers import AutoModelForCausalLM as Auto;"
-        f"print(type(Auto.from_pretrained({str(tmp_path)!r})).__name__)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["LanguageModel"]
 
 
 def words(tmp_path):

@@ -271,7 +271,7 @@ def work():
 
 atexit.register(print, "at exit")
 threading.Thread(target=work).start()
-sys.argv = ["bilens", "doctor"]
+sys.argv = ["bilens", "cite"]
 main()
 """
     run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)

@@ -10,6 +10,7 @@ import pytest
 import bilens
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
+from bilens.nn.language import LanguageConfig, LanguageModel
 
 
 @pytest.fixture
@@ -83,6 +84,9 @@ class Finder:
         return getattr(self.finder, name)
 
 sys.meta_path[:] = map(Finder, sys.meta_path)
+import transformers
+import bilens
+print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
 import bilens.read.flow, bilens.read.language, bilens.report, bilens.residual, bilens.train
 from bilens.convert.gguf import gguf
 from bilens.data import load_images
@@ -99,13 +103,18 @@ for use in (
 
 
 def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_path):
+    """In a process that imported transformers first, which opens models of bilens too."""
+    config = LanguageConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
+    LanguageModel(config).save_pretrained(tmp_path)
     ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS],
+        [sys.executable, "-c", WITHOUT_EXTRAS, tmp_path],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    extras = [line.split("bilens[")[1].rstrip("]'") for line in ran.stdout.splitlines()]
+    opened, *messages = ran.stdout.splitlines()
+    assert opened == "LanguageModel"
+    extras = [line.split("bilens[")[1].rstrip("]'") for line in messages]
     assert extras == ["train", "explore", "gguf", "train", "train"]

@@ -69,6 +69,7 @@ def sources(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def here(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 100)
     (tmp_path / "here").mkdir()
     for path in sources.iterdir():
         (tmp_path / "here" / path.name).symlink_to(path)

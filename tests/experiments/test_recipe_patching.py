@@ -40,6 +40,14 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_words():
+    """Sequences of five of all words would be a quarter of a million texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "WORDS", pairs.WORDS[:8])
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
@@ -65,6 +73,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def installed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / "model"})
+    three = ("agreement", "gender", "ioi")
+    monkeypatch.setattr(tasks, "TEMPLATES", {task: tasks.TEMPLATES[task] for task in three})
     return TinyContext("small", tmp_path)
 
 
