@@ -12,6 +12,7 @@ from bilens.errors import BilensError
 from bilens.memory import MemoryLimitError, available_memory, check_memory
 from bilens.tensor import BilinearTensor
 
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the size of this process from /proc")
 def test_eigenvectors_of_many_inputs_under_a_limit():
     """With the address space of this process limited to a gigabyte more than it has."""

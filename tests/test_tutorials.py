@@ -45,6 +45,7 @@ def notebook_of(page):
 def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
     """Here, since kernels take longer to start than these cells to run."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 5000)
     state = {}
     for cell in notebook_of(page).cells:
         source = cell.source

@@ -118,9 +118,9 @@ def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, mon
 )
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     """Lay heads side by side in a row of the stream, as a model does."""
-    length = 64 if not one_chunk else 1000
+    length, time = (1000, 20) if one_chunk else (64, 70)
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
-    inputs = on_device(batch=2, kv_heads=2, time=70, width=12, d_value=20, squared=squared)
+    inputs = on_device(batch=2, kv_heads=2, time=time, width=12, d_value=20, squared=squared)
     side_by_side = [
         None if x is None else x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs
     ]
@@ -200,9 +200,9 @@ def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
 def test_a_text_goes_on_from_a_state(squared, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "triton")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
-    inputs = on_device(time=90, width=12, d_value=8, sharing=2, squared=squared)
+    inputs = on_device(time=76, width=12, d_value=8, squared=squared)
     y, state = [], None
-    for span in (slice(0, 10), slice(10, 89), slice(89, 90)):
+    for span in (slice(0, 10), slice(10, 75), slice(75, 76)):
         parts = [None if x is None else x[:, :, span] for x in inputs]
         out, state = resume_attention(*parts, state=state, scale=0.3)
         y.append(out)
