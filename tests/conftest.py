@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+from functools import cache
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.explore.browser import chromium, find_browser
 def pytest_configure(config):
     if config.option.dist != "no" and not hasattr(config, "workerinput"):
         return  # this process hands tests to others, and runs none itself
+    # Threads without work do not take the cores of other tests; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch  # noqa: PLC0415
     from hypothesis import HealthCheck, settings  # noqa: PLC0415
 
@@ -39,6 +42,16 @@ def pytest_runtestloop():
     # Python itself looks for leaks as it ends.
     atexit.register(gc.unfreeze)
     return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_read_once():
+    """Hundreds of commands and fixtures take them."""
+    import sklearn.datasets  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,6 +42,7 @@ def tensor(tmp_path_factory):
 )
 def test_commands_read_it(tensor, command, options, part, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
     result = in_json(capsys, command, tensor, *options)
     assert result if part is None else result[part]
 
