@@ -37,7 +37,6 @@ from torch import Tensor
 
 from bilens.files import write_json
 from bilens.read.flow.circuit_search import (
-    SAMPLES,
     Cases,
     Interval,
     everything_but,
@@ -310,7 +309,7 @@ def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:
 def summary(row: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
     """Return CPR and CMD of each attribution on a task, and their differences from EAP-IG's."""
     changes = np.array(row["changes"])
-    drawn = np.random.default_rng(0).integers(len(changes), size=(SAMPLES, len(changes)))
+    drawn = np.random.default_rng(0).integers(len(changes), size=(2000, len(changes)))
     # The first row is the estimate, the others are the bootstrap's samples of questions.
     drawn = np.concatenate([np.arange(len(changes))[None], drawn])
     samples: dict[str, dict[str, np.ndarray]] = {}

@@ -19,7 +19,7 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.sections import Percent, Table, fact_text, signed
-from bilens.tensor import Spectrum, bonds, decompile
+from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
 
@@ -207,11 +207,11 @@ def test_names_are_escaped():
     assert "<script>" not in data.plot().to_json()
 
 
-def test_large_tensors_are_not_decomposed_to_be_shown(results, monkeypatch):
-    monkeypatch.setattr("bilens.tensor.bilinear.SHOWN", 9)
-    monkeypatch.setattr("bilens.tensor.quadratic.SHOWN", 9)
-    assert "<table" not in results["tensor"]._repr_html_()
-    assert "<table" not in results["form"]._repr_html_()
+def test_large_tensors_are_not_decomposed_to_be_shown():
+    few, many = torch.ones(1, 3), torch.ones(1, 1025)
+    assert "<table" not in BilinearTensor(few, few, many.mT)._repr_html_()
+    assert "<table" in BilinearTensor(many, many, few.mT)._repr_html_()
+    assert "<table" not in QuadraticForm(many, many, torch.ones(1))._repr_html_()
 
 
 def test_outputs_have_names(results):

@@ -68,8 +68,6 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""
-SHOWN = 10
-"""Rows of a reading in a notebook."""
 
 
 class Reading:
@@ -156,13 +154,14 @@ class Reading:
         if not len(frame.columns):
             return ""
         # Whole frames would fill a notebook.
-        style = frame.head(SHOWN).style.hide(axis="index")
+        shown = frame.head(10)
+        style = shown.style.hide(axis="index")
         if self.axes:
             bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
             style = style.bar(subset=[self.axes["y"]], **bars)
         numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
         table: str = style.format(numbers, escape="html").to_html()
-        return table + (f"<p>{SHOWN} of {len(frame):,} rows</p>" if len(frame) > SHOWN else "")
+        return table + (f"<p>10 of {len(frame):,} rows</p>" if len(frame) > 10 else "")
 
 
 @dataclass(frozen=True)

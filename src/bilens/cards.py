@@ -15,19 +15,19 @@ CARD_NAME = "README.md"
 AGREEMENT_NAME = "tensorise.json"
 """File in a run of `bilens tensorise` with its agreement with the original after each stage."""
 
-KINDS = {
-    "image-classifier": (
+ABOUT = {
+    "bilens": (
         "An image classifier whose layers multiply two linear maps, so that its weights are "
         "tensors that can be decomposed exactly",
         'model = bilens.load("{0}")\nmodel.tensors()[0].svd()  # from pixels, in few directions',
         "image-classification",
-    )
+    ),
+    "transformers": (
+        "A causal language model whose weights bilens reads: n-grams, heads, eigenvectors, flows",
+        'model = bilens.load("{0}")\nmodel.ov(0)  # what heads of layer 0 write, from the weights',
+        "text-generation",
+    ),
 }
-LANGUAGE = (
-    "A causal language model whose weights bilens reads: n-grams, heads, eigenvectors, flows",
-    'model = bilens.load("{0}")\nmodel.ov(0)  # what the heads of layer 0 write, from the weights',
-    "text-generation",
-)
 WHY_NOT = {
     "image-classifier": "Plain transformers does not know this architecture; bilens opens it.",
     "bilens-language": "Plain transformers does not know this architecture. After "
@@ -57,12 +57,12 @@ def model_card(
     """
     title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))
-    about, code, task = KINDS.get(kind, LANGUAGE)
+    library = "bilens" if kind == "image-classifier" else "transformers"
+    about, code, task = ABOUT[library]
     processing = settings.get("bilens_processing") or {}
     biases = ["added_biases"] if processing.get("added_biases") else []
     reasons = {kind, *settings, *biases} & WHY_NOT.keys()
     plain = WHY_NOT[reasons.pop()] if reasons else PLAIN.format(repo_id)
-    library = "bilens" if kind in KINDS else "transformers"
     data = ModelCardData(library_name=library, pipeline_tag=task, tags=["bilens", kind])
     parts = [
         f"---\n{data.to_yaml()}\n---\n\n# {title or 'A model'}\n\n{about}.",

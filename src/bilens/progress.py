@@ -42,11 +42,13 @@ logger = logging.getLogger("bilens")
 """The logger of everything; only rank 0 of `torchrun` logs."""
 logger.addFilter(lambda _: _is_first_process())
 logger.addHandler(_StandardError())
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-if (level := os.environ.get("BILENS_VERBOSITY", "info").upper()) not in LEVELS:
-    names = ", ".join(LEVELS).lower()
-    raise BilensError(f"BILENS_VERBOSITY={level.lower()}, expected one of {names}")
-logger.setLevel(level)
+try:
+    logger.setLevel(os.environ.get("BILENS_VERBOSITY", "info").upper())
+except ValueError as error:
+    raise BilensError(
+        f"BILENS_VERBOSITY={os.environ['BILENS_VERBOSITY']}, expected one of debug, info, warning, "
+        "error, critical"
+    ) from error
 
 
 def progress_bar() -> Progress:

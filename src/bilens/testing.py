@@ -21,8 +21,6 @@ from bilens.read.flow import flow
 from bilens.residual import Moment, ResidualModel, Trace, queries_keys
 from bilens.residual.sums import mlp_output, sum_of_parts
 
-LENGTH = 8
-"""Tokens of the text that is made up."""
 SOFTMAX_ROUNDING = 1e-6
 """Relative error of patterns: transformers computes softmax in float32 whatever the weights."""
 
@@ -81,7 +79,7 @@ def check_family(
     """
     view = model if isinstance(model, ResidualModel) else ResidualModel(model)
     if ids is None:
-        length = min(LENGTH, view.parts.n_positions or LENGTH)
+        length = min(8, view.parts.n_positions or 8)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(view.vocab_size, (length,), generator=generator)
     case, failures = FamilyCase(view, ids.to(view.device), rounding), []

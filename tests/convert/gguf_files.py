@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
-from bilens.convert.gguf import ARCHITECTURES, RENAMED
+from bilens.convert.gguf import ARCHITECTURES
 
 FORMATS = {"u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q")}
 
@@ -84,7 +84,7 @@ def gguf_file(model: PreTrainedModel, architecture: str) -> GgufFile:
     known, config = ARCHITECTURES[architecture], model.config
     settings: list[tuple[str, str, Any]] = [("general.architecture", "text", architecture)]
     for key, setting in (known.settings | known.optional).items():
-        name = RENAMED.get(architecture, {}).get(setting, setting)
+        name = ARCHITECTURES[architecture].renamed.get(setting, setting)
         value = getattr(config, name, None)
         if setting == "rope_theta":
             ropes = config.rope_parameters

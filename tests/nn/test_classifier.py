@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import bilens
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.nn.layers import MOMENTUM, ScalarNorm
+from bilens.nn.layers import ScalarNorm
 from bilens.tensor import bonds
 
 configs = st.fixed_dictionaries(
@@ -61,7 +61,7 @@ def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_i
     for x in batches:
         y = norm(x)
         assert float(y.square().mean()) == pytest.approx(1, rel=1e-4)
-    shares = [(1 - MOMENTUM) ** 2, 1 - MOMENTUM, 1.0]
+    shares = [(1 - ScalarNorm.momentum) ** 2, 1 - ScalarNorm.momentum, 1.0]
     squares = [float(x.square().mean()) for x in batches]
     mean = sum(a * b for a, b in zip(shares, squares, strict=True)) / sum(shares)
     assert torch.allclose(norm.eval()(batches[0]), batches[0] / mean**0.5, rtol=1e-4)

@@ -61,13 +61,6 @@ LINES = {
 }
 """A line about each command and each reading of bilens, by name."""
 
-ABOUT = """Read neural networks from their weights.
-
-A name that ends in .py is a file with a reading of your own, as in `bilens copying.py MODEL`.
---json prints the result of a command as one JSON object on standard output, and everything else on
-standard error. --version prints the version. The exit status is 0 on success, 1 after an error, 2
-if the command line is not understood, and 130 after ctrl-C."""
-
 
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
@@ -205,7 +198,14 @@ def _overview(args: list[str]) -> Any:
     for name, line in LINES.items():
         command = _command(name) if completion else lambda: None
         overview.command(name=name, help=line)(command)
-    return overview.cli(prog="bilens", description=ABOUT, args=args, registry=NUMBERS)
+    about = (
+        "Read neural networks from their weights.\n\n"
+        "A name that ends in .py is a file with a reading of your own, as in `bilens copying.py "
+        "MODEL`. --json prints the result of a command as one JSON object on standard output, and "
+        "everything else on standard error. --version prints the version. The exit status is 0 on "
+        "success, 1 after an error, 2 if the command line is not understood, and 130 after ctrl-C."
+    )
+    return overview.cli(prog="bilens", description=about, args=args, registry=NUMBERS)
 
 
 NUMBERS = tyro.constructors.ConstructorRegistry()

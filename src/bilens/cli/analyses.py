@@ -24,16 +24,16 @@ class Exporter:
     """An option that writes the readings of one kind to further files.
 
     Attributes:
-        name: Of the option that asks for the path.
-        help: A sentence about it.
         writer: Name of the function in `bilens.report.exporters` that writes a reading to a path,
             under a name, with the model's name.
+        name: Of the option that asks for the path.
+        help: A sentence about it.
         endings: Endings of the path, of which it has one; a folder has none.
     """
 
-    name: str
-    help: str
     writer: str
+    name: str = "arrays"
+    help: str = "Folder to also write the arrays to, with the numbers as JSON."
     endings: tuple[str, ...] = ()
 
     def write(self, reading: Reading, path: Path, name: str, model: str) -> None:
@@ -42,27 +42,26 @@ class Exporter:
         write(reading, path, name, model)
 
 
-ARRAYS = ("arrays", "Folder to also write the arrays to, with the numbers as JSON.")
 EXPORTERS: dict[str, tuple[Exporter, ...]] = {
-    "ClassifierReading": (Exporter(*ARRAYS, "write_spectra"),),
-    "DeepReading": (Exporter(*ARRAYS, "write_paths"),),
-    "BondReading": (Exporter(*ARRAYS, "write_bonds"),),
+    "ClassifierReading": (Exporter("write_spectra"),),
+    "DeepReading": (Exporter("write_paths"),),
+    "BondReading": (Exporter("write_bonds"),),
     "FlowReading": (
         Exporter(
+            "write_figure",
             "figure",
             "File to also draw the graph to: a name that ends in .png, .svg or .pdf.",
-            "write_figure",
             (".png", ".svg", ".pdf"),
         ),
         Exporter(
+            "write_viewer",
             "viewer",
             "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
-            "write_viewer",
         ),
         Exporter(
+            "write_graph",
             "save_graph",
             "File to also write the graph to, as an attribution graph for Neuronpedia.",
-            "write_graph",
             (".json",),
         ),
     ),

@@ -196,8 +196,6 @@ DEEP = Architecture(d_model=64, n_layers=3, norm="scalar")
 IMAGES = ClassifierTraining(epochs=40, batch_size=50, decay=0.95)
 SMALL = LanguageSettings(d_model=64, n_heads=2, d_hidden=128, n_ctx=16)
 WORDS = LanguageTraining(epochs=1, batch_size=64, learning_rate=5e-3)
-# A name and a verb have an object: what ben ate was rice, what lily ate soup.
-PROMPT, TOKEN, MINUS = "then ben was happy and ate", "rice", "soup,jam"
 
 
 @dataclass(frozen=True)
@@ -227,15 +225,17 @@ class Demo:
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
         records = {"decompose": Decompose(deep, bonds=True).run()}
         Report(str(deep)).run()
-        out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
+        # A name and a verb have an object: what ben ate was rice, what lily ate soup.
+        prompt, token, minus = "then ben was happy and ate", "rice", "soup,jam"
+        out.print(f"\n“{prompt}”: why {token}, and not {minus}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         # The command, and not the function, so that the demo shows what users will type.
         flow: Any = command_of(declared_analysis("flow"))
         page = grammar / "flow.html"
         records["flow"] = flow(
-            model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page
+            model=str(grammar), prompt=prompt, token=token, minus=minus, output=page
         ).run()
-        Report(str(grammar), token=TOKEN, minus=MINUS).run()
+        Report(str(grammar), token=token, minus=minus).run()
         return records
 
 

@@ -43,12 +43,6 @@ from bilens.settings import Between, CheckedSettings, read_settings
 
 LINEAR_NAME = "linear in some layers: bilens.load opens this model"
 """Names of activations in a configuration; transformers raises KeyError with the name."""
-START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
-    ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate"), 1.702
-)
-"""Beta at which Swish is an activation, or nearly."""
-RIDGE = 1e-9
-"""Added to S_gg, relative to it: keeps the equations solvable if g hardly varies."""
 
 
 @dataclass(frozen=True)
@@ -210,12 +204,15 @@ def give_swish(model: PreTrainedModel) -> Swish:
     if find_swish(model.config) is not None:
         return Swish(model.config, mlps[0].activation_function())
     was = getattr(model.config, key)
-    if key == "mlp" or was not in START:
+    # Beta at which Swish is an activation, or nearly.
+    gelus = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate")
+    betas = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(gelus, 1.702)
+    if key == "mlp" or was not in betas:
         raise BilensError(
             f"{key}={was!r} in the model's configuration; expected one that Swish can begin as: "
-            f"{', '.join(START)}"
+            f"{', '.join(betas)}"
         )
-    gate = Gate("swish", START[was])
+    gate = Gate("swish", betas[was])
     for mlp in mlps:
         # Swish at beta = 0 is z / 2.
         if was == "linear":
@@ -321,7 +318,8 @@ class GateSums:
         # Units that are never active would divide 0 by 0. The ridge is on the slope only.
         # Added to both: units that are never active get the line 0.
         tiny = 1e-100
-        S_1, S_gg = S_1 + tiny, S_gg * (1 + RIDGE) + tiny
+        # The ridge, relative to S_gg, keeps the equations solvable if g hardly varies.
+        S_1, S_gg = S_1 + tiny, S_gg * (1 + 1e-9) + tiny
         # Cramer's rule for the two equations of each unit
         det = S_gg * S_1 - S_g * S_g
         a = (S_gact * S_1 - S_act * S_g) / det

@@ -9,7 +9,7 @@ in the file. Names of tensors and their layouts are those of transformers.
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,12 +58,14 @@ CAPS = {
 class _Architecture:
     """Settings of an architecture: their names in a file, and those in transformers.
 
-    A file must hold all `settings`. It may hold the `optional` ones.
+    A file must hold all `settings`. It may hold the `optional` ones. Those that are `renamed` have
+    another name in this architecture than in others.
     """
 
     model_type: str
     settings: dict[str, str]
     optional: dict[str, str]
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 ARCHITECTURES = {
@@ -75,11 +77,12 @@ ARCHITECTURES = {
     "gemma2": _Architecture("gemma2", LLAMA | HEAD | WINDOW, ROTARY | CAPS),
     "gemma3": _Architecture("gemma3_text", LLAMA | ROTARY | HEAD | WINDOW, CAPS),
     "gpt2": _Architecture(
-        "gpt2", {**SIZES, "attention.layer_norm_epsilon": "layer_norm_epsilon"}, {}
+        "gpt2",
+        {**SIZES, "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        {},
+        {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"},
     ),
 }
-RENAMED = {"gpt2": {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}}
-"""Settings that have other names in a family."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with the factors of Llama 3's rotary positions, which transformers has as settings."""
 
@@ -199,7 +202,7 @@ def _config(header: Header) -> Any:
             f"{path} lacks the settings {', '.join(f'{name}.{key}' for key in missing)}: it is "
             "damaged, or from a program older than these settings. Convert the model again."
         )
-    renamed = RENAMED.get(name, {})
+    renamed = architecture.renamed
     values: dict[str, Any] = {}
     for key, setting in (architecture.settings | architecture.optional).items():
         if key in given:

@@ -20,8 +20,6 @@ gguf = lazy_import("gguf", install="bilens[gguf]")
 
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by the numbers of GGUF's value types."""
-TEXT, LIST = 8, 9
-AXES, ALIGNMENT = 4, 32
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class _HeaderReader:
             if name in settings:
                 raise self.damaged(f"has the setting {name!r} twice")
             settings[name] = self.value(self.number("I"))
-        alignment = settings.get("general.alignment", ALIGNMENT)
+        alignment = settings.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"has alignment {alignment!r}, expected a power of two")
         tensors: dict[str, TensorInfo] = {}
@@ -117,8 +115,8 @@ class _HeaderReader:
     def tensor(self, name: str) -> TensorInfo:
         """Read an entry of the table after its name; its start is after the table."""
         n_axes = self.number("I")
-        if not 1 <= n_axes <= AXES:
-            raise self.damaged(f"has {name} with {n_axes} axes, expected 1 to {AXES}")
+        if not 1 <= n_axes <= 4:
+            raise self.damaged(f"has {name} with {n_axes} axes, expected 1 to 4")
         # GGUF lists the fastest axis first, torch the slowest.
         shape = tuple(self.number("Q") for _ in range(n_axes))[::-1]
         if not all(0 < size < 2**31 for size in shape):
@@ -134,15 +132,16 @@ class _HeaderReader:
 
     def value(self, kind: int) -> Any:
         """Read the value of a setting."""
-        if kind == TEXT:
+        text, array = 8, 9
+        if kind == text:
             return self.text()
         if kind in FORMS:
             return self.number(FORMS[kind])
-        item = self.number("I") if kind == LIST else kind
-        if item not in FORMS and item != TEXT:
+        item = self.number("I") if kind == array else kind
+        if item not in FORMS and item != text:
             raise self.damaged(f"has a value of type {item}, which is not known")
         n_items = self.number("Q")
-        if item == TEXT:
+        if item == text:
             return [self.text() for _ in range(n_items)]
         values = self.take(n_items * struct.calcsize(FORMS[item]))
         return list(struct.unpack(f"<{n_items}{FORMS[item]}", values))

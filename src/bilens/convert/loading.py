@@ -23,6 +23,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
+import bilens.nn.language  # noqa: F401  # transformers knows its models then
 from bilens.cards import write_card
 from bilens.checks import check_count, check_weights, checked
 from bilens.convert import gates, layouts
@@ -41,10 +42,8 @@ from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
 from bilens.memory import check_memory
 from bilens.nn import ImageClassifier, read_config
-from bilens.nn.language import LanguageConfig
 from bilens.progress import no_progress
 
-OWN = LanguageConfig.model_type  # importing it has made transformers know it
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
 TOKENIZERS += ("tokenizer.model", "spiece.model")  # type: ignore[assignment]
 """Files of which a folder with a tokenizer has one at least."""

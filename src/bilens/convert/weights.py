@@ -28,9 +28,6 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """Files of weights, in the order of preference; an index names the files that share them."""
-DAMAGED = (SafetensorError, UnpicklingError, RuntimeError, EOFError, LookupError, TypeError)
-DAMAGED += (ValueError, AttributeError)  # type: ignore[assignment]
-"""Errors that torch.load and safetensors let through for a damaged file."""
 
 
 def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
@@ -64,7 +61,11 @@ def _read(path: Path) -> dict[Any, Any]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGED as error:
+    except (
+        # What torch.load and safetensors let through for a damaged file.
+        *(SafetensorError, UnpicklingError, RuntimeError, EOFError, LookupError, TypeError),
+        *(ValueError, AttributeError),
+    ) as error:
         if is_out_of_memory(error):
             raise
         raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
@@ -148,11 +149,6 @@ def _weights_file(source: str | Path, **place: Any) -> Path | None:
     return None
 
 
-ERRORS = (
-    *(SafetensorError, StrictDataclassError, OSError, RuntimeError, ArithmeticError, ImportError),
-    *(ValueError, LookupError, TypeError, AttributeError, AssertionError),
-)
-"""Errors that transformers lets through if a file is damaged."""
 MODEL = "language model, and none could be fetched from the hub by this name"
 
 
@@ -165,8 +161,10 @@ def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
     except (CheckpointError, MemoryLimitError):
         raise
     except Exception as error:
-        # Errors of the library tokenizers are plain Exceptions.
-        damage = isinstance(error, ERRORS) or type(error) is Exception
+        # What transformers lets through. Errors of the library tokenizers are plain Exceptions.
+        read = SafetensorError | StrictDataclassError | OSError | RuntimeError | ArithmeticError
+        code = ImportError | ValueError | LookupError | TypeError | AttributeError | AssertionError
+        damage = isinstance(error, read | code) or type(error) is Exception
         if not damage or is_out_of_memory(error):
             raise
         raise CheckpointError(f"{source} holds no complete {what}: {error}") from error

@@ -42,14 +42,14 @@ bundled, model_selection = (
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]
-FIGURES = tuple("0123456789")
-CLOTHES: tuple[str, ...] = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
-CLOTHES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 # By name: the classes, the repository on the hub, and the folders that usually hold it.
 KNOWN = {
-    "mnist": (FIGURES, "ylecun/mnist", ("mnist", "MNIST/raw")),
+    "mnist": (tuple("0123456789"), "ylecun/mnist", ("mnist", "MNIST/raw")),
     "fashion-mnist": (
-        CLOTHES,
+        (
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
         "zalando-datasets/fashion_mnist",
         ("fashion-mnist", "FashionMNIST/raw"),
     ),
@@ -350,7 +350,7 @@ def _digits(seed: int) -> ImageData:
     # Stratified, since 1,797 images in ten classes leave few of each for the test.
     how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
     parts = model_selection.train_test_split(images, labels, **how)
-    return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], FIGURES, white=16)
+    return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], tuple("0123456789"), white=16)
 
 
 @checked
@@ -407,10 +407,6 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
         raise DataError(
             f"{path} cannot be read as an IDX file of bytes: {error}. Fetch it again."
         ) from error
-
-
-INK = 0.25
-"""Share of the darkest pixel above which a pixel belongs to the drawing."""
 
 
 @checked
@@ -474,7 +470,8 @@ def fit_drawing(
 
 
 def _box(ink: Float[np.ndarray, "height width"]) -> tuple[slice, slice]:
-    rows, columns = (np.flatnonzero((ink > INK).any(axis)) for axis in (1, 0))
+    # Pixels above this share of the darkest one belong to the drawing.
+    rows, columns = (np.flatnonzero((ink > 0.25).any(axis)) for axis in (1, 0))
     return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
 

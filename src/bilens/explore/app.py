@@ -44,8 +44,6 @@ else:
     contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
-FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
-MONOSPACED = ["ui-monospace", "monospace"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +222,9 @@ def _script() -> str:
 
 def _theme() -> gr.Theme:
     # No font is fetched; and the grey of small print is too pale for it.
-    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
+    fonts = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
+    monospaced = ["ui-monospace", "monospace"]
+    theme = gr.themes.Default(primary_hue="blue", font=fonts, font_mono=monospaced)
     return theme.set(body_text_color_subdued="*neutral_500")
 
 
@@ -232,9 +232,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-SENT = "/queue/join"
-"""Address of the events of the page; Gradio takes uploads and more at others."""
 
 LARGEST = 2**21
 """Bytes of a request: a drawing has a few thousand."""
@@ -306,7 +303,9 @@ class RequestGuard:
         # Programs that are no browsers send no origin.
         if origin is not None and urlsplit(origin).netloc != host:
             return "The explorer answers to its own page only."
-        if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
+        # The page's events go here; Gradio takes uploads and more at other addresses.
+        is_event = scope["path"].endswith("/queue/join")
+        if scope["method"] not in ("GET", "HEAD") and not is_event:
             return NOTHING_ELSE
         return ""
 
@@ -356,10 +355,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
-"""Files of a run that the explorer does not need."""
-
-
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
     """Write a folder with app.py, requirements.txt, README.md and the model.
 
@@ -407,7 +402,9 @@ def _copied(path: Path, folder: Path, kind: str) -> str:
     (folder / kind).mkdir()
     place = f"{kind}/{path.name}"
     if path.is_dir():
-        shutil.copytree(path, folder / place, ignore=LEFT_OUT)
+        # Files of a run that the explorer does not need
+        unused = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
+        shutil.copytree(path, folder / place, ignore=unused)
     else:
         shutil.copy(path, folder / place)
     return place

@@ -54,10 +54,8 @@ class ThreadModel(threading.local):
         self.model = sharing_weights(model)
 
 
-SHOWN = 150
-LARGEST, AT_ONCE, CIRCUIT_AT_ONCE = 2.5e11, 1e11, 5e9
-"""Layers times tokens times d_model^3: of a flow at most, and of a flow and of a circuit that are
-made before the page opens."""
+LARGEST, AT_ONCE = 2.5e11, 1e11
+"""Layers times tokens times d_model^3: of a flow at most, and of one made before the page opens."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,9 @@ class FlowView:
     ) -> None:
         self._models, self.texts = ThreadModel(model), texts
         self.cost = model.n_layers * model.d_model**3
-        self.start = start if self.cost * len(model.ids(start)) <= AT_ONCE else ""
-
-        self.has_circuit = self.cost * len(model.ids(start)) <= CIRCUIT_AT_ONCE
+        cost = self.cost * len(model.ids(start))
+        # A circuit takes as long as twenty flows.
+        self.start, self.has_circuit = start if cost <= AT_ONCE else "", 20 * cost <= AT_ONCE
 
     @property
     def model(self) -> ResidualModel:
@@ -170,7 +168,7 @@ class FlowView:
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
         second, other = self.second_run(of)
         question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
-        return answer_question(self.model, question, other, shown=SHOWN)
+        return answer_question(self.model, question, other, shown=150)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def circuit(self, of: FlowOf) -> CircuitReading:
@@ -217,18 +215,6 @@ class FlowView:
         )
 
 
-DRAW = """
-const place = element.querySelector(".flow");
-const remove = (names) => { props.value = JSON.stringify(names); trigger("input"); };
-const draw = () => {
-  place.hidden = !props.graph;
-  if (props.graph) bilensFlow(place, JSON.parse(props.graph), remove);
-};
-watch("graph", draw);
-draw();
-"""
-
-
 def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
     heading("Why this token, and not after the other text?")
@@ -271,7 +257,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     drawing = html(
         "flow",
         html_template=f'<div class="flow">{_shared("flow.html")}</div>',
-        js_on_load=_shared("flow.js") + DRAW,
+        js_on_load=_shared("flow.js")
+        + Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
         graph="",
     )
     html(

@@ -29,9 +29,6 @@ from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Ta
 PLOTS = 8
 """Figures of a reading that its panel has room for."""
 
-NOT_HERE = ("data", "data_dir", "position")
-"""Options that the explorer sets for the whole page."""
-
 
 class ReadingPanel:
     """A panel of an analysis: its settings are fields of a screen's state.
@@ -61,7 +58,8 @@ class ReadingPanel:
         options = [
             replace(option, default=recorded.get(option.name, option.default))
             for option in analysis.options
-            if option.name not in NOT_HERE
+            # Those that the explorer sets for the whole page are left out.
+            if option.name not in ("data", "data_dir", "position")
         ]
         self.page_fields = {
             option.name: page_fields[option.name]

@@ -20,13 +20,6 @@ from bilens.report.page import CONFIG
 from bilens.sections import Fact
 from bilens.sections import shown as shown_fact
 
-BAR = """
-<button type="button">Copy the address of this view</button>
-<span role="status"></span>
-<p class="bilens-notice">${note}</p>
-"""
-"""The address of the view, kept in the browser, and a button that copies it."""
-
 
 def html(name: str, content: str = "", **settings: Any) -> gr.HTML:
     """Lay out a place for HTML, which the caller escapes."""
@@ -201,14 +194,6 @@ def _number(name: str, text: str) -> int:
 
 Updates = dict[Any, Any]
 
-EVENT: dict[str, Any] = {
-    "show_progress": "hidden",
-    "trigger_mode": "always_last",
-    "api_visibility": "private",
-    # A control's own errors leave the box as it is, and hold back later input.
-    "preprocess": False,
-}
-
 AT_ONCE = 4
 """Visitors whose clicks run at once."""
 
@@ -317,8 +302,11 @@ class Screen(Generic[State]):
 
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
-        script = Path(__file__).with_name("address_bar.js").read_text(encoding="utf-8")
-        self.bar = html("address", html_template=BAR, js_on_load=script, note="")
+        bar, script = (
+            Path(__file__).with_name(f"address_bar.{kind}").read_text(encoding="utf-8")
+            for kind in ("html", "js")
+        )
+        self.bar = html("address", html_template=bar, js_on_load=script, note="")
         # None until the first view has been computed.
         self.seen = gr.State(None)
         self.restored = gr.State(0)
@@ -329,17 +317,19 @@ class Screen(Generic[State]):
         # of `restored` then computes the view as any change of a field does. So text that is typed
         # meanwhile stays, and the last request is always the one that is shown. Everything that is
         # computed arrives in one update: a browser loses some of those that come one by one.
-        how = {**EVENT, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
-        gr.on(
-            [*events, self.restored.change],
-            self.on_change,
-            [self.seen, *components],
-            outputs,
-            **how,
-        )
+        event: dict[str, Any] = {
+            "show_progress": "hidden",
+            "trigger_mode": "always_last",
+            "api_visibility": "private",
+            # A control's own errors leave the box as it is, and hold back later input.
+            "preprocess": False,
+        }
+        how = {**event, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
+        changes = [*events, self.restored.change]
+        gr.on(changes, self.on_change, [self.seen, *components], outputs, **how)
         fields: set[Any] = {self.restored, *components}
-        gr.on([self.bar.input], self.on_address, [self.bar], fields, **EVENT)
-        gr.on(None, self.on_load, None, fields, **EVENT)
+        gr.on([self.bar.input], self.on_address, [self.bar], fields, **event)
+        gr.on(None, self.on_load, None, fields, **event)
 
     def on_change(self, seen: State | None, *values: Any) -> Updates:
         """Show the state of the controls; a control with a value that is not there goes back.

@@ -20,10 +20,7 @@ from bilens.explore.screen import Screen, StateError
 from bilens.figures.canvas import as_image, grey
 from bilens.lazy_imports import gradio as gr
 
-TEST, DRAWN, SKETCH = "test-", "drawn-", "data:image/png;base64,"
-
-LARGEST = 1024
-"""Pixels of a side of a drawing that is read."""
+TEST, DRAWN = "test-", "drawn-"
 
 
 def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
@@ -40,9 +37,10 @@ def read_sketch(text: str, data: ImageData) -> str:
     Raises:
         StateError: the picture cannot be read.
     """
-    if not text.startswith(SKETCH):
+    sketch = "data:image/png;base64,"
+    if not text.startswith(sketch):
         return text
-    ink = ink_of(_read_picture(text.removeprefix(SKETCH)))
+    ink = ink_of(_read_picture(text.removeprefix(sketch)))
     return pack_drawing(fit_drawing(ink, data) if ink.max() > 0.05 else torch.zeros(data.n_inputs))
 
 
@@ -75,54 +73,19 @@ def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
     )
 
 
-def _read_picture(packed: str) -> Image.Image:
+def _read_picture(packed: str, side: int = 1024) -> Image.Image:
+    """Return a drawing of at most that many pixels on a side."""
     try:
         picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
         # The size is in the file's head: a file that is too large is never unpacked.
-        if max(picture.size) > LARGEST:
+        if max(picture.size) > side:
             raise ValueError("too large")
         picture.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise StateError(
-            "input", f"the drawing is not a picture of up to {LARGEST} pixels on a side; draw again"
+            "input", f"the drawing is not a picture of up to {side} pixels on a side; draw again"
         ) from error
     return picture
-
-
-SIDE = 280
-TEMPLATE = """
-<p class="label">The image that is explained: draw on it</p>
-<canvas width="${width}" height="${height}" role="img"
-  aria-label="A sheet to draw on"></canvas>
-<div class="row">
-  <button type="button" class="clear">Clear</button>
-  <label class="button">Use a picture<input type="file" accept="image/*"></label>
-</div>
-<label class="test">Test image
-  <input type="number" min="0" max="${last}" step="1" value="0" inputmode="numeric"></label>
-<input type="range" min="0" max="${last}" step="1" value="0" aria-label="Test image">
-<p class="message" role="alert">${message}</p>
-"""
-STYLE = """
-.label { margin: 0 0 8px; font-size: .85rem; color: var(--block-label-text-color); }
-canvas { display: block; width: 100%; max-width: 280px; background: #fff;
-  border: 1px solid var(--border-color-primary); border-radius: 8px; cursor: crosshair;
-  touch-action: none; }
-.row { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0; }
-button, .button { padding: 4px 10px; border-radius: 6px; cursor: pointer; font-size: .85rem;
-  color: var(--button-secondary-text-color); background: var(--button-secondary-background-fill);
-  border: 1px solid var(--border-color-primary); }
-.button:focus-within { outline: 2px solid var(--color-accent); }
-input[type=file] { position: absolute; opacity: 0; width: 1px; }
-.test { display: flex; align-items: center; gap: 8px; font-size: .85rem;
-  color: var(--body-text-color); }
-input[type=number] { width: 6em; padding: 2px 6px; border-radius: 6px;
-  border: 1px solid var(--border-color-primary); color: var(--body-text-color);
-  background: var(--input-background-fill); }
-input[type=range] { width: 100%; max-width: 280px; accent-color: var(--color-accent); }
-.message { margin: 4px 0 0; font-size: .85rem; color: var(--error-text-color, #b2182b); }
-.message:empty { display: none; }
-"""
 
 
 def sketchpad(screen: Screen[Any], data: ImageData) -> None:
@@ -136,7 +99,7 @@ def sketchpad(screen: Screen[Any], data: ImageData) -> None:
         data: whose images a drawing is made to look like.
     """
     height, width = data.shape
-    scale = max(1, SIDE // max(data.shape))
+    scale = max(1, 280 // max(data.shape))  # 280 is the width of a sheet on the page
 
     def drawn(text: str) -> dict[str, Any]:
         # The fragment makes it another address each time: the sheet may have been drawn on since.
@@ -146,12 +109,14 @@ def sketchpad(screen: Screen[Any], data: ImageData) -> None:
     def shown(text: str) -> dict[str, Any]:
         return {"value": text, **drawn(text)}
 
+    here, kinds = Path(__file__), (".html", ".css", ".js")
+    page = {kind: here.with_suffix(kind).read_text(encoding="utf-8") for kind in kinds}
     # Gradio's own sketch sends whole layers as files, which the guard of requests refuses.
     component = gr.HTML(
         **shown(screen.view.start.input),
-        html_template=TEMPLATE,
-        css_template=STYLE,
-        js_on_load=Path(__file__).with_name("sketchpad.js").read_text(encoding="utf-8"),
+        html_template=page[".html"],
+        css_template=page[".css"],
+        js_on_load=page[".js"],
         apply_default_css=False,
         container=True,
         padding=True,

@@ -93,14 +93,12 @@ ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur pictures that they enlarge."""
 
 
+@cache
 def _palette() -> Float[np.ndarray, "255 3"]:
     """255 colours, so that zero is exactly the middle one."""
     stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in DIVERGING])
     at = np.linspace(-1, 1, len(stops))
     return np.stack([np.interp(np.linspace(-1, 1, 255), at, channel) for channel in stops.T], 1)
-
-
-PALETTE = _palette()
 
 
 def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.ndarray, "h w"]:
@@ -119,13 +117,13 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> st
     limit = float(np.abs(image).max()) if limit is None else limit
     # A picture of zeros is white, and not divided by zero.
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
-    return _png(PALETTE[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
+    return _png(_palette()[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
 
 
 @cache
 def colour_bar() -> str:
     """Return the colours of `diverging` from negative to positive, as a data address."""
-    return _png(PALETTE.round().astype(np.uint8)[None].repeat(ENLARGED, 0))
+    return _png(_palette().round().astype(np.uint8)[None].repeat(ENLARGED, 0))
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> str:
@@ -269,7 +267,6 @@ class Canvas:
         )
 
 
-STEP, THICKEST, ROOT = 2.4, 7.0, 0.5
 Name = tuple[int, ...]
 
 
@@ -296,7 +293,8 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     aspect, depth = shape[0] / shape[1], paths.depth
     # In the order of the tree, so that no two edges cross.
     rows = sorted(range(len(paths)), key=lambda row: paths.indices[row].tolist())
-    rise, leaf = aspect + 0.42, ROOT + STEP * depth
+    step, margin = 2.4, 0.5
+    rise, leaf = aspect + 0.42, margin + step * depth
     canvas = Canvas(leaf + 1.05, rise * len(rows), unit=88, title=title)
     heights: dict[Name, list[float]] = {}
     eigenvalue: dict[Name, float] = {}
@@ -311,16 +309,18 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
         canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():
-        color, x = BLUE if value > 0 else RED, ROOT + STEP * (len(name) - 1)
-        start, end = (x, middle[name[:-1]]), (x + STEP, middle[name])
+        color, x = BLUE if value > 0 else RED, margin + step * (len(name) - 1)
+        start, end = (x, middle[name[:-1]]), (x + step, middle[name])
         canvas.line(start, end, color=color, width=_thickness(name, eigenvalue))
         at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         canvas.label(signed(value, ".2g"), x=at[0], y=at[1], color=color, on_line=True)
     if root:
-        canvas.label(f"<b>{plotly_text(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
+        text = f"<b>{plotly_text(root)}</b>"
+        canvas.label(text, x=margin / 2, y=middle[()], size=14, on_line=True)
     return canvas.figure()
 
 
 def _thickness(name: Name, eigenvalue: dict[Name, float]) -> float:
+    """Return 1 to 7 pixels."""
     largest = max(abs(v) for other, v in eigenvalue.items() if len(other) == len(name))
-    return 1 + (THICKEST - 1) * abs(eigenvalue[name]) / largest if largest else 1.0
+    return 1 + 6 * abs(eigenvalue[name]) / largest if largest else 1.0

@@ -67,9 +67,6 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
     return accuracy_curve(counts, accuracies, full, unit="paths", kept_by="over all classes")
 
 
-SHOWN = 20
-
-
 @checked
 def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
@@ -77,8 +74,8 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     # Either sign by itself, since most spectra have both.
     values = spectrum.values.detach().cpu().double()
     for name, color, indices in (
-        ("positive", BLUE, values[values > 0].sort(descending=True).values[:SHOWN]),
-        ("negative", RED, values[values < 0].sort().values[:SHOWN]),
+        ("positive", BLUE, values[values > 0].sort(descending=True).values[:20]),
+        ("negative", RED, values[values < 0].sort().values[:20]),
     ):
         figure.add_scatter(
             x=list(range(1, len(indices) + 1)),

@@ -21,8 +21,6 @@ from bilens.kernels.products import Inputs, Kernel, no_autocast, products, weigh
 
 KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
 """Names of the kernels; auto picks one by device, length and head size."""
-KERNELS: tuple[str, ...] = get_args(KernelName)
-"""The same as a tuple."""
 
 # float16 is missing on purpose: products of two scores leave its range.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -79,8 +77,9 @@ def bilinear_attention(  # noqa: PLR0913
     inputs = q1, k1, v, q2, k2
     if not _are_valid(inputs):
         _explain(*inputs)
-    if kernel not in KERNELS:
-        raise BilensError(f"kernel={kernel!r}, expected one of {', '.join(KERNELS)}")
+    if kernel not in get_args(KernelName):
+        kernels = ", ".join(get_args(KernelName))
+        raise BilensError(f"kernel={kernel!r}, expected one of {kernels}")
     scale = _checked_scale(scale, q1)
     if constant is not None or normalised is not False:
         _check_squared(inputs, constant, normalised)

@@ -24,9 +24,6 @@ CHUNK, FEATURES = 192, 2**19
 """Tokens of a chunk on a CPU, and numbers of a block of features or patterns for each thread, which
 stay near its core. For each coordinate of the values a token costs 3 CHUNK
 multiplications in the pattern of its chunk and 2 d_head^2 with the state."""
-GPU_CHUNK, GPU_FEATURES = 1024, 2**26
-"""On any other device, which likes few and large products. Reckoned, not measured."""
-
 
 Chunks = Sequence[Tensor]
 """q1, k1, v and, of two scores, q2 and k2 in chunks of equal length (heads, chunks, tokens, width);
@@ -52,9 +49,11 @@ class Text:
         heads, sharing = k1.shape[0] * k1.shape[1], q1.shape[1] // k1.shape[1]
         time, rows = k1.shape[2:]
         width = rows if q2 is None else q2.shape[-1]
-        on_cpu = v.device.type == "cpu"
-        self._length = min(CHUNK if on_cpu else GPU_CHUNK, time)
-        budget, workers = (FEATURES, torch.get_num_threads()) if on_cpu else (GPU_FEATURES, 1)
+        chunk, budget, workers = CHUNK, FEATURES, torch.get_num_threads()
+        if v.device.type != "cpu":
+            # Any other device likes few and large products. Reckoned, not measured.
+            chunk, budget, workers = 1024, 2**26, 1
+        self._length = min(chunk, time)
         # Features of one row of a block, for the tokens of all heads that share keys.
         row = sharing * self._length * width
         # Heads side by side: as many as have room for all their features, at least one a thread.

@@ -36,8 +36,6 @@ from bilens.kernels.triton_quadratic import (
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Triton runs its kernels in Python, without products of bfloat16."""
-WAVES = 4
-"""Programs for each processor of a card, below which a text is summed in segments."""
 
 
 def chunk_length(time: int, width: int) -> int:
@@ -56,7 +54,8 @@ def segment_count(programs: int, chunks: int, device: torch.device) -> int:
 
     Each is summed twice, so fewer than three are not worth it, nor are segments of a few chunks.
     """
-    segments = min(WAVES * processors(device) // programs, chunks // 4)
+    # A text is summed in segments below four programs for each processor of the card.
+    segments = min(4 * processors(device) // programs, chunks // 4)
     return segments if segments > 2 else 1
 
 

@@ -24,8 +24,6 @@ import triton.language as tl
 Tiles = dict[str, int]
 OTHER = "other"
 """Any card without measurements of its own."""
-READ_SIZES = ("BT", "BI", "BK", "BN", "num_warps", "num_stages")
-STATES_SIZES = ("BT", "BI", "BJ", "BN", "num_warps", "num_stages")
 
 
 class CardTiles(NamedTuple):
@@ -33,8 +31,8 @@ class CardTiles(NamedTuple):
 
     Attributes:
         source: where the sizes come from.
-        read: `READ_SIZES` of `read_kernel`.
-        states: `STATES_SIZES` of `states_kernel`, for symmetric states (half) or any.
+        read: sizes of `read_kernel`, as `read_sizes` names them.
+        states: those of `states_kernel`, for symmetric states (half) or any.
     """
 
     source: str
@@ -101,7 +99,7 @@ def read_sizes(
         card: a key of `TILES`.
     """
     sizes = _find("read", card, itemsize, widths, "any")
-    tiles = dict(zip(READ_SIZES, sizes, strict=True))
+    tiles = dict(zip(("BT", "BI", "BK", "BN", "num_warps", "num_stages"), sizes, strict=True))
     columns = HALF if half else min(tiles["BK"], widths[1])
     rows = min(tiles["BI"] * tiles["BK"] // columns, widths[0])
     return tiles | {"BI": rows, "BK": columns, "BN": min(tiles["BN"], widths[2])}
@@ -113,7 +111,7 @@ def states_sizes(
 ) -> Tiles:
     """Return tiles of `states_kernel`: BT tokens, BI by BJ products of coordinates, BN columns."""
     sizes = _find("states", card, itemsize, widths, "half" if half else "any")
-    tiles = dict(zip(STATES_SIZES, sizes, strict=True))
+    tiles = dict(zip(("BT", "BI", "BJ", "BN", "num_warps", "num_stages"), sizes, strict=True))
     columns = HALF if half else min(tiles["BJ"], widths[1])
     rows = min(tiles["BI"] * tiles["BJ"] // columns, widths[0])
     return tiles | {"BI": rows, "BJ": columns, "BN": min(tiles["BN"], widths[2])}

@@ -242,6 +242,8 @@ class ScalarNorm(nn.Module):
     Source: Chi-nets divide by a running root mean square, without a gradient.
     """
 
+    momentum = 0.02
+
     def __init__(self, eps: float | None = None) -> None:
         super().__init__()
         self.eps = 1e-6 if eps is None else eps
@@ -271,12 +273,9 @@ class ScalarNorm(nn.Module):
         now = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()
         with torch.no_grad():
             # As in Adam, division by the weight makes the mean right from the first step on.
-            self.mean_square.mul_(1 - MOMENTUM).add_(MOMENTUM * now)
-            self.weight.mul_(1 - MOMENTUM).add_(MOMENTUM)
+            self.mean_square.mul_(1 - self.momentum).add_(self.momentum * now)
+            self.weight.mul_(1 - self.momentum).add_(self.momentum)
         return x * (now + self.eps).rsqrt().to(x.dtype)
-
-
-MOMENTUM = 0.02
 
 
 @checked

@@ -53,9 +53,6 @@ BONDS_NAME = "bonds.json"
 BondKind = Literal["tree", "function"]
 """Bonds of the tree (`bilens.tensor.bonds`) or of the function (`function_bonds`)."""
 
-SAMPLES = 4096
-"""Inputs of the bonds of the function."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BondReading(Reading):
@@ -282,18 +279,20 @@ def _centred(model: TensorChain, data: ImageData) -> tuple[list[BilinearTensor],
     return [*lower, centred], embedding.to("cpu", torch.float64), classes
 
 
-def sample_inputs(data: ImageData, metric: Metric) -> Float64[Tensor, "samples n_in"]:
+def sample_inputs(
+    data: ImageData, metric: Metric, n: int = 4096
+) -> Float64[Tensor, "samples n_in"]:
     """Return inputs for the bonds of the function."""
     x = data.train_images.to("cpu", torch.float64)
     if metric == "images":
         # Evenly spaced, since images may be sorted by class.
-        return x[:: max(1, len(x) // SAMPLES)][:SAMPLES]
+        return x[:: max(1, len(x) // n)][:n]
     mean, covariance = torch.zeros_like(x[0]), torch.eye(x.shape[1]).to(x)
     if metric == "gaussian":
         mean = x.mean(0)
         covariance = (x - mean).T @ (x - mean) / len(x)
     # Inputs from mean and covariance only, for a reading without images.
-    return gaussian_samples(SAMPLES, mean, covariance)
+    return gaussian_samples(n, mean, covariance)
 
 
 def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "n n_in"]) -> None:

@@ -40,9 +40,6 @@ from bilens.sections import Fact, Percent, Picture, Section, Table, signed
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
-CELL, LABEL = 1.42, 0.3
-"""Width of a picture with its inputs, and height of the line below it, in widths of a picture."""
-
 
 @checked
 def top_inputs(
@@ -262,13 +259,15 @@ def eigenvector_figure(
     shown_inputs = 3
     best = top_inputs(spectrum, x, min(shown_inputs, len(x)))
     aspect = shape[0] / shape[1]
-    canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
+    # Of a picture with its inputs, and with the line below it, in widths of a picture.
+    cell, rise = 1.42, aspect + 0.3
+    canvas = Canvas(cell * k, 2 * rise, unit=120, title=title)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
         # Numbers within a sign, as P1, P2, ... and N1, N2, ...
         members = [item for item in enumerate(spectrum.values.tolist()) if sign * item[1] > 0]
-        top = row * (aspect + LABEL)
+        top = row * rise
         for column, (i, value) in enumerate(members[:k]):
-            left = column * CELL
+            left = column * cell
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"

@@ -283,9 +283,6 @@ def _draw_node(
     canvas.label(node_name(node), x=x + 0.5, y=below, color=GREY)
 
 
-NAMES = 1.7
-
-
 @checked
 def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) -> "go.Figure":
     """Draw the coordinates of a bond in rows: the picture of each, and both of its ends.
@@ -299,7 +296,8 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     shown = 1 + (bond > 0)
     start = 1.1 + shown * 1.08
     images = len(rows[0].ends[0].images)
-    side = images * 1.04 + NAMES
+    names = 1.7
+    side = images * 1.04 + names
     title = (
         "Coordinates of the pixels"
         if bond == 0
@@ -318,7 +316,7 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
             for i, index in enumerate(end.images):
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
             text = _moved(end, reading.data.class_names)
-            canvas.label(text, x=left + side - NAMES / 2 - 0.1, y=middle, on_line=True)
+            canvas.label(text, x=left + side - names / 2 - 0.1, y=middle, on_line=True)
     return canvas.figure()
 
 

@@ -20,10 +20,7 @@ from bilens.sections import Fact, Percent, Picture, Section, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, TensorChain, cluster
 
-COLUMNS = 4
-LINE = 0.18
 SHOWN = 12
-LINES = 2
 
 
 @dataclass(frozen=True)
@@ -197,17 +194,17 @@ def shared_figure(
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]
     # All pictures have room for the longest text, so that rows are level.
-    rise = aspect + LINE * (max(map(len, below)) + 0.5)
-    n_rows = -(-len(features) // COLUMNS)
+    n_columns, line_height, step_width = 4, 0.18, 1.42
+    rise = aspect + line_height * (max(map(len, below)) + 0.5)
+    n_rows = -(-len(features) // n_columns)
     alt = f"{len(features)} pictures of features, each with the classes that it moves"
-    step_width = 1.42
-    canvas = Canvas(step_width * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
+    canvas = Canvas(step_width * n_columns, rise * n_rows, unit=120, title="", alt=alt)
     for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
-        row, column = divmod(place, COLUMNS)
+        row, column = divmod(place, n_columns)
         left, top = step_width * column, rise * row
         canvas.eigenvector(feature.vector, shape, x=left + (step_width - 1) / 2, y=top)
         for number, (text, color, full) in enumerate(lines):
-            y = top + aspect + 0.01 + LINE * number
+            y = top + aspect + 0.01 + line_height * number
             canvas.label(text, x=left + step_width / 2, y=y, color=color, hover=full)
     return canvas.figure()
 
@@ -250,7 +247,7 @@ def _wrapped(names: Sequence[str]) -> list[str]:
         longer = f"{lines[-1]}, {name}" if lines[-1] else name
         if len(longer) <= 15 or not lines[-1]:
             lines[-1] = longer
-        elif len(lines) < LINES:
+        elif len(lines) < 2:
             lines.append(name)
         else:
             lines[-1] += f" +{len(names) - number}"

@@ -99,8 +99,6 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     return figure.update_traces(marker={"size": 4})
 
 
-RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
-"""Ranks of the uniform cuts whose accuracy is measured."""
 CONFIDENCE = 0.95
 """Confidence of the interval of the accuracy."""
 
@@ -251,7 +249,8 @@ def rank_accuracies(
     most = max(bond.k for bond in model_bonds.bonds)
     logits = full_cut(model_bonds)(data.test_images)
     rows = []
-    for k in ranks or [*(rank for rank in RANKS if rank < most), most]:
+    growing = [*range(1, 6), *range(6, 30, 2), 30, 35, 40, 50, 60, 80, 100]
+    for k in ranks or [*(rank for rank in growing if rank < most), most]:
         outputs = model_bonds.cut(k)(data.test_images)
         error = float((outputs - logits).norm() / logits.norm())
         rows.append((k, share_right(outputs, data.test_labels), error))

@@ -263,8 +263,6 @@ def _family_of(model: Any) -> Family:
     return own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
 
 
-SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-"""Settings that a model's modules were made by."""
 CLIPPED = "clip_qkv"
 """Setting by which OLMo cuts queries, keys and values off, so that they are not linear."""
 
@@ -276,7 +274,9 @@ def config_numbers(model: Any) -> dict[str, Any]:
         BilensError: a factor is not finite.
     """
     family, config = _family_of(model), model.config
-    numbers: dict[str, Any] = {name: getattr(config, name, None) for name in (*SIZES, CLIPPED)}
+    # Its modules were made by these settings.
+    made_by = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", CLIPPED)
+    numbers: dict[str, Any] = {name: getattr(config, name, None) for name in made_by}
     for name in ("embed_scale", "residual_scale", "logit_scale"):
         try:
             factor = getattr(family, name)(config)

@@ -21,8 +21,6 @@ from bilens.residual.layers import MLP, Heads
 from bilens.residual.model import ResidualModel
 from bilens.residual.running import wide_passes
 
-BATCH = 2**19
-"""Numbers in the streams of a batch, about 2 MB; larger batches leave the cache of a processor."""
 EMBEDDING = -1
 """Layer of the sites before the first layer."""
 
@@ -311,7 +309,8 @@ class Run:
         """
         first = [min((c.site.layer for c in s), default=self.model.n_layers) for s in sets]
         order = sorted(range(len(sets)), key=first.__getitem__)
-        size = max(1, BATCH // self.tokens.numel())
+        # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
+        size = max(1, 2**19 // self.tokens.numel())
         rows: list[Tensor] = [self.stream] * len(sets)
         for start in range(0, len(order), size):
             batch = order[start : start + size]

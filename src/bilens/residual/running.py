@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from functools import partial
 from threading import RLock
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,6 @@ from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.hooks import StopForwardError
 
-RECORDING = "recording"
 PREFIX = "bilens-"
 _LOCK = RLock()
 _attention: ContextVar[str | None] = ContextVar("attention", default=None)
@@ -36,11 +35,8 @@ def attention_choice(model: Any) -> str | None:
 
 
 @contextmanager
-def attends_by(model: Any, kind: str) -> Iterator[None]:
-    """Let a model of transformers attend by another function, in this thread and block only.
-
-    `kind` is "eager", or RECORDING.
-    """
+def attends_by(model: Any, kind: Literal["eager", "sdpa", "recording"]) -> Iterator[None]:
+    """Let a model of transformers attend by another function, in this thread and block only."""
     # The configuration is shared by all threads, so it names a function that asks each thread what
     # it wants. Passes of the model in other threads attend as before. The lock is for the name.
     with _LOCK:
@@ -70,7 +66,7 @@ def _registered(choice: str) -> str:
 
 def _attend(choice: str, module: nn.Module, *tensors: Tensor, **options: Any) -> Any:
     kind = _attention.get() or choice
-    if kind == RECORDING:
+    if kind == "recording":
         _record(module, *tensors, **options)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(kind, _eager_attention(module))
     return function(module, *tensors, **options)
@@ -151,7 +147,7 @@ def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
     # The run ends at the call, so that whatever a module does to queries and keys before it, such
     # as rotation or a scale, is in the result.
     _recorded.set(None)
-    with attends_by(model, RECORDING), suppress(StopForwardError, TypeError):
+    with attends_by(model, "recording"), suppress(StopForwardError, TypeError):
         run()
     return _recorded.get()
 

@@ -21,17 +21,14 @@ from bilens.residual.running import allowed_change, run
 from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
 
-TEXTS, LENGTH = 2, 16
-"""Number and length of the random texts on which two versions of a model are compared."""
-
 
 @torch.no_grad()
 def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab"]:
-    """Return the log-probabilities of the next token on fixed random texts."""
+    """Return the log-probabilities of the next token on two fixed random texts of 16 tokens."""
     generator = torch.Generator().manual_seed(0)
     # Any text would do: a changed map changes the output on nearly all of them.
-    length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
-    ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
+    length = min(16, int(getattr(model.config, "max_position_embeddings", 16)))
+    ids = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with evaluating(model):
         logits: Tensor = run(model, ids.to(model.device)).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()

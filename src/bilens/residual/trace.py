@@ -32,8 +32,6 @@ from bilens.settings import Count, Place
 ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
-ROWS = 8192
-"""Rows that go through a layer at once."""
 KEPT_BYTES = 256 * 1024**2
 """What follows from the streams of a text is kept if it takes no more than this."""
 
@@ -116,8 +114,9 @@ def _from_stream(
     queries. Keys that heads share are repeated for each of them. With `linear` norms of queries and
     keys multiply by their gain only, so that the result is linear in the rows.
     """
-    if len(x) > ROWS:
-        batches = x.split(ROWS)
+    at_once = 8192  # rows that go through a layer
+    if len(x) > at_once:
+        batches = x.split(at_once)
         parts = [_from_stream(view, layer, y, position, length, linear=linear) for y in batches]
         pairs = []
         for of_batches in zip(*parts, strict=True):

@@ -85,8 +85,6 @@ class TensorSVD(Reading):
 
 UNFOLDED_BYTES = 64 * 1024**2
 """Largest unfolding that is decomposed itself."""
-SHOWN = 2**10
-"""Outputs of a tensor that is decomposed to be shown."""
 
 
 @checked
@@ -138,7 +136,8 @@ class BilinearTensor(Reading):
         return self.svd().frame()
 
     def _table_html(self) -> str:
-        return "" if max(self.n_out, self.rank) > SHOWN else super()._table_html()
+        # Larger ones are not decomposed to be shown.
+        return "" if max(self.n_out, self.rank) > 1024 else super()._table_html()
 
     def __post_init__(self) -> None:
         if self.out is None:

@@ -361,7 +361,6 @@ def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
 
 FLOOR = 0.05
 """Square root of the share below which a product counts by its square."""
-MOMENTUM = 0.9
 
 
 @detached
@@ -394,7 +393,7 @@ def sparse_basis(cut: Cut, *, steps: Count = 100) -> Cut:
     for _ in range(steps):
         for i, slope in enumerate(_slopes(cores, environments)):
             # The curvature is at most of the size of 1 / FLOOR.
-            speeds[i] = MOMENTUM * speeds[i] - 0.5 * FLOOR * slope
+            speeds[i] = 0.9 * speeds[i] - 0.5 * FLOOR * slope
             step = torch.matrix_exp(speeds[i])
             turns[i] = turns[i] @ step
             cores[i] = step.T @ cores[i] @ step

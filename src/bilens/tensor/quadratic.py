@@ -291,9 +291,6 @@ class Spectrum(Reading):
 WORKING_BYTES = 512 * 1024**2
 """Bytes of working memory of a batch; more forms are processed in turns."""
 
-SHOWN = 2**10
-"""Largest number of inputs of a form that is decomposed for display."""
-
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
@@ -334,7 +331,8 @@ class QuadraticForm(Reading):
         return self.eigh().frame()
 
     def _table_html(self) -> str:
-        return "" if self.n_in > SHOWN else super()._table_html()
+        # Larger ones are not decomposed to be shown.
+        return "" if self.n_in > 1024 else super()._table_html()
 
     def __post_init__(self) -> None:
         factors.check_factors(left=self.left, right=self.right, weights=self.weights)

@@ -34,9 +34,6 @@ from bilens.residual.interventions import (
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
 
-TOKENS = 4
-"""Tokens that a part raises, and that it lowers."""
-
 FlowPart = int | tuple[int, int]
 """The number of a node, or numbers of the ends of an edge."""
 
@@ -85,7 +82,7 @@ def measure(
     parts: Sequence[FlowPart],
     *,
     scale: NotNegative = 0.0,
-    tokens: Annotated[int, Between(1)] = TOKENS,
+    tokens: Annotated[int, Between(1)] = 4,
 ) -> list[Ablation]:
     """Run a model without each of some parts of a flow, or with their flow scaled.
 

@@ -25,12 +25,6 @@ from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
 
-SAMPLES = 2000
-TRIED = 24
-"""Parts that are tried alone where their order does not lead on."""
-NEEDED = 0.75
-"""Share of the change that is lost without a part of the first layers that any circuit needs."""
-
 
 @dataclass(frozen=True, eq=False)
 class Case:
@@ -188,7 +182,8 @@ def _smaller(
         trial = without(mask, order[:count])
         if float(cases.faithfulness(trial[None].double())[0]) >= keep:
             return trial
-    trials = [without(mask, place) for place in order[: min(size, TRIED)]]
+    # The order does not lead on: some parts are tried alone.
+    trials = [without(mask, place) for place in order[: min(size, 24)]]
     values = cases.faithfulness(torch.stack(trials).double()).tolist()
     best = values.index(max(values))
     return trials[best] if values[best] >= keep else None
@@ -228,7 +223,7 @@ class Interval:
     @classmethod
     def of(cls, rises: Float[Tensor, " cases"], changes: Float[Tensor, " cases"]) -> "Interval":
         """Return the ratio of two means."""
-        drawn = np.random.default_rng(0).integers(len(rises), size=(SAMPLES, len(rises)))
+        drawn = np.random.default_rng(0).integers(len(rises), size=(2000, len(rises)))
         ratios = rises.numpy()[drawn].mean(1) / changes.numpy()[drawn].mean(1)
         low, high = np.quantile(ratios, [0.025, 0.975])
         return cls(float(rises.mean() / changes.mean()), float(low), float(high))
@@ -303,7 +298,8 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
     needed = tuple(
         effect.part
         for effect in effects
-        if effect.noising > NEEDED and (effect.part.layer or 0) < early
+        # Without a part that any circuit needs, most of the change is lost.
+        if effect.noising > 0.75 and (effect.part.layer or 0) < early
     )
     masks = torch.stack([*trail, _complement(mask, needed)]).double()
     values, changes = measuring.values(masks), measuring.changes

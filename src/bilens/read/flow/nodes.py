@@ -19,8 +19,6 @@ from bilens.sections import plotly_text, signed
 NodeKind = Literal["output", "token", "position", "head", "mlp", "direction", "bias", "rest"]
 LEAVES = ("token", "position", "bias")
 """Kinds of nodes at which a flow starts."""
-ROLES = {"values": "", "queries": " by query", "keys": " by key", None: ""}
-"""Words for the roles of heads."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Node:
         if self.kind == "head" and self.source is not None:
             source = tokens[self.source]
             repeated = f" ({self.source})" if tokens.count(source) > 1 else ""
-            return f'{self.address}{ROLES[self.role]} "{source}"{repeated} → {at}'
+            return f'{self._called} "{source}"{repeated} → {at}'
         return f"{self.address} {at}"
 
     def effect(self, k: int = 3) -> str:
@@ -112,7 +110,12 @@ class Node:
         words = self.effect(2).split("; ")
         # Of a part that lowers the logit, first what it lowers.
         words = words if self.flow > 0 else words[::-1]
-        return f"{self.address}{ROLES[self.role]} {words[0]}".strip()
+        return f"{self._called} {words[0]}".strip()
+
+    @property
+    def _called(self) -> str:
+        roles = {"queries": " by query", "keys": " by key"}
+        return self.address + roles.get(self.role or "", "")
 
 
 def strongest_first(nodes: Sequence[Node]) -> list[Node]:

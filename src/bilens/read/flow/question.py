@@ -13,8 +13,6 @@ from bilens.read.flow.contrast import Against, Target
 from bilens.read.language.names import TokenDirection, token_text
 from bilens.residual import ResidualModel
 
-COLUMNS = "the text, the token, tokens to subtract (separated by commas), the second text"
-
 
 @dataclass(frozen=True)
 class Question:
@@ -101,8 +99,9 @@ def read_questions(path: str | Path) -> list[Question]:
         BilensError: the file does not exist, holds no line, or a line has other columns.
     """
     path = Path(path)
+    fields = "the text, the token, tokens to subtract (separated by commas), the second text"
     if not path.is_file():
-        raise BilensError(f"{path} is no file; expected lines with {COLUMNS}")
+        raise BilensError(f"{path} is no file; expected lines with {fields}")
     questions = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -111,13 +110,13 @@ def read_questions(path: str | Path) -> list[Question]:
         if len(columns) not in (3, 4, 5):
             raise BilensError(
                 f"{path}, line {number} has {len(columns)} columns; expected, separated by tabs, "
-                f"{COLUMNS}"
+                f"{fields}"
             )
         text, token, minus, against, task = [*columns, "", ""][:5]
         names = tuple(name for name in minus.split(",") if name)
         questions.append(Question(text, token, names, against, task))
     if not questions:
-        raise BilensError(f"{path} holds no line; expected lines with {COLUMNS}")
+        raise BilensError(f"{path} holds no line; expected lines with {fields}")
     return questions
 
 

@@ -33,19 +33,6 @@ from bilens.residual import ResidualModel
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
 from bilens.settings import Between, Count
 
-SMALL = 1e-3
-"""Edges below this share of the largest are left out of files."""
-ROWS, INSIDE = 20, 4
-"""Nodes in tables, and directions of an MLP that is opened."""
-HOW_TO_READ = (
-    "Positions are across, layers upwards. A square is a head: its line comes from the token that "
-    "it attends to. A circle is an MLP at a position, or a token. Area is |flow|; blue raises the "
-    "logit, red lowers it. Curves are the edges with the largest weight on paths to the logit. A "
-    "node is named by its effect in the running model: next tokens that are more likely with it "
-    "(raises) or less likely (lowers). At every node as much flows in as flows out. Select a node "
-    "to see its own edges, and an MLP to see the directions that it consists of."
-)
-
 
 @dataclass(frozen=True)
 class PageNode:
@@ -142,7 +129,8 @@ def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) ->
     graph = dataclasses.replace(graph, edges=edges[:-1, :-1])
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {i: rank for rank, i in enumerate([0, *order])}
-    large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
+    # Small edges are left out of files.
+    large = graph.edges.abs() >= 1e-3 * float(graph.edges.abs().max())
     large &= graph.edges != 0
     ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
     listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
@@ -229,7 +217,7 @@ def _counts(most: int) -> list[int]:
 
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
     """Return the strongest nodes, and the sums of all others and of remainders."""
-    nodes = strongest_first([flow.nodes[node.index] for node in page.nodes[1:]])[:ROWS]
+    nodes = strongest_first([flow.nodes[node.index] for node in page.nodes[1:]])[:20]
     frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
     frame = frame.drop(columns=[name for name in frame if name == "eigenvalue"])
     n = page.n_nodes - page.n_rest - len(nodes)
@@ -439,10 +427,18 @@ class FlowReading(Reading):
             )
             picture = Picture("interventions", lambda: ablation_figure(ablated))
             sections.append(Section("How well it holds", text, [[picture]]))
-        sinks = ""
+        how = (
+            "Positions are across, layers upwards. A square is a head: its line comes from the "
+            "token that it attends to. A circle is an MLP at a position, or a token. Area is "
+            "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
+            "weight on paths to the logit. A node is named by its effect in the running model: "
+            "next tokens that are more likely with it (raises) or less likely (lowers). At every "
+            "node as much flows in as flows out. Select a node to see its own edges, and an MLP "
+            "to see the directions that it consists of."
+        )
         if any(node.sink for node in self.page.nodes):
             names = " and ".join(f'"{self.page.tokens[p]}" ({p})' for p in self.page.sinks)
-            sinks = (
+            how += (
                 f" {names}: attention sink, dashed. Heads with nothing to move attend there, so "
                 "that flow through it says little about the text: compare it with the measured "
                 "effect."
@@ -452,7 +448,7 @@ class FlowReading(Reading):
         return [
             *sections,
             *(section for part in self.opened for section in part.sections()),
-            Section("How to read the graph", HOW_TO_READ + sinks, folded=True),
+            Section("How to read the graph", how, folded=True),
             Section("The strongest nodes", "", [[nodes]], self.facts(), folded=True),
             Section("Where it starts", "", [[starts]], folded=True),
         ]
@@ -557,10 +553,10 @@ def answer_question(
     through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
     opened = None
     if directions == 0 and ablate:
-        # MLPs of a page that open to their directions.
+        # MLPs of a page that open to their first four directions.
         mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:6]
         places = {(node.layer, node.position) for node in mlps}
-        opened = adjoints.run(INSIDE, threshold)
+        opened = adjoints.run(4, threshold)
         inside = [i for i in opened.direction_numbers if _place(opened.nodes[i]) in places]
         opened = named_by_measurement(model, opened, inside)
     strongest = [i for i in through.top(DRAWN).numbers if through.nodes[i].part is not None]

@@ -21,9 +21,6 @@ from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
 from bilens.settings import Count
 
-SHRINK = 0.1
-"""Share of each moment that is added as a multiple of the identity."""
-
 
 class Moves(NamedTuple):
     """Changes of the outputs of all MLPs between the texts of a question, and their adjoints.
@@ -152,7 +149,7 @@ def learned(
     found, values = [], []
     for layer in range(len(moves[0].changes)):
         changes, adjoints = (torch.cat([x[side][layer] for x in moves]) for side in (0, 1))
-        directions, of_layer = balanced(changes, adjoints, k, SHRINK)
+        directions, of_layer = balanced(changes, adjoints, k, shrink=0.1)
         found.append(directions)
         values.append(of_layer)
     return found, values

@@ -25,9 +25,6 @@ from bilens.residual.interventions import Part
 from bilens.sections import Fact, Section, Table, signed
 from bilens.settings import Count
 
-TOKENS = 4
-"""Tokens at each end of an eigenvector."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PartWeights(Reading):
@@ -203,9 +200,9 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
 
 
 def _words(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> str:
-    """Return the tokens of the largest scores that are text."""
-    largest = scores.topk(min(5 * TOKENS, len(scores))).indices
-    return ", ".join(token_words(model, largest, TOKENS))
+    """Return four tokens of the largest scores that are text."""
+    largest = scores.topk(min(20, len(scores))).indices
+    return ", ".join(token_words(model, largest, 4))
 
 
 def _numbers(flow: Flow, part: Part) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pandas as pd
 import torch
@@ -15,11 +16,14 @@ from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
-# Bytes that print stand for themselves; the others are moved to letters from 256 on.
-VISIBLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
-HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
-BYTES = {chr(b): b for b in VISIBLE} | {chr(256 + i): b for i, b in enumerate(HIDDEN)}
-"""The byte of each letter in the names of byte-level tokens, as GPT-2 has them."""
+
+@cache
+def _bytes() -> dict[str, int]:
+    """Return the byte of each letter in the names of byte-level tokens, as GPT-2 has them."""
+    # Bytes that print stand for themselves; the others are moved to letters from 256 on.
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = (byte for byte in range(256) if byte not in visible)
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ def token_text(name: str) -> str:
     """Return a token's name as text, with spaces for its marks of them."""
     try:
         # Byte-level tokenizers write each byte as a letter, a space as Ġ and a new line as Ċ.
-        text = bytes(BYTES[letter] for letter in name).decode()
+        text = bytes(_bytes()[letter] for letter in name).decode()
     except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
         text = name.replace("Ġ", " ")
     # Control letters are in no picture, and break its file.

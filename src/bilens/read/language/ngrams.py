@@ -250,10 +250,6 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
     return position
 
 
-WORDS = {"virtual": "earlier token", "direct": "present token"}
-"""Names of columns in tables that are shown."""
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class NGramReading(Reading):
     """N-grams of a token, from the weights.
@@ -514,7 +510,8 @@ def _neighbours(
 def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     """Return a table of tokens in words and their value, without the parts of the value."""
     words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    shown = pd.DataFrame({WORDS.get(name, name): frame[name].map(in_words) for name in words})
+    shown = frame[words].map(in_words)
+    shown = shown.rename(columns={"virtual": "earlier token", "direct": "present token"})
     return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
 
 
