@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.clock import by_turns, machine, seconds
-from bilens.kernels import KernelName, bilinear_attention, resume_attention
-from bilens.kernels.attention import SHORT
+from bilens.kernels import bilinear_attention, resume_attention
+from bilens.kernels.attention import SHORT, KernelName
 
 LENGTH, TURNS = 8192, 7
 FORWARD = {32: 25.0, 64: 8.0}

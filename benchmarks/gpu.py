@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.clock import machine
-from bilens.kernels import KernelName, bilinear_attention
+from bilens.kernels import bilinear_attention
+from bilens.kernels.attention import KernelName
 
 DEVICE = "cuda"
 KERNEL: KernelName = "triton"

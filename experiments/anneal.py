@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 from bilens.convert import give_swish, open_model, open_tokenizer
 from bilens.data import Corpus, load_documents
 from bilens.errors import DataError
-from bilens.train import is_begun
 from bilens.train.linearise import anneal, linearise
+from bilens.train.run_directory import is_begun
 from bilens.train.settings import AnnealTraining
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line

@@ -51,8 +51,8 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.options import Metric
 from bilens.read import (
-    Metric,
     accurate_ranks,
     classifier_bonds,
     classifier_function_bonds,

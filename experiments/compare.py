@@ -30,8 +30,8 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.sections import Table
-from bilens.train import is_begun
 from bilens.train.language import train_language
+from bilens.train.run_directory import is_begun
 from bilens.train.settings import PRESETS, LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure

@@ -19,7 +19,8 @@ from bilens.models import load
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.settings import LanguageSettings
 from bilens.sections import ContextList, Table
-from bilens.train import ClassifierTraining, is_begun, is_finished, train_classifiers
+from bilens.train import ClassifierTraining, train_classifiers
+from bilens.train.run_directory import is_begun, is_finished
 from bilens.train.settings import LanguageTraining
 from experiments.autoencoder import (
     AutoencoderTraining,

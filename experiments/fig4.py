@@ -33,7 +33,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, spectra
+from bilens.options import Basis
+from bilens.read import spectra
 from bilens.tensor.similarity import unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval

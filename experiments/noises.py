@@ -22,7 +22,8 @@ import pandas as pd
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, spectra, truncation_curve
+from bilens.options import Basis
+from bilens.read import spectra, truncation_curve
 from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval

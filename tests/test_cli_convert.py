@@ -10,7 +10,8 @@ from transformers import LlamaForCausalLM
 
 import bilens
 from bilens.cli import main
-from bilens.convert import find_swish, open_model, read_spectra, save_model
+from bilens.convert import open_model, read_spectra, save_model
+from bilens.convert.gates import find_swish
 from bilens.residual import ResidualModel
 from tests.command_line import in_json
 from tests.convert.foreign import (

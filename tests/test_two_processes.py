@@ -15,7 +15,8 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 import bilens
-from bilens.convert import find_swish, open_model
+from bilens.convert import open_model
+from bilens.convert.gates import find_swish
 from bilens.errors import BilensError
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer

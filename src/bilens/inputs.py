@@ -11,7 +11,7 @@ from bilens.errors import BilensError
 from bilens.models import FILES
 from bilens.options import Loader
 from bilens.read.language import corpus_for
-from bilens.train import TRAINING_NAME, read_training
+from bilens.train.run_directory import TRAINING_NAME, read_training
 from bilens.train.settings import OWN_TEXT
 
 

@@ -16,10 +16,6 @@ __all__ = [
     "datasets",
     "go",
     "gradio",
-    "lazy_import",
-    "lazy_names",
-    "make_callable",
-    "middleware",
     "pd",
     "pio",
     "px",
@@ -109,12 +105,10 @@ if TYPE_CHECKING:
     import safetensors
     import tokenizers
     import transformers
-    from starlette import middleware
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
     accelerate = lazy_import("accelerate", install="bilens[train]")
     datasets = lazy_import("datasets", install="bilens[train]")
     gradio = lazy_import("gradio", install="bilens[explore]")
-    middleware = lazy_import("starlette.middleware", install="bilens[explore]")
     safetensors = lazy_import("safetensors")
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")

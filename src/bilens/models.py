@@ -9,7 +9,8 @@ from torch import nn
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.nn import ImageClassifier, read_config
+from bilens.nn import ImageClassifier
+from bilens.nn.checkpoint import read_config
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:

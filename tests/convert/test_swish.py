@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
-from bilens.convert.gates import gated_mlps
+from bilens.convert import give_swish, make_bilinear, open_model, save_model
+from bilens.convert.gates import find_swish, gated_mlps
 from bilens.errors import BilensError
 from bilens.residual.layers import MLP
 from tests.families import EACH_GATED, log_probabilities, some_text, tiny

@@ -8,7 +8,8 @@ import torch
 from PIL import Image, ImageDraw
 from tests.models import digit_model, digits
 
-from bilens.data import fit_drawing, ink_of
+from bilens.data import fit_drawing
+from bilens.data.images import ink_of
 from bilens.errors import BilensError
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bilens.data import read_texts
+from bilens.data.texts import read_texts
 from bilens.errors import DataError
 
 STORIES = ["Once upon a time.\n\nThe end.", "A dog ran.", "It was café “day”."]

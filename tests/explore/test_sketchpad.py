@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bilens.data import fit_drawing, ink_of
+from bilens.data import fit_drawing
+from bilens.data.images import ink_of
 from bilens.errors import BilensError
 from bilens.explore.panels import ReadingPanel
 from bilens.explore.screen import StateError

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import ATTENTIONS, MlpName
+from bilens.nn import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import rotate, rotation
 from bilens.nn.layers import make_mlp, make_norm
+from bilens.nn.settings import MlpName
 from tests.language import VOCAB, check_same_model, parts, random_model, random_text
 from tests.nightly import nightly
 

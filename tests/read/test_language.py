@@ -17,13 +17,13 @@ from bilens.read.language import (
     preceding,
     read_ngrams,
     read_stream,
-    shown_tokens,
     skip_trigrams,
     split_logits,
     token_names,
     top_contexts,
 )
 from bilens.read.language.contexts import _Best, contributions
+from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from tests.families import EACH, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of

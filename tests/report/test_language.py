@@ -11,13 +11,13 @@ from bilens.read.language import (
     LanguageReading,
     TokenDirection,
     bigrams,
-    model_facts,
     read_attention,
     read_direction,
     read_language,
     read_ngrams,
 )
 from bilens.read.language.ngrams import ngram_table
+from bilens.read.language.outputs import model_facts
 from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import tiny

@@ -18,10 +18,10 @@ import torch
 from bilens.data import load_images
 from bilens.files import UNFINISHED
 from bilens.nn import ClassifierConfig
-from bilens.train import ClassifierTraining, is_begun, train_classifier, train_classifiers
+from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
-from bilens.train.run_directory import read_metrics
+from bilens.train.run_directory import is_begun, read_metrics
 from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.train.test_anneal import TRAINING as ANNEALING

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from bilens.convert import find_swish, make_bilinear, open_model
+from bilens.convert import make_bilinear, open_model
+from bilens.convert.gates import find_swish
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import trainer as module

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from bilens.errors import CheckpointError
 from bilens.files import only_process_in
-from bilens.train import ClassifierTraining, classifier, is_finished, train_classifier, trainer
+from bilens.train import ClassifierTraining, classifier, train_classifier, trainer
 from bilens.train.language import train_language
-from bilens.train.run_directory import RunDirectory
+from bilens.train.run_directory import RunDirectory, is_finished
 from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.models import digits

@@ -9,8 +9,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import bilens
-from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
-from bilens.convert.gates import gated_mlps
+from bilens.convert import give_swish, make_bilinear, open_model, save_model
+from bilens.convert.gates import find_swish, gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
 from bilens.train.layers import LayerStreams, TrainingRows

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 else:  # It imports torch, and `bilens --help` does without it.
     files = lazy_import("bilens.files")
 
-__all__ = ["COMMANDS", "main", "parse", "whole_number"]
-
 JSON = "--json"
 
 COMMANDS = {

@@ -217,7 +217,7 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """Train, decompose and report."""
-        from bilens.train import is_begun
+        from bilens.train.run_directory import is_begun
 
         output = self.output or self.place
         deep, grammar = output / "deep", output / "grammar"

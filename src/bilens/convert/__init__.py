@@ -3,14 +3,13 @@
 Importing it takes as long as transformers does.
 """
 
-from bilens.convert.gates import Swish, find_swish, give_swish, make_bilinear
+from bilens.convert.gates import Swish, give_swish, make_bilinear
 from bilens.convert.loading import find_tokenizer, open_model, open_tokenizer, save_model
 from bilens.convert.processing import process
 from bilens.convert.spectra import read_spectra, write_spectra
 
 __all__ = [
     "Swish",
-    "find_swish",
     "find_tokenizer",
     "give_swish",
     "make_bilinear",

@@ -27,8 +27,9 @@ from transformers import PreTrainedConfig
 from bilens.checks import check_weights
 from bilens.convert.weights import read_weights
 from bilens.errors import BilensError, CheckpointError
-from bilens.nn import ATTENTIONS, ClassifierConfig, ImageClassifier, MlpName
+from bilens.nn import ATTENTIONS, ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.settings import MlpName
 
 
 @dataclass(frozen=True)

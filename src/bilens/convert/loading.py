@@ -41,7 +41,8 @@ from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_options
 from bilens.memory import check_memory
-from bilens.nn import ImageClassifier, read_config
+from bilens.nn import ImageClassifier
+from bilens.nn.checkpoint import read_config
 from bilens.progress import no_progress
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")

@@ -30,16 +30,19 @@ from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
 from bilens.inputs import check_data, data_of
 from bilens.lazy_imports import gradio as gr
-from bilens.lazy_imports import lazy_import, middleware
+from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.progress import logger
 from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:
+    from starlette import middleware
+
     from bilens.explore import pages
     from bilens.read.language import contexts
 else:
+    middleware = lazy_import("starlette.middleware")
     pages = lazy_import("bilens.explore.pages")
     contexts = lazy_import("bilens.read.language.contexts")
 

@@ -21,9 +21,10 @@ from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow.contrast import Target
 from bilens.read.flow.graph import first_texts
-from bilens.read.language import TokenDirection, model_facts, token_names
+from bilens.read.language import TokenDirection, token_names
 from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import in_words
+from bilens.read.language.outputs import model_facts
 from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of, streams

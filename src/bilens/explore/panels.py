@@ -23,7 +23,7 @@ from bilens.explore.screen import (
 from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
 from bilens.options import REQUIRED, Option
-from bilens.report import contexts_html, table_html
+from bilens.report.page import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 
 PLOTS = 8

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from bilens.data import ImageData, fit_drawing, ink_of
+from bilens.data import ImageData, fit_drawing
+from bilens.data.images import ink_of
 from bilens.explore.screen import Screen, StateError
 from bilens.figures.canvas import as_image, grey
 from bilens.lazy_imports import gradio as gr

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from bilens.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from bilens.nn.checkpoint import read_config
     from bilens.nn.classifier import ImageClassifier
     from bilens.nn.layers import Bilinear, Gate, GatedLayer
-    from bilens.nn.settings import ATTENTIONS, AttentionKind, ClassifierConfig, MlpName
+    from bilens.nn.settings import ATTENTIONS, AttentionKind, ClassifierConfig
 else:  # Settings of commands do without torch.
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -20,6 +19,4 @@ __all__ = [
     "Gate",
     "GatedLayer",
     "ImageClassifier",
-    "MlpName",
-    "read_config",
 ]

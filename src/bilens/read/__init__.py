@@ -1,6 +1,5 @@
 """From a model to findings."""
 
-from bilens.options import Basis, Metric
 from bilens.read.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.read.classifier import (
     Attack,
@@ -22,12 +21,10 @@ from bilens.read.fidelity import (
 
 __all__ = [
     "Attack",
-    "Basis",
     "BondReading",
     "ClassifierReading",
     "DeepReading",
     "Explanation",
-    "Metric",
     "TruncationCurve",
     "accurate_ranks",
     "attack",

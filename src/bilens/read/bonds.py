@@ -42,10 +42,9 @@ from bilens.tensor import (
     TreeBonds,
     bonds,
     function_bonds,
-    gaussian_samples,
     with_constant,
 )
-from bilens.tensor.jacobian_bonds import Measure
+from bilens.tensor.jacobian_bonds import Measure, gaussian_samples
 
 BONDS_NAME = "bonds.json"
 """File in a run with the record of its cut."""

@@ -8,10 +8,9 @@ from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
 from bilens.read.fidelity import truncation_figure
-from bilens.report.page import contexts_html, report, table_html, write_page, write_report
+from bilens.report.page import report, write_page, write_report
 
 __all__ = [
-    "contexts_html",
     "eigenvector_figure",
     "explanation_figure",
     "heat_figure",
@@ -21,7 +20,6 @@ __all__ = [
     "save_figures",
     "shared_figure",
     "spectrum_figure",
-    "table_html",
     "tree_figure",
     "truncation_figure",
     "write_page",

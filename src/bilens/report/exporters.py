@@ -13,7 +13,7 @@ from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow.reading import FlowPage, FlowReading, PageNode
-from bilens.train import TRAINING_NAME
+from bilens.train.run_directory import TRAINING_NAME
 
 
 def attribution_graph(

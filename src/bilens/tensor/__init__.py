@@ -14,7 +14,7 @@ from bilens.tensor.dictionary import Dictionary
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
-from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
+from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.similarity import Features, cluster
 from bilens.tensor.tree import Paths, decompile
@@ -43,7 +43,6 @@ __all__ = [
     "expected_cosine",
     "expected_inner",
     "function_bonds",
-    "gaussian_samples",
     "product_weight",
     "sparse_basis",
     "top_entries",

@@ -17,7 +17,7 @@ from bilens.read.language.heads import (
     read_attention,
     token_components,
 )
-from bilens.read.language.names import TokenDirection, shown_tokens, token_names
+from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import (
     NGramReading,
     attention_scores,
@@ -34,7 +34,6 @@ from bilens.read.language.ngrams import (
 from bilens.read.language.outputs import (
     DirectionReading,
     LanguageReading,
-    model_facts,
     read_direction,
     read_language,
 )
@@ -61,7 +60,6 @@ __all__ = [
     "following",
     "generate_text",
     "head_outputs",
-    "model_facts",
     "output_pairs",
     "pair_trigrams",
     "preceding",
@@ -70,7 +68,6 @@ __all__ = [
     "read_language",
     "read_ngrams",
     "read_stream",
-    "shown_tokens",
     "skip_trigram_matrix",
     "skip_trigrams",
     "split_logits",
