@@ -92,6 +92,8 @@ DAILY = (
 """Structures that differ: merged weights, parallel blocks, norms after parts, caps, factors."""
 EACH = nightly(ALL, DAILY)
 """All families as cases, the others than `DAILY` at night."""
+EACH_READ = nightly(ALL, ("gpt2", "gemma2", "cohere2", "own-mixed", "own-constant"))
+"""The same for readings, which get their parts from `bilens.residual`, tested on all of `DAILY`."""
 EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
 """Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 

@@ -47,7 +47,7 @@ def write_data(tmp_path, monkeypatch):
     rows = [("stories260K", variant, {}) for variant in recipe.VARIANTS]
     rows += [("stories260K", "both", changes) for changes in changed]
     monkeypatch.setattr(recipe, "ROWS", rows)
-    monkeypatch.setattr(heads64, "ROWS", heads64.ROWS[:3])
+    monkeypatch.setattr(heads64, "ROWS", heads64.ROWS[2:3])
     rows = (("stories260K", variant, {}) for variant in ("both", "gates"))
     monkeypatch.setattr(readings, "READ", tuple(rows))
     sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
@@ -90,11 +90,12 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     monkeypatch.setattr(readings, "LEAST", 2)
     monkeypatch.setattr(readings, "LENGTHS", (16, 64, 128))
     monkeypatch.setattr(readings, "STEPS", 2)
+    monkeypatch.setattr(readings, "SAMPLES", 50)
     monkeypatch.setattr(readings, "ANSWERS", (("h", "t"), ("xyzzy", "t")))
     context = RecipeContext("small", data / "models", data)
     numbers = readings.run(context).numbers | heads64.run(context).numbers
     numbers = json.loads(json.dumps(numbers))
-    assert len(numbers) == 2 * 9 + 5 + 3
+    assert len(numbers) == 2 * 9 + 5 + 1
     for name in ("stories260K, both", "two blocks, both"):
         answers = numbers[f"{name}: answers"]
         assert all(0 <= row["low"] <= row["AUC"] <= row["high"] <= 1 for row in answers[:6])

@@ -21,7 +21,7 @@ from bilens.read.language import (
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
+from tests.families import ALL, DAILY, EACH_READ, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
 
@@ -227,7 +227,7 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
     assert composition.scores[:4, -1].tolist() == [0] * 4
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_heads_of_every_family_are_read(name):
     view = ResidualModel(tiny(name), TOKENS)
     result = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))

@@ -25,7 +25,7 @@ from bilens.read.language import (
 from bilens.read.language.contexts import _Best, contributions
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
-from tests.families import EACH, exact_norms, some_text, tiny
+from tests.families import EACH_READ, exact_norms, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 
 part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
@@ -41,7 +41,7 @@ def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
         assert not stream.constant.any()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_streams_of_every_family_add_up(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
@@ -62,7 +62,7 @@ def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_logits_of_every_family_are_split(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
@@ -248,7 +248,7 @@ def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(several):
     assert result.direct.tolist() == every.direct.tolist()[:4]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_n_grams_of_every_family(name):
     view = ResidualModel(tiny(name), TOKENS)
     reading = read_ngrams(view, "t3", minus="t4", layer=1, k=5, position=place(view))

@@ -5,7 +5,7 @@ import pytest
 from bilens.errors import BilensError
 from bilens.read.flow import flow, measure
 from bilens.residual import ResidualModel
-from tests.families import EACH, exact_norms, some_text, tiny
+from tests.families import EACH_READ, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
 
 STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
@@ -65,7 +65,7 @@ def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     exact(measure(view, flows, [(a, b) for a in heads for b in below]))
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0][:4]

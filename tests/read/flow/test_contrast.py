@@ -19,7 +19,7 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
-from tests.families import ALL, EACH, exact_norms, some_text, tiny
+from tests.families import ALL, EACH_READ, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.nightly import nightly
 from tests.read.flow.test_flow import check, uncapped
@@ -41,7 +41,7 @@ def logit(view, ids):
     return float(logits[3] - logits[[7, 8]].mean())
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 @pytest.mark.usefixtures("exact_softmax")
 def test_every_family_adds_up_and_conserves(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]

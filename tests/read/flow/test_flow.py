@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from tests.families import EACH, exact_norms, some_text, tiny
+from tests.families import EACH_READ, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.nightly import nightly
 
@@ -42,7 +42,7 @@ def check(result, value, tolerance=1e-9):
     assert kinds.count("output") == 1
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_READ)
 def test_a_flow_adds_up_and_conserves(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     with exact_norms():
