@@ -31,6 +31,19 @@ def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
                     yield name.id, node.value
 
 
+def is_nested(node: ast.AST) -> bool:
+    """Return whether a comprehension or a call of zip holds another one."""
+    inside = [part for part in ast.walk(node) if part is not node]
+    if isinstance(node, COMPREHENSIONS):
+        return any(isinstance(part, COMPREHENSIONS) for part in inside)
+    return is_zip(node) and any(map(is_zip, inside))
+
+
+def is_zip(node: ast.AST) -> bool:
+    """Return whether a node is a call of zip."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "zip"
+
+
 def counts() -> Counter[str]:
     """Count names, constants, comprehensions and hooks of the package."""
     total = Counter[str]()
@@ -42,6 +55,7 @@ def counts() -> Counter[str]:
             total["constants"] += name.isupper() and len(name) > 1
         for node in ast.walk(tree):
             total["comprehensions"] += isinstance(node, COMPREHENSIONS)
+            total["nested"] += is_nested(node)
             if isinstance(node, ast.Attribute) and path.stem != "hooks":
                 total["hooks"] += node.attr.startswith("register_") and node.attr.endswith("_hook")
     return total
@@ -57,6 +71,7 @@ def main() -> None:
     print(f"names in all __all__ lists             {found['names']}")
     print(f"constants of modules                   {found['constants']}")
     print(f"comprehensions per 1,000 lines         {1000 * found['comprehensions'] / lines:.1f}")
+    print(f"nested comprehensions and zips         {found['nested']}")
     print(f"registrations outside hooks            {found['hooks']}")
 
 

@@ -111,7 +111,7 @@ def check_patterns(case: FamilyCase) -> None:
     for number in case.layers:
         n = case.trace.layers[number].attn_n
         rows = [queries_keys(view, number, n[[t]], t)[0] for t in range(time)]
-        q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
+        q, k = map(torch.cat, zip(*rows, strict=True))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
         pattern = score.masked_fill(unseen, -torch.inf).softmax(-1)

@@ -439,7 +439,7 @@ class Spectra:
         show_table(
             ("token", "eigenvalues", "largest residual"),
             [
-                (tokens[i], "  ".join(signed(value) for value in values[i]), f"{residuals[i]:.1e}")
+                (tokens[i], "  ".join(map(signed, values[i])), f"{residuals[i]:.1e}")
                 for i in range(min(10, len(names)))
             ],
             words=2,

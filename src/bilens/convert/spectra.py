@@ -100,10 +100,8 @@ def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
         )
     names = torch.tensor(settings["names"])
     parts = [Spectrum.load(path) for path in paths]
-    values, vectors, residuals, miss_chance = (
-        torch.cat([getattr(part, name) for part in parts])
-        for name in ("values", "vectors", "residuals", "miss_chance")
-    )
+    columns = [(part.values, part.vectors, part.residuals, part.miss_chance) for part in parts]
+    values, vectors, residuals, miss_chance = map(torch.cat, zip(*columns, strict=True))
     return names, Spectrum(values, vectors, residuals, settings["constant"], miss_chance)
 
 

@@ -313,8 +313,11 @@ def _files(folder: Path) -> list[Path | None]:
     """Return the four files, each in the first of its spellings that exists, else None."""
     # Unpacked files first: they are quicker to read, and torchvision leaves both.
     endings = [(dash, gz) for gz in ("", ".gz") for dash in ("-idx", ".idx")]
-    spelled = [[folder / (n.replace("-idx", d) + gz) for d, gz in endings] for n in IDX_FILES]
-    return [next(filter(Path.is_file, paths), None) for paths in spelled]
+    files = []
+    for name in IDX_FILES:
+        paths = (folder / (name.replace("-idx", dash) + gz) for dash, gz in endings)
+        files.append(next(filter(Path.is_file, paths), None))
+    return files
 
 
 def _assembled(
@@ -489,5 +492,5 @@ def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     # Empty images have no box.
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]
-    sides = [max(part.stop - part.start for part in box) for box in boxes]
+    sides = [max(rows.stop - rows.start, columns.stop - columns.start) for rows, columns in boxes]
     return round(float(np.median(sides))), np.mean([_centre(image) for image in images], 0)

@@ -96,7 +96,7 @@ ENLARGED = 112
 @cache
 def _palette() -> Float[np.ndarray, "255 3"]:
     """255 colours, so that zero is exactly the middle one."""
-    stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in DIVERGING])
+    stops = np.array([[*bytes.fromhex(color[1:])] for color in DIVERGING])
     at = np.linspace(-1, 1, len(stops))
     return np.stack([np.interp(np.linspace(-1, 1, 255), at, channel) for channel in stops.T], 1)
 

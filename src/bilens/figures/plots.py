@@ -118,6 +118,9 @@ def heat_figure(
     # The same limit on both sides, so that white is zero.
     top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
+    text = []
+    for row in map(plotly_text, rows):
+        text.append([f"{row} · {plotly_text(column)}" for column in columns])
     figure = go.Figure(
         go.Heatmap(
             z=numbers.tolist(),
@@ -125,10 +128,7 @@ def heat_figure(
             zmax=top,
             colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
             # Names may repeat, so that they are labels and no coordinates.
-            text=[
-                [f"{plotly_text(row)} · {plotly_text(column)}" for column in columns]
-                for row in rows
-            ],
+            text=text,
             hovertemplate="%{text}: %{z:.3g}<extra></extra>",
             hoverongaps=False,
             xgap=1,

@@ -161,7 +161,7 @@ def _gradients(
     if text.symmetric:
         # As a state, in which one of each pair counts for both.
         after /= weights(features.rows, after)
-    gradients = [[torch.empty_like(x) for x in piece] for piece in text.pieces]
+    gradients = [[*map(torch.empty_like, piece)] for piece in text.pieces]
     pieces = [*zip(text.pieces, text.cut(dy), gradients, strict=True)]
     # States are made again instead of stored: one a chunk would need more memory than the inputs.
     for piece, above, sums in pieces:
@@ -169,9 +169,9 @@ def _gradients(
     for piece, above, sums in reversed(pieces):
         _pull_back(text, piece, above, sums, after, carried=carried)
     given = [x for x in inputs if x is not None]
+    spans = zip(*gradients, strict=True)
     joined: list[Tensor | None] = [
-        text.join(spans, x).to(x.dtype)
-        for spans, x in zip(zip(*gradients, strict=True), given, strict=True)
+        text.join(parts, x).to(x.dtype) for parts, x in zip(spans, given, strict=True)
     ]
     if text.symmetric:
         joined += [None, None]

@@ -307,7 +307,9 @@ class Run:
             kept: number of first positions at which all runs are as this one, since nothing is
                 changed there. Their maps and MLPs are not computed again.
         """
-        first = [min((c.site.layer for c in s), default=self.model.n_layers) for s in sets]
+        first = [self.model.n_layers] * len(sets)
+        for number, of_run in enumerate(sets):
+            first[number] = min((c.site.layer for c in of_run), default=first[number])
         order = sorted(range(len(sets)), key=first.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())

@@ -251,7 +251,7 @@ def _prepared(
         )
     # Of the stored weights: after the cast to float64 it could no longer be seen.
     rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
-    a, b = ([layer.to(torch.float64) for layer in chain] for chain in (a, b))
+    a, b = [layer.to(torch.float64) for layer in a], [layer.to(torch.float64) for layer in b]
     if mean is not None or covariance is not None:
         a, b = (_standardised(chain, mean, covariance) for chain in (a, b))
     return _without_scale(a), _without_scale(b), rounding
@@ -384,7 +384,7 @@ def _check_cost(
     spans: tuple[Tensor, Tensor],
     max_operations: float,
 ) -> None:
-    costs, terms = zip(*(_cost(*pair) for pair in zip((a, b), spans, strict=True)), strict=True)
+    costs, terms = zip(*map(_cost, (a, b), spans), strict=True)
     if sum(costs) > max_operations:
         read = " and ".join(str(span.shape[1]) for span in spans)
         raise BilensError(
@@ -502,5 +502,5 @@ def _suffix_sums(k: int, degree: int) -> Int[Tensor, "monomials k_less_1"]:
 
 def _table(k: int, degree: int) -> Int[Tensor, "k_less_1 sums"]:
     """Return N(k - j + 1, s - 1) for j = 1 ... k - 1 and s = 0 ... degree."""
-    rows = [[n_monomials(k - j + 1, s - 1) for s in range(degree + 1)] for j in range(1, k)]
-    return torch.tensor(rows, dtype=torch.long).reshape(k - 1, degree + 1)
+    entries = [n_monomials(k - j + 1, s - 1) for j in range(1, k) for s in range(degree + 1)]
+    return torch.tensor(entries, dtype=torch.long).reshape(k - 1, degree + 1)

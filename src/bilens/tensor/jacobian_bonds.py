@@ -253,8 +253,8 @@ def _mean(parts: Sequence[Moments]) -> Moments:
         return torch.stack([w * array for w, array in zip(shares, arrays, strict=True)]).sum(0)
 
     return Moments(
-        vectors=tuple(mean(Ps) for Ps in zip(*(part.vectors for part in parts), strict=True)),
-        gradients=tuple(mean(Us) for Us in zip(*(part.gradients for part in parts), strict=True)),
+        vectors=tuple(map(mean, zip(*(part.vectors for part in parts), strict=True))),
+        gradients=tuple(map(mean, zip(*(part.gradients for part in parts), strict=True))),
         cross=mean(part.cross for part in parts),
         square=sum(w * part.square for w, part in zip(shares, parts, strict=True)),
         n_samples=n_samples,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ def module_factors(module: nn.Module, input_shape: Sequence[int] | None) -> Fact
         )
     # Coordinates stay the module's own: no basis is changed.
     n_in = prod(probe.shape)
-    left, right = (_joined([p.factors[i].up_to(n_in) for p in probe.products]) for i in (0, 1))
+    lefts, rights = zip(*(product.factors for product in probe.products), strict=True)
+    left, right = _joined(lefts).up_to(n_in), _joined(rights).up_to(n_in)
     matrix = probe.out.matrix
     layer = _Layer(left, right, matrix[:, n_in:], matrix[:, :n_in], probe.out.bias)
     factors = layer.factors(constant=layer.is_affine)
@@ -75,11 +77,12 @@ def chain_factors(
     """
     probe = _probed(module, input_shape)
     layers, embedding = _minimal_chain(probe)
-    chain = [layer.factors(constant=any(part.is_affine for part in layers)) for layer in layers]
+    is_affine = any(layer.is_affine for layer in layers)
+    factors = [layer.factors(constant=is_affine) for layer in layers]
     steps = [] if embedding is None else [lambda x: x @ embedding.T]
-    _check(module, probe, [*steps, *(factors.outputs for factors in chain)])
-    chain = [factors.in_dtype_of(module) for factors in chain]
-    return chain, None if embedding is None else embedding.to(chain[0].left), probe.shape
+    _check(module, probe, [*steps, *(of_layer.outputs for of_layer in factors)])
+    factors = [of_layer.in_dtype_of(module) for of_layer in factors]
+    return factors, None if embedding is None else embedding.to(factors[0].left), probe.shape
 
 
 @dataclass(frozen=True)
@@ -351,24 +354,18 @@ def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n
     residual connections of any kind, and a stack of width d has states of d numbers.
     """
     n_in, depth = prod(probe.shape), probe.depth
-    order = [p for level in range(1, depth + 1) for p in probe.products if p.level == level]
     # Variables in the order of the levels, so that those of a state come first.
-    products = [torch.arange(p.columns.start, p.columns.stop) for p in order]
-    columns = torch.cat([torch.arange(n_in), *products])
-    sizes = [
-        sum(p.columns.stop - p.columns.start for p in probe.products if p.level <= level)
-        for level in range(depth + 1)
-    ]
-    maps = [
-        tuple(
-            _ordered(_joined([p.factors[side] for p in order if p.level == level]), columns)
-            for side in (0, 1)
-        )
-        for level in range(1, depth + 1)
-    ]
-    out = _ordered(probe.out, columns)
+    columns, sizes, joined = [torch.arange(n_in)], [0], []
+    for level in range(1, depth + 1):
+        products = [product for product in probe.products if product.level == level]
+        columns += [torch.arange(p.columns.start, p.columns.stop) for p in products]
+        sizes.append(sum(map(len, columns)) - n_in)
+        joined.append([*map(_joined, zip(*(p.factors for p in products), strict=True))])
+    order = torch.cat(columns)
+    maps = [(_ordered(left, order), _ordered(right, order)) for left, right in joined]
+    out = _ordered(probe.out, order)
     bases = [
-        _row_space([*(m for pair in maps[level:] for m in pair), out], n_in + sizes[level])
+        _row_space([*chain.from_iterable(maps[level:]), out], n_in + sizes[level])
         for level in range(depth)
     ]
     layers = []

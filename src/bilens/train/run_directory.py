@@ -258,9 +258,8 @@ def _check_same(
     if length in differing and old.get(length, 0) < new[length]:
         differing.remove(length)
     if differing:
-        was, is_ = (
-            ", ".join(f"{name}={values.get(name)!r}" for name in differing) for values in (old, new)
-        )
+        was = ", ".join(f"{name}={old.get(name)!r}" for name in differing)
+        is_ = ", ".join(f"{name}={new.get(name)!r}" for name in differing)
         growing = f" (only {length} may grow)" if length else ""
         raise CheckpointError(
             f"{path} was trained with {was}, not {is_}. Resume with the same settings{growing}, or "

@@ -22,7 +22,6 @@ from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import (
     EMBEDDING,
     Change,
-    Function,
     Run,
     Site,
     adding,
@@ -69,9 +68,8 @@ class Ablation(Reading):
 
 def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
     """Return the predicted and the actual change of the logit for each part, one row each."""
-    columns = {"without": "part", "predicted": "predicted", "actual": "actual"}
-    rows = [[getattr(result, name) for name in columns.values()] for result in ablations]
-    return pd.DataFrame(rows, columns=list(columns))
+    rows = [(result.part, result.predicted, result.actual) for result in ablations]
+    return pd.DataFrame(rows, columns=["without", "predicted", "actual"])
 
 
 @torch.no_grad()
@@ -241,7 +239,7 @@ class _Exchanges:
 
     def run(self, sets: Sequence[Sequence[Change]]) -> list[Ends]:
         """Return both texts' last streams with the part of each set of changes and without it."""
-        opposite = [[Change(site, _opposite(function)) for site, function in s] for s in sets]
+        opposite = [[*map(_opposite, changes)] for changes in sets]
         first, second = (
             last_normalised(self.model, run.again([[], *of_run]))
             for run, of_run in zip(self.runs, (opposite, sets), strict=True)
@@ -374,5 +372,5 @@ class _Removals:
         return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
 
 
-def _opposite(function: Function) -> Function:
-    return lambda x: 2 * x - function(x)
+def _opposite(change: Change) -> Change:
+    return Change(change.site, lambda x: 2 * x - change.function(x))

@@ -196,7 +196,8 @@ class CircuitReading(Reading):
     def _matrix(self) -> "go.Figure":
         assert self.transfer is not None
         tasks = [circuit.task for circuit in self.circuits]
-        values = torch.tensor([[x.value for x in row] for row in self.transfer.restored])
+        rows = self.transfer.restored
+        values = torch.tensor([x.value for row in rows for x in row]).view(len(rows), -1)
         title = "Share of the change restored"
         return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
 

@@ -148,7 +148,8 @@ def learned(
     """Return the balanced directions of each layer, and their singular values."""
     found, values = [], []
     for layer in range(len(moves[0].changes)):
-        changes, adjoints = (torch.cat([x[side][layer] for x in moves]) for side in (0, 1))
+        changes = torch.cat([question.changes[layer] for question in moves])
+        adjoints = torch.cat([question.adjoints[layer] for question in moves])
         directions, of_layer = balanced(changes, adjoints, k, shrink=0.1)
         found.append(directions)
         values.append(of_layer)

@@ -346,7 +346,7 @@ def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirect
     # Outputs explained by Pearce et al. 2024 in figure 7, Table 7 and Table 1.
     others = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
     shown = (TokenDirection("swim", others), TokenDirection('"'), TokenDirection("girl"))
-    examples = [d for d in shown if all(name in known for name in (d.token, *d.minus))]
+    examples = [d for d in shown if known.keys() >= {d.token, *d.minus}]
     if examples and trained_on_clean_text(model.tokenizer):
         return examples
     counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))

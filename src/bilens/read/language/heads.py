@@ -243,17 +243,12 @@ class AttentionReading(Reading):
             "softmax by its exponent. Raises and lowers: the head's contribution to an output, "
             "past the MLP, when it attends to a single token, in logits."
         )
-        rows = [
-            [
-                ngram_table(frame, f"head {self.layer}.{head.head} {caption}")
-                for caption, frame in head.tables().items()
-            ]
-            for head in self.heads
-        ]
-        components = [
-            [Table(head.components, f"head {self.layer}.{head.head} components")]
-            for head in self.heads
-        ]
+        rows, components = [], []
+        for head in self.heads:
+            name = f"head {self.layer}.{head.head}"
+            tables = head.tables().items()
+            rows.append([ngram_table(frame, f"{name} {caption}") for caption, frame in tables])
+            components.append([Table(head.components, f"{name} components")])
         return [
             Section(f"Heads of layer {self.layer}", text, rows),
             Section(

@@ -281,11 +281,11 @@ class NGramReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return all tables as one: the table, its tokens, and their value."""
-        rows = [
-            (name, " ".join(str(v) for v in row if isinstance(v, str)), row[-1])
-            for name, frame in self.tables().items()
-            for row in frame.itertuples(index=False)
-        ]
+        rows = []
+        for name, frame in self.tables().items():
+            for row in frame.itertuples(index=False):
+                tokens = " ".join(value for value in row if isinstance(value, str))
+                rows.append((name, tokens, row[-1]))
         return pd.DataFrame(rows, columns=["table", "tokens", "value"])
 
     def sections(self) -> list[Section]:

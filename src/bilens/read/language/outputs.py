@@ -76,10 +76,9 @@ class DirectionReading(Reading):
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector, below its name and eigenvalue."""
         names = eigenvector_names(self.spectrum.values.tolist())
-        return [
-            ContextList(name, [context_line(self.model, context) for context in contexts])
-            for name, contexts in zip(names, self.contexts, strict=True)
-        ]
+        line = partial(context_line, self.model)
+        rows = zip(names, self.contexts, strict=True)
+        return [ContextList(name, [*map(line, contexts)]) for name, contexts in rows]
 
     def sections(self) -> list[Section]:
         title = f"Eigenvalues of {self.direction.words}"
@@ -235,7 +234,7 @@ def read_direction(
         layer=layer,
         all_eigenvectors=all_eigenvectors,
         spectrum=spectrum,
-        contexts=[[FoundContext(context, next(split)) for context in row] for row in contexts],
+        contexts=[[*map(FoundContext, row, split)] for row in contexts],
         data=corpus.name,
     )
 
