@@ -90,12 +90,11 @@ def test_the_trainer_keeps_its_losses_where_a_resume_puts_them(tmp_path):
     assert seen[0][1] == 0
 
 
-def private_names() -> Iterator[tuple[str, str]]:
-    """Yield private names that the package uses and does not define, and where."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
+def private_names(source: dict[Path, list[ast.AST]]) -> Iterator[tuple[str, str]]:
+    """Yield private names that the nodes of the package use and do not define, and where."""
     defined: set[str] = set()
-    for tree in trees.values():
-        for node in ast.walk(tree):
+    for nodes in source.values():
+        for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 defined.add(node.name)
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -106,8 +105,8 @@ def private_names() -> Iterator[tuple[str, str]]:
                 # Of the package's own objects; one of another library is stored to through a name.
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 defined |= {node.attr} if own else set()
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, nodes in source.items():
+        for node in nodes:
             name = ""
             if isinstance(node, ast.Attribute):
                 name = node.attr
@@ -121,9 +120,11 @@ def private_names() -> Iterator[tuple[str, str]]:
 
 def test_every_private_name_of_another_library_is_listed():
     listed = {name for _, _, name, _ in (*METHODS, *ATTRIBUTES)} | ELSEWHERE.keys() | PUBLIC
-    assert [place for name, place in private_names() if name not in listed] == []
+    files = [*ROOT.rglob("*.py")]
+    source = {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in files}
+    assert [place for name, place in private_names(source) if name not in listed] == []
     # `model.__class__ = ...` of objects that other libraries made.
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, nodes in source.items():
+        for node in nodes:
             stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             assert not stored or node.attr != "__class__" or path.name == "lazy_imports.py"
