@@ -136,7 +136,7 @@ def _find(
 
 
 @triton.jit
-def _head(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
+def head_start(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
     """Return a pointer to a head, counted over the heads of all texts."""
     return x + (head // heads) * in_batch + (head % heads) * in_head
 
@@ -212,9 +212,9 @@ def states_kernel(  # type: ignore[no-untyped-def]
             # Nobody reads the state after the last chunk, unless the text is resumed from there.
             if last is not None or step + 1 < chunks:
                 for shared in range(head * sharing, head * sharing + sharing):
-                    a_ = _head(a, shared, heads, a_batch, a_head)
-                    b_ = _head(b, shared, heads, b_batch, b_head)
-                    c_ = _head(c, shared, heads, c_batch, c_head)
+                    a_ = head_start(a, shared, heads, a_batch, a_head)
+                    b_ = head_start(b, shared, heads, b_batch, b_head)
+                    c_ = head_start(c, shared, heads, c_batch, c_head)
                     for begin in range(chunk * length, min(chunk * length + length, time), BT):
                         t = begin + tl.arange(0, BT)
                         factors_a = _tile(a_, t, first + tl.arange(0, BI), time, a_time, WA, DA)
@@ -267,8 +267,8 @@ def read_kernel(  # type: ignore[no-untyped-def]
     beyond = chunk + 1 < chunks if REVERSE else chunk > 0
     total = tl.zeros((BT, BN), tl.float32)
     if RESUMED or beyond:
-        qa = _head(qa, head, heads, qa_batch, qa_head)
-        qb = _head(qb, head, heads, qb_batch, qb_head)
+        qa = head_start(qa, head, heads, qa_batch, qa_head)
+        qb = head_start(qb, head, heads, qb_batch, qb_head)
         S = states + (head // SHARING * chunks + chunk) * DA * DB * DC + e[None] * SC
         tile = tl.arange(0, BI * BK)
         for left in range(0, DB, BK):

@@ -25,6 +25,8 @@ from functools import cache
 import triton
 import triton.language as tl
 
+from bilens.kernels.triton_kernels import head_start
+
 LANES = tl.constexpr(8)
 """Parts of a row's sum that different threads have, which are added after the last block."""
 EPS = tl.constexpr(1e-20)
@@ -46,12 +48,6 @@ def quadratic_sizes(width: int, itemsize: int, *, gradients: bool) -> dict[str, 
     """Return the tiles of a kernel for heads and values of up to `width` coordinates."""
     sizes = TILES[itemsize, max(width, 32)][gradients]
     return dict(zip(("BT", "BS", "num_warps", "num_stages"), sizes, strict=True))
-
-
-@triton.jit
-def _start(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
-    """Return a pointer to a head, counted over the heads of all texts."""
-    return x + (head // heads) * in_batch + (head % heads) * in_head
 
 
 @triton.jit
@@ -184,14 +180,14 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         CARRIED: y and sums hold what earlier chunks add to both before the scale.
     """
     head, begin = _longest_first(time, BT)
-    q1 = _start(q1, head, heads, q1_batch, q1_head)
-    k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
-    v = _start(v, head // SHARING, key_heads, v_batch, v_head)
+    q1 = head_start(q1, head, heads, q1_batch, q1_head)
+    k1 = head_start(k1, head // SHARING, key_heads, k1_batch, k1_head)
+    v = head_start(v, head // SHARING, key_heads, v_batch, v_head)
     query1 = _block(q1, begin, time, q1_time, BT, WK, DK, False)
     query2 = query1
     if not SQUARED:
-        q2 = _start(q2, head, heads, q2_batch, q2_head)
-        k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
+        q2 = head_start(q2, head, heads, q2_batch, q2_head)
+        k2 = head_start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
     c = None
     if constant is not None:
@@ -295,16 +291,16 @@ def queries_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
         CARRIED: the gradients hold what other chunks add to them.
     """
     head, begin = _longest_first(time, BT)
-    q1 = _start(q1, head, heads, q1_batch, q1_head)
-    k1 = _start(k1, head // SHARING, key_heads, k1_batch, k1_head)
-    v = _start(v, head // SHARING, key_heads, v_batch, v_head)
-    dy = _start(dy, head, heads, dy_batch, dy_head)
+    q1 = head_start(q1, head, heads, q1_batch, q1_head)
+    k1 = head_start(k1, head // SHARING, key_heads, k1_batch, k1_head)
+    v = head_start(v, head // SHARING, key_heads, v_batch, v_head)
+    dy = head_start(dy, head, heads, dy_batch, dy_head)
     query1 = _block(q1, begin, time, q1_time, BT, WK, DK, False)
     above = _block(dy, begin, time, dy_time, BT, WV, DV, False)
     query2 = query1
     if not SQUARED:
-        q2 = _start(q2, head, heads, q2_batch, q2_head)
-        k2 = _start(k2, head // SHARING, key_heads, k2_batch, k2_head)
+        q2 = head_start(q2, head, heads, q2_batch, q2_head)
+        k2 = head_start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
     c, added, t = None, None, begin + tl.arange(0, BT)
     if constant is not None:
@@ -417,8 +413,8 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     every = tl.num_programs(0) // tl.cdiv(time, BT)
     head = (tl.program_id(0) % every).to(tl.int64)
     begin = tl.program_id(0) // every * BT
-    k1 = _start(k1, head, key_heads, k1_batch, k1_head)
-    v = _start(v, head, key_heads, v_batch, v_head)
+    k1 = head_start(k1, head, key_heads, k1_batch, k1_head)
+    v = head_start(v, head, key_heads, v_batch, v_head)
     keys1 = _block(k1, begin, time, k1_time, BT, WK, DK, False)
     values = _block(v, begin, time, v_time, BT, WV, DV, False)
     of_texts = None
@@ -426,7 +422,7 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         of_texts = _of_texts(seen + (head // key_heads) * time, begin, time, BT, False)
     keys2 = keys1
     if not SQUARED:
-        k2 = _start(k2, head, key_heads, k2_batch, k2_head)
+        k2 = head_start(k2, head, key_heads, k2_batch, k2_head)
         keys2 = _block(k2, begin, time, k2_time, BT, W2, D2, False)
     dk1 += head * time * WK
     dv += head * time * WV
@@ -440,11 +436,11 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     edge = begin + (BT + BS - 1) // BS * BS
     whole = begin + (high - begin) // BS * BS
     for shared in range(head * SHARING, head * SHARING + SHARING):
-        q1_ = _start(q1, shared, heads, q1_batch, q1_head)
-        dy_ = _start(dy, shared, heads, dy_batch, dy_head)
+        q1_ = head_start(q1, shared, heads, q1_batch, q1_head)
+        dy_ = head_start(dy, shared, heads, dy_batch, dy_head)
         q2_ = q1_
         if not SQUARED:
-            q2_ = _start(q2, shared, heads, q2_batch, q2_head)
+            q2_ = head_start(q2, shared, heads, q2_batch, q2_head)
         c, dsums_ = None, dsums
         if constant is not None:
             c = tl.load(constant + shared % heads)

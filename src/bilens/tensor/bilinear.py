@@ -374,12 +374,11 @@ class BilinearTensor(Reading):
                 f"{self.n_out} outputs"
             )
         # x itself is the product of x and the constant, one hidden unit for each input.
-        identity = torch.eye(n, dtype=self.left.dtype, device=self.left.device)
-        zeros, ones = identity.new_zeros(n, 1), identity.new_ones(n, 1)
+        identity = torch.eye(n + 1, dtype=self.left.dtype, device=self.left.device)
         return BilinearTensor(
-            torch.cat([lifted.left, torch.cat([identity, zeros], 1)]),
-            torch.cat([lifted.right, torch.cat([torch.zeros_like(identity), ones], 1)]),
-            torch.cat([lifted.out, identity], 1),
+            torch.cat([lifted.left, identity[:n]]),
+            torch.cat([lifted.right, identity[n:].expand(n, -1)]),
+            torch.cat([lifted.out, identity[:n, :n]], 1),
             constant=True,
         )
 
