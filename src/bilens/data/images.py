@@ -334,7 +334,7 @@ def _assembled(
         )
     if class_names is None:
         largest = max(int(labels.max()) for labels in (train_labels, test_labels) if len(labels))
-        class_names = tuple(str(label) for label in range(largest + 1))
+        class_names = tuple(map(str, range(largest + 1)))
     return ImageData(
         name=name,
         # In place: the float copy of MNIST is large enough to make it only once.
@@ -382,7 +382,7 @@ def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> Imag
         test_images=images[test],
         test_labels=sums[test],
         shape=(2, p),
-        class_names=tuple(str(number) for number in range(p)),
+        class_names=tuple(map(str, range(p))),
     )
 
 
