@@ -57,7 +57,8 @@ def load(
     check_device(device)
     if isinstance(source, nn.Module):
         return _open_module(source.to(device).eval(), input_shape)
-    settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))
+    place = {name: value for name, value in hub.items() if name != "dtype"}
+    settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
     opened = loading.open_any(source, low_memory=low_memory, **hub)
@@ -73,10 +74,6 @@ def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
     if type(module).__name__ in residual.families.known_families():
         return residual.ResidualModel(module)
     return TensorStack(module, input_shape)
-
-
-def _place(hub: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in hub.items() if name != "dtype"}
 
 
 def check_device(device: torch.device | str, name: str = "device") -> torch.device:

@@ -85,17 +85,13 @@ def render_page(
             about=about,
             facts=facts,
             sections=sections,
-            line=_facts_line,
+            line=lambda facts: ", ".join(fact_text(*fact) for fact in facts),
             draw=_figure_json,
             pack=_safe_json,
             config=_safe_json({"config": CONFIG, "colours": DARK}),
             plotly=_packed_plotly() if _has_figures(sections) else "",
         )
     )
-
-
-def _facts_line(facts: Sequence[Fact]) -> str:
-    return ", ".join(fact_text(*fact) for fact in facts)
 
 
 def _has_figures(sections: Sequence[Section]) -> bool:

@@ -557,7 +557,8 @@ def answer_question(
         mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:6]
         places = {(node.layer, node.position) for node in mlps}
         opened = adjoints.run(4, threshold)
-        inside = [i for i in opened.direction_numbers if _place(opened.nodes[i]) in places]
+        numbered = ((i, opened.nodes[i]) for i in opened.direction_numbers)
+        inside = [i for i, node in numbered if (node.layer, node.position) in places]
         opened = named_by_measurement(model, opened, inside)
     strongest = [i for i in through.top(DRAWN).numbers if through.nodes[i].part is not None]
     strongest = [i for i in strongest if is_measurable(through, through.nodes[i])]
@@ -570,10 +571,6 @@ def answer_question(
         notes=tuple(missing_spaces(model, question.direction)),
         other=other,
     )
-
-
-def _place(node: Node) -> tuple[int | None, int | None]:
-    return node.layer, node.position
 
 
 def missing_spaces(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:

@@ -173,7 +173,9 @@ def skip_trigram_matrix(
     """
     u = direction_vector(model, token, minus)
     e = model.parts.embedded(token_range(model, among), position)
-    written = _head_output(model, layer, head, e)
+    check_index("head", head, model.n_heads)
+    # The head attends only to the token with embedding e.
+    written = _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
     last = _final_stream(model, e, layer)[2]
     by_head, by_mlp = (
         _carried(model.parts, moment(layer), u) for moment in (Moment.attention, Moment.mlp)
@@ -195,12 +197,6 @@ def skip_trigram_matrix(
         return mlp
     # Factors side by side are the factors of the sum.
     return FactoredMatrix(torch.cat((mlp.left, ov.left), 1), torch.cat((mlp.right, ov.right), 0))
-
-
-def _head_output(model: ResidualModel, layer: int, head: int, e: Tensor) -> Tensor:
-    """Return the output of a head that attends only to a token with embedding e."""
-    check_index("head", head, model.n_heads)
-    return _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
 
 
 def _values(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
