@@ -54,12 +54,13 @@ def test_softmax(step, sinks, seed):
     z1, z0 = two(3, 6, 6, seed=seed, step=step)
     seen = torch.ones(6, 6, dtype=torch.bool).tril()
     sink = torch.randn(3, 1).double().expand(3, 6) if sinks else None
-    means, total = softmax_secant(z1, z0, seen, sink)
+    patterns, means, total = softmax_secant(z1, z0, seen, sink)
     full = [z.masked_fill(~seen, -torch.inf) for z in (z1, z0)]
     if sink is not None:
         full = [torch.cat([z, sink[..., None]], -1) for z in full]
-    change = (full[0].softmax(-1) - full[1].softmax(-1))[..., :6]
-    z = z1 - z0
+    expected = [z.softmax(-1)[..., :6] for z in full]
+    torch.testing.assert_close(patterns, expected)
+    change, z = expected[0] - expected[1], z1 - z0
     moved = means * (z - (means * z).sum(-1, keepdim=True) / total[..., None])
     torch.testing.assert_close(moved, change, rtol=1e-7, atol=1e-13)
 

@@ -199,8 +199,6 @@ class Split:
         self.absolute = 0.0
         self.heads: list[dict[str, Tensor]] = []
         self.mlps: list[Tensor] = []
-        # J'w of each MLP.
-        self.pulled: list[Tensor] = []
         self.above = self._down()
 
     @property
@@ -222,9 +220,9 @@ class Split:
         # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
+            self._tidy()
             self._split_mlp(layer, directions, least)
             self._split_heads(layer, least)
-            self._tidy(layer)
         self._add_leaves()
         self.check()
         return self.graph.flow(
@@ -342,11 +340,11 @@ class Split:
         # Reads of the first layer's values by later layers, which are added when it is reached.
         late = torch.zeros_like(w)
         for layer in reversed(range(self.model.n_layers)):
+            self._tidy()
             written, entry = Moment.attention(layer), Moment.input(layer)
             above[Moment.mlp(layer)] = w
             mlp = self.mlp_map(layer)
             pulled = mlp.pulled(w)
-            self.pulled.insert(0, pulled)
             self.mlps.insert(0, (pulled * mlp.z).sum(-1))
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
@@ -365,17 +363,18 @@ class Split:
                             w = w + rows
                         else:
                             late += rows
+                # The next block is made without them, which halves its memory.
+                del heads, branch, reads
             self.heads.insert(0, {role: torch.cat(flows) for role, flows in through.items()})
-            self._tidy(layer)
             above[entry] = w = w + late if layer == 0 else w
             if (share := float(mixing[entry, entry - 1])) != 1:
                 w = w * share
         above[Moment.embedding()] = w
         return above
 
-    def _tidy(self, layer: int) -> None:
+    def _tidy(self) -> None:
         # Memory that comes back has to be cleared by the system, which takes time.
-        if not self.keeps and layer % 4 == 0:
+        if not self.keeps:
             return_freed()
 
     def mlp_map(self, layer: int) -> LinearMLP:
@@ -408,7 +407,7 @@ class Split:
     def _split_mlp(self, layer: int, directions: Directions | TaskDirections, least: float) -> None:
         mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
         self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
-        p, output = self.pulled[layer], mlp.write(mlp.z)
+        p, output = mlp.pulled(w), mlp.write(mlp.z)
         if directions == 0:
             at = ((w != 0).any(-1) & (mlp.z != 0).any(-1)).nonzero()[:, 0]
             nodes = []
@@ -478,6 +477,7 @@ class Split:
                     constant += float(added)
                 through += float(branch.flows.masked_fill(strong, 0).sum())
                 writes = writes + heads.written(branch, among)
+            del heads, branch, reads, strong, among
         if not writes.any() and not any(rows.any() for rows in left.values()):
             return
         remainder = graph.add(

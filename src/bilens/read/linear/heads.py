@@ -1,8 +1,9 @@
 """Attention on one text with its patterns frozen, and between two texts with nothing frozen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,6 +96,20 @@ class RowResponse:
         return rows if self.share is None else rows * self.share[..., None]
 
 
+class Mix(NamedTuple):
+    """Changes of mixed values.
+
+    Attributes:
+        scores: a function that returns changes of scores. Only the split over nodes needs them.
+        rows: of values.
+        response: of values to scores. Weights of the pattern itself have the response 1.
+    """
+
+    scores: Callable[[], Float[Tensor, "heads time time"]]
+    rows: Float[Tensor, "heads time d_head"]
+    response: RowResponse
+
+
 @dataclass(frozen=True, eq=False)
 class HeadBranch:
     """One of the ways through the heads of a layer.
@@ -103,23 +118,22 @@ class HeadBranch:
         role: values, queries or keys; None if they are not told apart.
         flows: of each head and pair of positions.
         reads: the places where it reads the stream.
-        mixes: its changes of mixed values: changes of scores, rows of values, and the response of
-            values to scores. Weights of the pattern itself have the response 1.
+        mixes: its changes of mixed values.
     """
 
     role: Role | None
     flows: Float[Tensor, "heads time time"]
     reads: list[Reads]
-    mixes: list[tuple[Tensor, Tensor, RowResponse]]
+    mixes: list[Mix]
 
     def mixed(self, pairs: Pairs) -> Float[Tensor, "m d_head"]:
         """Return the mixed values of some heads and pairs of positions."""
-        changes = [response.push(mix[pairs], rows, pairs) for mix, rows, response in self.mixes]
+        changes = [mix.response.push(mix.scores()[pairs], mix.rows, pairs) for mix in self.mixes]
         return torch.stack(changes).sum(0)
 
     def mixed_all(self, among: Bool[Tensor, "heads time time"]) -> Float[Tensor, "heads time d"]:
         """Return the mixed values of all pairs that are `among` these, summed at each position."""
-        changes = [response.push_all(mix * among, rows) for mix, rows, response in self.mixes]
+        changes = [mix.response.push_all(mix.scores() * among, mix.rows) for mix in self.mixes]
         return torch.stack(changes).sum(0)
 
 
@@ -196,7 +210,7 @@ class FrozenHeads(HeadsMap):
         along = back @ self.values.mT
         if self.asked is not None:
             reads += self.asked.reads(share * along)
-        mix = self.pattern, self.values, RowResponse.of_weights(self.pattern)
+        mix = Mix(lambda: self.pattern, self.values, RowResponse.of_weights(self.pattern))
         return [HeadBranch(None, self.pattern * along, reads, [mix])]
 
     def last(self) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
@@ -345,8 +359,8 @@ class SecantHeads(HeadsMap):
             "keys": [],
         }
         plain = RowResponse.of_weights(self.pattern)
-        mixes: dict[Role, list[tuple[Tensor, Tensor, RowResponse]]] = {
-            "values": [(self.pattern, part.change, plain) for part in self.sources],
+        mixes: dict[Role, list[Mix]] = {
+            "values": [Mix(lambda: self.pattern, part.change, plain) for part in self.sources],
             "queries": [],
             "keys": [],
         }
@@ -355,8 +369,10 @@ class SecantHeads(HeadsMap):
             # D(q.k) = k_mean . Dq + q_mean . Dk: the product is shared without a remainder.
             reads["queries"].append(Reads(q, False, weights, k.middle))
             reads["keys"].append(Reads(k, True, weights, q.middle))
-            mixes["queries"].append((q.change @ k.middle.mT, self.middle, response))
-            mixes["keys"].append((q.middle @ k.change.mT, self.middle, response))
+            by_query = partial(torch.matmul, q.change, k.middle.mT)
+            by_key = partial(torch.matmul, q.middle, k.change.mT)
+            mixes["queries"].append(Mix(by_query, self.middle, response))
+            mixes["keys"].append(Mix(by_key, self.middle, response))
         return [
             HeadBranch(
                 role, torch.stack([part.flows() for part in parts]).sum(0), parts, mixes[role]
@@ -375,20 +391,14 @@ class SecantHeads(HeadsMap):
         """Return the patterns of both runs before a norm of the output, and their secants."""
         seen, scale = self.call.mask, self.call.scale
         if self.kind in ("softmax", "differential"):
-            signs = [1.0]
-            if self.kind == "differential":
-                signs.append(-float(self.model.parts.layers[self.layer].heads.module.diff_lambda))  # type: ignore[arg-type]
             halves = [self._softmax(a, b) for a, b in zip(scores1, scores0, strict=True)]
-            signed = [
-                torch.stack([sign * part for part in half[0]])
-                for sign, half in zip(signs, halves, strict=True)
-            ]
-            patterns = list(torch.stack(signed).sum(0))
-            responses = [
-                RowResponse(sign * half[1].response, spread=half[1].spread)
-                for sign, half in zip(signs, halves, strict=True)
-            ]
-            return patterns, responses
+            patterns, response = halves[0]
+            if self.kind == "softmax":
+                return patterns, [response]
+            factor = -float(self.model.parts.layers[self.layer].heads.module.diff_lambda)  # type: ignore[arg-type]
+            less, other = halves[1]
+            patterns = [a + factor * b for a, b in zip(patterns, less, strict=True)]
+            return patterns, [response, RowResponse(factor * other.response, spread=other.spread)]
         # One score is squared, as [0] and [-1] are the same; two scores are multiplied.
         raw = [(scores[0] * scores[-1]).masked_fill(~seen, 0) for scores in (scores1, scores0)]
         middles = [(a + b) / 2 for a, b in zip(scores1, scores0, strict=True)]
@@ -405,23 +415,16 @@ class SecantHeads(HeadsMap):
         return patterns, [RowResponse(slope, share[..., 0], spread) for slope in slopes]
 
     def _softmax(self, scores1: Tensor, scores0: Tensor) -> tuple[list[Tensor], RowResponse]:
-        seen, cap, slope = self.call.mask, self.call.softcap, self.call.scale
-        sink = self.call.sink
+        seen, cap, sink = self.call.mask, self.call.softcap, self.call.sink
+        slopes: float | Tensor = self.call.scale
         if sink is not None:
             sink = sink[self.block, None].expand(scores1.shape[:2])
-        scores, slopes = [scores1, scores0], torch.full_like(scores1, slope)
+        scores = [scores1, scores0]
         if cap is not None:
             # The chain rule holds for secants as for derivatives: of the cap, times the scale.
-            slopes = slope * secant_slope(lambda z: cap * torch.tanh(z / cap), scores1, scores0)
+            slopes = slopes * secant_slope(lambda z: cap * torch.tanh(z / cap), scores1, scores0)
             scores = [cap * torch.tanh(part / cap) for part in scores]
-        means, total = softmax_secant(scores[0], scores[1], seen, sink)
-        patterns = []
-        for part in scores:
-            masked = part.masked_fill(~seen, -torch.inf)
-            # A sink takes its share of the row, and moves no value.
-            if sink is not None:
-                masked = torch.cat([masked, sink[..., None].to(masked)], -1)
-            patterns.append(masked.softmax(-1)[..., : part.shape[-1]])
+        patterns, means, total = softmax_secant(scores[0], scores[1], seen, sink)
         # DA_ts = L_ts (Dz_ts - sum_r L_tr Dz_tr / sum L): entry s of the row moves v_s, and all
         # others by the row's mean.
         return patterns, RowResponse(means * slopes, spread=means / total[..., None])

@@ -197,24 +197,23 @@ def softmax_secant(
     scores0: Float[Tensor, "*batch n"],
     seen: Bool[Tensor, "*#batch n"],
     sink: Float[Tensor, "*#batch"] | None = None,
-) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
-    """Return the logarithmic means of two softmaxes' entries, and their sum with a sink's.
+) -> tuple[list[Float[Tensor, "*batch n"]], Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
+    """Return two softmaxes, the logarithmic means of their entries, and their sum with a sink's.
 
     With L the logarithmic means, DA = L (Dz - sum L Dz / sum L), as log A = z - log sum exp z. A
     sink is a constant score in the denominator; it takes part in sum L and has Dz = 0.
     """
-    logs = []
+    logs, totals = [], []
     for scores in (scores1, scores0):
         # Logarithms of softmax entries come from scores, since the entries themselves underflow.
-        masked = scores.masked_fill(~seen, -torch.inf)
-        total = masked.logsumexp(-1, keepdim=True)
+        total = scores.masked_fill(~seen, -torch.inf).logsumexp(-1, keepdim=True)
         if sink is not None:
             total = torch.logaddexp(total, sink[..., None].to(total))
-        logs.append((scores - total, total))
-    (log1, total1), (log0, total0) = logs
-    means = logarithmic_mean(log1, log0).masked_fill(~seen, 0)
+        logs.append(scores - total)
+        totals.append(total)
+    means = logarithmic_mean(logs[0], logs[1]).masked_fill(~seen, 0)
     total = means.sum(-1)
     if sink is not None:
-        log_sinks = [sink[..., None].to(t) - t for t in (total1, total0)]
+        log_sinks = [sink[..., None].to(t) - t for t in totals]
         total = total + logarithmic_mean(*log_sinks)[..., 0]
-    return means, total
+    return [log.exp().masked_fill(~seen, 0) for log in logs], means, total
