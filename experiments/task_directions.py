@@ -7,7 +7,8 @@ hold, without credit for cancellation between positions (`bilens.read.flow.recur
 Baselines are orthonormal directions of each MLP: the principal components of changes of the output
 (PCA of Dy) and of adjoints (PCA of w), both about zero, the left singular vectors of W_down, and
 random ones. The last two need no questions. R2 is that of exchanging the 20 strongest directions
-between the two texts, by their flow, on the other questions of the task.
+between the two texts, by their flow, on the other questions of the task. Beside it are correlation
+and slope of the mean effects of these directions by their mean flows.
 
 Small: SmolLM2, two questions of each task to find and two to measure, five minutes of processor
 time. Paper: all models that are installed, eight and eight.
@@ -44,6 +45,8 @@ def run(context: RecipeContext) -> Outcome:
         rows = [(k, method, *values) for (k, method), values in _flat(numbers[name]["shares"])]
         frame = pd.DataFrame(rows, columns=["k", "directions", "same task", "other tasks"])
         parts.append(Table(frame, f"{name}: share of the flow on other questions"))
+        exchanges = pd.DataFrame(numbers[name]["exchanges"]).T.rename_axis("task").reset_index()
+        parts.append(Table(exchanges, f"{name}: exchanges of the strongest directions"))
     return Outcome(numbers, parts=parts)
 
 
@@ -69,8 +72,16 @@ def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
             method: [statistics.fmean(column) for column in zip(*rows, strict=True)]
             for method, rows in of_methods.items()
         }
-    r2 = {task: task_directions(model, asked).r2 for task, asked in questions.items()}
-    return {"finding": finding, "tasks": list(questions), "shares": shares, "r2": r2}
+    exchanges = {task: exchanged(model, asked) for task, asked in questions.items()}
+    return {"finding": finding, "shares": shares, "exchanges": exchanges}
+
+
+def exchanged(model: ResidualModel, questions: Sequence[Question]) -> dict[str, float | None]:
+    """Return how well flows tell what exchanges of a task's strongest directions do."""
+    found = task_directions(model, questions)
+    flows, effects = ([getattr(x, name) for x in found.strongest] for name in ("flow", "effect"))
+    slope = statistics.linear_regression(flows, effects, proportional=True).slope
+    return {"r2": found.r2, "correlation": statistics.correlation(flows, effects), "slope": slope}
 
 
 def _learned(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:

@@ -13,7 +13,7 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
-from experiments import circuits, labels, pairs, pretrained, tasks
+from experiments import circuits, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
 
 
@@ -104,6 +104,17 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
     before = (installed.models / "patching-tiny.jsonl").read_text()
     recipe.run(installed)
     assert (installed.models / "patching-tiny.jsonl").read_text() == before
+
+
+def test_directions_of_tasks_are_compared_with_those_of_weights(installed):
+    numbers = task_directions.run(installed).numbers["tiny"]
+    assert json.loads(json.dumps(numbers)) == numbers
+    # As many orthonormal directions as the stream is wide hold all of the flow.
+    for method in ("SVD of W_down", "random"):
+        assert numbers["shares"]["8"][method][0] < 0.99
+        assert numbers["shares"]["16"][method] == pytest.approx([1, 1])
+    for fit in numbers["exchanges"].values():
+        assert -1 <= fit["correlation"] <= 1
 
 
 def test_metrics_are_those_of_numbers_that_are_known():

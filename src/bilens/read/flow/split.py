@@ -222,6 +222,7 @@ class Split:
         for layer in reversed(range(n_layers)):
             self._tidy()
             self._split_mlp(layer, directions, least)
+            self._tidy()
             self._split_heads(layer, least)
         self._add_leaves()
         self.check()
@@ -348,6 +349,8 @@ class Split:
             self.mlps.insert(0, (pulled * mlp.z).sum(-1))
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
+            del mlp, pulled
+            self._tidy()
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
             # The MLP and the heads may read the same stream, in families with parallel layers.
             w = w + from_mlp
@@ -373,7 +376,8 @@ class Split:
         return above
 
     def _tidy(self) -> None:
-        # Memory that comes back has to be cleared by the system, which takes time.
+        # Freed arrays stay in the process, and those of MLPs and of heads do not fit into each
+        # other's places. Texts whose maps are kept are short.
         if not self.keeps:
             return_freed()
 
