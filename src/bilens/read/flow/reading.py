@@ -247,9 +247,10 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     changes = torch.tensor(
         [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
     )
-    title = f"{len(ablations)} parts, one at a time"
+    title = f"{len(ablations)} parts removed alone"
     if len(ablations) > 2:
-        title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
+        # A phone has room for as many letters.
+        title = f"{len(ablations)} parts alone: correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
     places, low, size = changes.clone(), changes.new_zeros(2), changes.new_ones(2)
     if ablations:
