@@ -26,8 +26,8 @@ SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
 NOTE = (
     "Words until the end of the answer; height in pixels, desktop, phone; smallest label; texts "
-    "that overlap, are cut off, too small or too pale, in both windows and both schemes, as the "
-    "page opens and with all of it open. Baseline: 0.3.0."
+    "that overlap, are cut off, too small or too pale, in both windows and schemes, closed and "
+    "open. Baseline: 0.3.0."
 )
 ENDS = """() => document.documentElement.scrollHeight"""
 OPEN = "document.querySelectorAll('section > details').forEach((part) => { part.open = true; })"

@@ -163,7 +163,6 @@ def explorer(
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
-        html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
         if isinstance(model, TensorChain):
             images = data if isinstance(data, ImageData) else load_images(name, data_dir)
             recorded = recorded_settings(source) if isinstance(source, str | Path) else {}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -222,10 +222,13 @@ def lay_out(
         parts: Functions that lay out a part.
     """
     screen = Screen[Any](view)
-    for part in parts:
-        part(view, screen)
-    for panel in view.panels:
-        panel.lay_out(screen)
+    blocks = [partial(part, view, screen) for part in parts]
+    blocks += [partial(panel.lay_out, screen) for panel in view.panels]
+    for number, block in enumerate(blocks):
+        block()
+        if number == 0:
+            # After the answer that the page opens with.
+            html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
     html("facts", facts_html(facts))
     screen.connect()
     return screen
