@@ -1,6 +1,7 @@
 """Circuits keep what they are asked to, are those of models whose parts are known, and measure."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,6 +190,23 @@ def test_one_question_has_parts_at_positions(view):
     }
     assert positions <= {(e.part.layer, e.part.position) for e in found.effects}
     assert len(reading.sections()) == 3
+
+
+def test_the_answer_says_which_parts_stay_in_place(view):
+    reading = circuit(view, QUESTIONS, ordering=2)
+    found = reading.circuits[0]
+    parts = tuple(effect.part for effect in found.effects)
+    assert len(parts) > 1
+    left = f"{found.left.value:.0%} is left"
+    for needed, said in (
+        ((), f"without them {left}"),
+        (parts[:1], f"without them, with {parts[0]} in place, {left}"),
+        (parts, "any circuit needs " + ", ".join(map(str, parts))),
+    ):
+        other = replace(found, needed=needed)
+        answer = replace(reading, circuits=(other,)).answer(other)
+        assert said in answer
+        assert ("is left" in answer) == (needed != parts)
 
 
 def test_questions_come_from_a_file(tmp_path, view):

@@ -86,8 +86,14 @@ class CircuitReading(Reading):
         on = "this question" if alone else f"{measuring} other questions"
         text = (
             f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the change "
-            f"on {on}; without them {circuit.left.value:.0%} is left"
+            f"on {on}; "
         )
+        needed = ", ".join(map(str, circuit.needed))
+        kept = f", with {needed} in place," if needed else ""
+        if len(circuit.needed) == circuit.size:
+            text += f"any circuit needs {needed}"
+        else:
+            text += f"without them{kept} {circuit.left.value:.0%} is left"
         if circuit.restored.value > 1.05:
             text += ", more than all, since parts that oppose the answer are left out"
         for edges in self.edges[self.circuits.index(circuit) :][:1]:

@@ -224,6 +224,7 @@ class Split:
             self._split_mlp(layer, directions, least)
             self._tidy()
             self._split_heads(layer, least)
+        self._tidy()
         self._add_leaves()
         self.check()
         return self.graph.flow(
@@ -247,10 +248,9 @@ class Split:
             size += self.absolute
         cuts = self._cuts()
         # Rounding of one layer reaches the cuts below it, whose terms may be smaller.
-        size += max(float(terms.abs().sum()) for _, terms, _ in cuts)
+        size += max(absolute for _, _, absolute in cuts)
         sums = {
-            f"The flow into layer {layer} and all later ones": float(terms.sum()) + ended
-            for layer, terms, ended in cuts
+            f"The flow into layer {layer} and all later ones": total for layer, total, _ in cuts
         }
         sums["The flow of tokens, positions and biases"] = float(sum(through))
         # A flow that is far larger than the number may hide it in its rounding. What the number
@@ -267,7 +267,7 @@ class Split:
                     "embeddings as the second run, not vectors near 0, or dtype=torch.float64"
                 )
 
-    def _cuts(self) -> list[tuple[int, Tensor, float]]:
+    def _cuts(self) -> list[tuple[int, float, float]]:
         """Return the flow that enters each layer and all later ones, from the last layer down.
 
         The nodes there read the stream that the model itself has before the layer, or its change.
@@ -275,7 +275,7 @@ class Split:
         values that the first layer has.
 
         Returns:
-            The layer, the terms at each position and coordinate, and all other flow.
+            The layer, the flow, and the sum of its terms' sizes over positions and coordinates.
         """
         graph, mixing, leaves = self.graph, self.model.parts.mixing(), self.leaves()
         ended: dict[int | None, float] = defaultdict(float)
@@ -307,7 +307,8 @@ class Split:
             left += sum(float((w * rows[entry]).sum()) for _, rows in leaves if entry in rows)
             w = w * float(mixing[entry, entry - 1])
             terms = w * self._change_of(layer, "stream")
-            cuts.append((layer, terms, left + float((late * first).sum())))
+            total = float(terms.sum()) + left + float((late * first).sum())
+            cuts.append((layer, total, float(terms.abs().sum())))
         return cuts
 
     def _change_of(self, layer: int, name: str) -> Tensor:
