@@ -44,6 +44,7 @@ from bilens.read.flow.circuit_search import (
     integrated_gradients,
     jaccards,
     parts_in,
+    resampled,
 )
 from bilens.read.flow.edges import EdgeCases, found_edges
 from bilens.read.flow.question import Question
@@ -309,9 +310,8 @@ def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:
 def summary(row: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
     """Return CPR and CMD of each attribution on a task, and their differences from EAP-IG's."""
     changes = np.array(row["changes"])
-    drawn = np.random.default_rng(0).integers(len(changes), size=(2000, len(changes)))
     # The first row is the estimate, the others are the bootstrap's samples of questions.
-    drawn = np.concatenate([np.arange(len(changes))[None], drawn])
+    drawn = np.concatenate([np.arange(len(changes))[None], resampled(len(changes))])
     samples: dict[str, dict[str, np.ndarray]] = {}
     for name, rises in row["rises"].items():
         samples[name] = {}

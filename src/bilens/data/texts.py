@@ -164,6 +164,7 @@ MAPPED = {
     **{"⁄": "/", "…": "...", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE"},
     **{"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ß": "ss"},
 }
+PATTERN = re.compile("|".join(map(re.escape, MAPPED)))
 
 
 @checked
@@ -189,7 +190,7 @@ def clean(text: str) -> str:
 
 
 def _mapped(text: str) -> str:
-    return re.sub("|".join(map(re.escape, MAPPED)), lambda match: MAPPED[match.group()], text)
+    return PATTERN.sub(lambda match: MAPPED[match.group()], text)
 
 
 SPECIAL_TOKENS = {

@@ -222,13 +222,12 @@ def lay_out(
         parts: Functions that lay out a part.
     """
     screen = Screen[Any](view)
-    blocks = [partial(part, view, screen) for part in parts]
+    blocks: list[Callable[[], Any]] = [partial(part, view, screen) for part in parts]
     blocks += [partial(panel.lay_out, screen) for panel in view.panels]
-    for number, block in enumerate(blocks):
+    # After the answer that the page opens with.
+    blocks.insert(1, partial(html, "parts-of-page", '<nav aria-label="parts of the page"></nav>'))
+    for block in blocks:
         block()
-        if number == 0:
-            # After the answer that the page opens with.
-            html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
     html("facts", facts_html(facts))
     screen.connect()
     return screen

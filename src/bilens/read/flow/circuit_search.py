@@ -189,14 +189,18 @@ def _smaller(
     return trials[best] if values[best] >= keep else None
 
 
+def resampled(count: int, samples: int = 2000) -> np.ndarray:
+    """Return the numbers of bootstrap samples of questions, (samples, count)."""
+    return np.random.default_rng(0).integers(count, size=(samples, count))
+
+
 def jaccards(cases: Cases, keep: float, samples: int) -> list[float]:
     """Return the Jaccard index of circuits of bootstraps of the questions, of every two circuits.
 
     It is the number of parts that two circuits share over that of all their parts.
     """
-    drawn = np.random.default_rng(0).integers(len(cases), size=(samples, len(cases)))
     masks = []
-    for of_sample in drawn:
+    for of_sample in resampled(len(cases), samples):
         sample = copy(cases)
         sample.cases = [cases.cases[i] for i in of_sample]
         # Changes are kept once they are asked for.
@@ -223,7 +227,7 @@ class Interval:
     @classmethod
     def of(cls, rises: Float[Tensor, " cases"], changes: Float[Tensor, " cases"]) -> "Interval":
         """Return the ratio of two means."""
-        drawn = np.random.default_rng(0).integers(len(rises), size=(2000, len(rises)))
+        drawn = resampled(len(rises))
         ratios = rises.numpy()[drawn].mean(1) / changes.numpy()[drawn].mean(1)
         low, high = np.quantile(ratios, [0.025, 0.975])
         return cls(float(rises.mean() / changes.mean()), float(low), float(high))

@@ -162,7 +162,7 @@ def token_text(name: str) -> str:
     """Return a token's name as text, with spaces for its marks of them."""
     try:
         # Byte-level tokenizers write each byte as a letter, a space as Ġ and a new line as Ċ.
-        text = bytes(_bytes()[letter] for letter in name).decode()
+        text = bytes(map(_bytes().__getitem__, name)).decode()
     except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
         text = name.replace("Ġ", " ")
     # Control letters are in no picture, and break its file.
