@@ -220,7 +220,9 @@ class Split:
         # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
+            self._tidy()
             self._split_mlp(layer, directions, least)
+            self._tidy()
             self._split_heads(layer, least)
         self._tidy()
         self._add_leaves()
@@ -340,6 +342,7 @@ class Split:
         # Reads of the first layer's values by later layers, which are added when it is reached.
         late = torch.zeros_like(w)
         for layer in reversed(range(self.model.n_layers)):
+            self._tidy()
             written, entry = Moment.attention(layer), Moment.input(layer)
             above[Moment.mlp(layer)] = w
             mlp = self.mlp_map(layer)
@@ -348,6 +351,7 @@ class Split:
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
             del mlp, pulled
+            self._tidy()
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
             # The MLP and the heads may read the same stream, in families with parallel layers.
             w = w + from_mlp
@@ -382,7 +386,6 @@ class Split:
         """Return the MLP of a layer as a linear map."""
         if layer in self._mlp_maps:
             return self._mlp_maps[layer]
-        self._tidy()
         if self.before is None:
             mlp = LinearMLP.frozen(self.model, self.trace, layer)
         else:
@@ -394,7 +397,6 @@ class Split:
     def heads_maps(self, layer: int) -> Iterator[HeadsMap]:
         """Yield the attention of a layer as linear maps, in blocks of heads."""
         if layer not in self._heads_maps:
-            self._tidy()
             heads: Iterator[HeadsMap]
             if self.before is None:
                 asked = self.through_patterns
