@@ -21,6 +21,15 @@ def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) 
     return statistics.median(times)
 
 
+def spent(call: Callable[[], object]) -> float:
+    """Seconds of the processor of one call, or on a GPU its wall time."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    start = clock()
+    call()
+    wait()
+    return clock() - start
+
+
 def by_turns(*calls: Callable[[], object], turns: int = 5) -> list[tuple[float, ...]]:
     """Seconds of each call in each turn, one after the other, so that all meet the same machine."""
     return [tuple(seconds(call, 1, warm=False) for call in calls) for _ in range(turns)]

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from benchmarks.clock import machine
-from benchmarks.texts import spent
+from benchmarks.clock import machine, spent
 from bilens.read.flow import flow
 from bilens.residual import ResidualModel
 

@@ -3,10 +3,6 @@
 Launches of bilinear and squared attention, forward and backward, are recorded on tensors without
 numbers and compiled with the sizes that ship. The least times are those of the
 operations at the rate of the data sheet. The time of the bytes of all tensors is at its bandwidth.
-`--write` makes `results/kernels.json` of the kernels of models that `bilens tensorise` makes, which
-have a constant and sums of rows, and of the host's time for a call. `--launches` makes
-`results/kernel_launches.json`: launches of such a layer, with a mask of padding too, and what
-summing the states of a long text twice costs.
 """
 
 import argparse
@@ -14,7 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +22,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.kernels_host import host_times
-from bilens.files import write_json
 from bilens.kernels import triton_chunked
 from bilens.kernels.triton_kernels import OTHER, TILES, read_kernel, states_kernel
 from bilens.kernels.triton_quadratic import attend_kernel, keys_kernel, queries_kernel
@@ -166,12 +160,11 @@ def launches(
     length: int = LENGTH,
     card: Card | None = None,
     normalised: bool = False,
-    padded: bool = False,
 ) -> list[Launch]:
     """Return all launches of a forward and a backward pass; the forward ones are up to y.
 
     With `normalised` scores have a constant, and rows are divided by their sum, as in the models
-    that `bilens tensorise` makes. With `padded` some tokens are padding.
+    that `bilens tensorise` makes.
     """
     recorded: list[Launch] = []
 
@@ -201,7 +194,6 @@ def launches(
     q2, k2 = second or (None, None)
     inputs = q1, k1, v, q2, k2
     constant = torch.empty(HEADS, device="meta") if normalised else None
-    seen = torch.empty(1, length, device="meta") if padded else None
     with ExitStack() as stack:
         for kernel in (read_kernel, states_kernel, *QUADRATIC):
             patched = patch.object(triton_chunked, kernel.__name__, Recorder(kernel))
@@ -209,8 +201,8 @@ def launches(
         tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
         stack.enter_context(patch.object(triton_chunked, "card_name", lambda device: tiles))
         stack.enter_context(patch.object(triton_chunked, "processors", lambda device: processors))
-        y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, seen, normalised=normalised)
-        triton_chunked.gradients(inputs, y, constant, seen, sums)
+        y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, None, normalised=normalised)
+        triton_chunked.gradients(inputs, y, constant, None, sums)
     return recorded
 
 
@@ -330,131 +322,13 @@ class Table:
         )
 
 
-def write_results() -> None:
-    """Measure and write `results/kernels.json`."""
-    host, rows = host_times(), []
-
-    def add(claim: str, numbers: Iterable[object], baseline: str = "") -> None:
-        number = "; ".join(map(str, numbers))
-        rows.append({"claim": claim, "number": number, "spread": "", "baseline": baseline})
-        print(claim, number, baseline, sep=" | ", flush=True)
-
-    before = "42; 364; aims 30; 150"
-    add("host, squared, us: forward; both ways", map(round, host["squared"]), before)
-    add("with constant and sums", map(round, host["squared, constant and sums"]))
-    cards = [card for card in CARDS.values() if card.target.backend == "cuda"]
-    dtype, hopper = torch.bfloat16, CARDS["sm_90 (H100)"]
-    plain = launches(64, dtype, squared=True, length=64**2, card=hopper)[0]
-    loop = compiled(plain, hopper.target).loop
-    add("loop of whole blocks, squared, d 64, sm_90", [loop], "184; aim 130")
-    for width in (64, 128):
-        needs = []
-        for card in cards:
-            whole = launches(
-                width, dtype, squared=True, normalised=True, length=width**2, card=card
-            )
-            long = launches(width, dtype, squared=True, normalised=True, card=card)
-            chunks = [next(x for x in long if x.name == kind) for kind in ("states", "read y")]
-            needs.append([compiled(launch, card.target) for launch in (*whole, *chunks)])
-            print(width, card.target.arch, *needs[-1], sep="\n", flush=True)
-        add(f"d {width}, sm_80; 89; 90; 100: loop of y", (x[0].loop for x in needs))
-        add("most shared kB", (max(x.shared for x in each) // 1024 for each in needs))
-        add("most bytes spilled", (max(x.spilled for x in each) for each in needs))
-    write_file(
-        "kernels",
-        "Kernels without a GPU",
-        "--write",
-        "Loops in instructions; d 64 and 128 with constant and sums. "
-        "Host: least of 60 turns, Triton's own binder, busy machine. A third of a forward call is "
-        "Triton's launcher, which looks at 29 arguments; the rest are 148 small calls.",
-        rows,
-    )
-
-
-def write_launches() -> None:
-    """Write `results/kernel_launches.json`, with times on an H100 by its data sheet.
-
-    Segments of a text are summed side by side, and then each again from the sum before it. The
-    other way keeps the sum of each chunk in float32, and a scan reads and writes all of them.
-    """
-    card, dtype = CARDS["sm_90 (H100)"], torch.bfloat16
-    rows = []
-
-    def add(claim: str, numbers: Iterable[object], baseline: str = "") -> None:
-        number = "; ".join(map(str, numbers))
-        rows.append({"claim": claim, "number": number, "spread": "", "baseline": baseline})
-        print(claim, number, baseline, sep=" | ", flush=True)
-
-    for padded, kind in ((False, "a tensorised layer"), (True, "with a mask of padding")):
-        passes = [
-            launches(width, dtype, squared=True, normalised=True, padded=padded, length=width**2)
-            for width in (64, 128)
-        ]
-        add(
-            f"{kind}, d 64; 128: launches of y, columns of its scores",
-            [f"{[x.name for x in each].count('y')}, {each[0].arguments['DK']}" for each in passes],
-            "" if padded else "2, 128; no kernel",
-        )
-    padded_y = launches(
-        64, dtype, squared=True, normalised=True, padded=True, length=64**2, card=card
-    )[0]
-    add("its loop of whole blocks, d 64, sm_90", [compiled(padded_y, card.target).loop])
-    times = []
-    for width in WIDTHS:
-        forward: dict[str, Launch] = {}
-        for launch in launches(width, dtype, squared=True, card=card):
-            forward.setdefault(launch.name, launch)
-        states = forward["states"].arguments["states"]
-        twice = forward["sums"].operations() / card.rates[dtype] if "sums" in forward else 0
-        times.append((1e3 * twice, 1e3 * 2 * 4 * states.numel() / card.bandwidth))
-    summed, scanned = zip(*times, strict=True)
-    add("states summed again, ms, d 32; 64; 128", (f"{taken:.2f}" for taken in summed))
-    add("or scanned, ms", (f"{taken:.2f}" for taken in scanned))
-    write_file(
-        "kernel_launches",
-        "Launches of a tensorised layer",
-        "--launches",
-        f"Squared, with constant and sums, bfloat16. States: {LENGTH:,} tokens, {HEADS} heads, by "
-        "the data sheet of an H100, at whose full rate a scan loses; at that of 0.2.0 it would "
-        "gain.",
-        rows,
-    )
-
-
-def write_file(name: str, title: str, option: str, note: str, rows: list[dict[str, str]]) -> None:
-    """Write a file of results."""
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-    write_json(
-        Path(f"results/{name}.json"),
-        {
-            "title": title,
-            "command": f"python -m benchmarks.kernels_static {option}",
-            "commit": commit.strip(),
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"2 shared cores, no GPU, torch {torch.__version__.partition('+')[0]}, "
-            f"Triton {triton.__version__}",
-            "seeds": "",
-            "note": note,
-            "rows": rows,
-        },
-    )
-
-
 def main() -> None:
     """Print every kernel on the cards."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--card", choices=CARDS, help="all by default")
     parser.add_argument("--dtype", choices=DTYPES, help="both by default")
     parser.add_argument("--width", type=int, choices=WIDTHS, help="d_head; all by default")
-    parser.add_argument("--write", action="store_true", help="write results/kernels.json")
-    parser.add_argument("--launches", action="store_true", help="write kernel_launches.json")
     given = parser.parse_args()
-    if given.launches:
-        write_launches()
-        return
-    if given.write:
-        write_results()
-        return
     print(f"triton {triton.__version__}; {HEADS} heads")
     for name in [given.card] if given.card else CARDS:
         table = Table(CARDS[name])
