@@ -1,6 +1,9 @@
 """Commands as scripts run them."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,23 @@ def in_json(capsys: Any, *args: str) -> Any:
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     return json.loads(shown)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_python(*command: object) -> None:
+    """Run Python with a script or a module of the tests."""
+    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def write_sources(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import sys
 from functools import cache
 
 import pytest
@@ -52,6 +53,31 @@ def digits_are_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trainings_collect_no_garbage():
+    """Accelerate asks for that after each training, for the memory of GPUs."""
+    memory = sys.modules.get("accelerate.utils.memory")
+    with pytest.MonkeyPatch.context() as patch:
+        if memory is not None:
+            patch.setattr(memory, "clear_device_cache", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def work_of_processes(tmp_path_factory, testrun_uid):
+    """Return the folder that `tests/two_processes.py` fills."""
+    from filelock import FileLock  # noqa: PLC0415
+
+    from tests.command_line import ROOT, run_python  # noqa: PLC0415
+
+    # Workers of one run of the suite share the folder; the first of them fills it.
+    folder = tmp_path_factory.getbasetemp().parent / f"two-{testrun_uid}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            run_python(ROOT / "tests" / "two_processes.py", folder)
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from filelock import FileLock
 from safetensors.torch import load_file
 
 import bilens
@@ -20,37 +19,16 @@ from bilens.convert.gates import find_swish
 from bilens.errors import BilensError
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
+from tests.command_line import ROOT, run_python
 from tests.language import small_config, small_corpus
 from tests.two_processes import TRAINING, anneal_gated, contexts, tensorise_gated
-
-ROOT = Path(__file__).parents[1]
-
 
 TESTS = ROOT / "tests"
 
 
-def run(*command: str | Path) -> None:
-    """Run Python with a script of the tests."""
-    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory, testrun_uid) -> Path:
-    # Workers of one run of the suite share the folder; the first of them fills it.
-    folder = tmp_path_factory.getbasetemp().parent / f"two-{testrun_uid}"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            run(TESTS / "two_processes.py", folder)
-    return folder
+@pytest.fixture
+def two(work_of_processes) -> Path:
+    return work_of_processes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists threads from /proc")
@@ -109,7 +87,7 @@ def test_they_make_the_same_tensor(two, tensor_of_one):
 @pytest.mark.slow
 def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path, tensor_of_one):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    run(*torchrun, TESTS / "sharded.py", tmp_path)
+    run_python(*torchrun, TESTS / "sharded.py", tmp_path)
     check_tensor(tmp_path, tensor_of_one)
 
 

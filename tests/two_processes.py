@@ -1,4 +1,7 @@
-"""The work of each of the two processes; see test_two_processes.py."""
+"""The work of each of two processes, see test_two_processes.py, and kills, see test_kills.py.
+
+They are forks of one process, whose imports take longer than the work.
+"""
 
 import atexit
 import gc
@@ -23,6 +26,7 @@ from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from tests.families import tiny
 from tests.language import TOKENS, random_model, random_text, small_config, small_corpus
+from tests.train import kill_attack
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
 
@@ -78,16 +82,12 @@ def work(folder: Path) -> None:
 
 
 def in_two_forks(folder: Path) -> int:
-    """Do the work in two forks, which have what torchrun tells its processes; return a status.
-
-    Forks share the imports of this process, which take longer than the work.
-    """
+    """Do the work in two forks, which have what torchrun tells its processes; return a status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(group, MASTER_PORT=str(port))
-    gc.freeze()
     running = set()
     for rank in ("0", "1"):
         os.environ.update(RANK=rank, LOCAL_RANK=rank)
@@ -107,5 +107,11 @@ def in_two_forks(folder: Path) -> int:
     return status
 
 
+def attack(folder: Path) -> None:
+    kill_attack.write_outcomes(293, folder / "kills", "classifier", "language")
+
+
 if __name__ == "__main__":
-    sys.exit(in_two_forks(Path(sys.argv[1])))
+    place = Path(sys.argv[1])
+    gc.freeze()
+    sys.exit(kill_attack.in_a_fork(lambda: attack(place)) or in_two_forks(place))

@@ -153,7 +153,11 @@ def main(kind: str, every: int, folder: Path) -> dict[str, object]:
     return {"points": points, "tried": len(tried), "failures": failures}
 
 
+def write_outcomes(every: int, folder: Path, *kinds: str) -> None:
+    outcomes = {kind: main(kind, every, folder / kind) for kind in kinds}
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+
+
 if __name__ == "__main__":
-    every, place, *kinds = sys.argv[1:]
-    outcomes = {kind: main(kind, int(every), Path(place) / kind) for kind in kinds}
-    sys.stdout.write(json.dumps(outcomes))
+    number, place, *names = sys.argv[1:]
+    write_outcomes(int(number), Path(place), *names)

@@ -1,10 +1,7 @@
 """A training that is killed, or whose checkpoints are damaged, resumes to the same end."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,38 +15,31 @@ from bilens.train import ClassifierTraining, classifier, train_classifier, train
 from bilens.train.language import train_language
 from bilens.train.run_directory import RunDirectory, is_finished
 from bilens.train.settings import LanguageTraining
+from tests.command_line import run_python
 from tests.language import small_config, small_corpus
 from tests.models import digits
+from tests.train.kill_attack import KINDS
 from tests.train.runs import check_same_weights, press_ctrl_c
 from tests.train.test_classifier import CONFIG
 
-ROOT = Path(__file__).parents[2]
 WORDS = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2, save_every=2, log_every=3)
 IMAGES = ClassifierTraining(epochs=4, batch_size=200, input_noise=0.3)
 
 
-def attack(kinds: list[str], every: int, folder: Path) -> None:
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.kill_attack", str(every), str(folder), *kinds],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for kind, outcome in json.loads(done.stdout).items():
+def check_outcomes(folder: Path) -> None:
+    for kind, outcome in json.loads((folder / "outcomes.json").read_text()).items():
         assert outcome["failures"] == [], kind
         assert outcome["points"] > 50
 
 
-def test_a_kill_loses_nothing(tmp_path):
-    attack(["classifier", "language"], 293, tmp_path)
+def test_a_kill_loses_nothing(work_of_processes):
+    check_outcomes(work_of_processes / "kills")
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_file_operation_loses_nothing(tmp_path):
-    attack(["classifier", "seeds", "language", "anneal"], 1, tmp_path)
+    run_python("-m", "tests.train.kill_attack", 1, tmp_path, *KINDS)
+    check_outcomes(tmp_path)
 
 
 def train_words(run: Path, *, resume: bool = False) -> None:

@@ -163,7 +163,7 @@ def test_distillation_brings_a_layer_nearer_to_what_it_gave():
     model, held = tiny("llama"), texts(4, 1)
     fitted = linearise(model, texts(30), held, [0], alone=False)
     model = tiny("llama")
-    how = Distillation(steps=100, batch_size=100, learning_rate=3e-3)
+    how = Distillation(steps=40, batch_size=100, learning_rate=1e-2)
     learnt = linearise(model, texts(30), held, [0], alone=False, distillation=how)
     assert learnt.fits[0].distance < 0.9 * fitted.fits[0].distance
     assert learnt.fits[0].lines == fitted.fits[0].lines
@@ -191,7 +191,8 @@ def test_mixed_and_whole_models_are_saved_and_opened(name, tmp_path):
 def test_bfloat16_weights_are_fitted_in_float32():
     exact, rough = (tiny("llama", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     for model in (exact, rough):
-        linearise(model, texts(20), texts(4, 1), alone=False, distillation=Distillation(steps=3))
+        how = Distillation(steps=3, batch_size=32)
+        linearise(model, texts(20), texts(4, 1), alone=False, distillation=how)
     assert rough.dtype == torch.bfloat16
     difference = log_probabilities(exact) - log_probabilities(rough).float()
     assert difference.abs().mean() < 0.1
@@ -255,7 +256,7 @@ def test_a_model_that_was_made_bilinear_before_is_refused():
 
 def test_a_distillation_that_diverges_and_weights_that_are_nan():
     model = tiny("llama", dtype=torch.float32)
-    how = Distillation(steps=20, learning_rate=1e12)
+    how = Distillation(steps=20, batch_size=32, learning_rate=1e12)
     with pytest.raises(
         BilensError, match="The (loss|weights) became .* by step .*; lower learning_rate"
     ):
