@@ -1,0 +1,137 @@
+"""Words until the answer of reports, their heights, what is wrong with their texts, and their time.
+
+`python -m benchmarks.pages PAGE.html ...` measures pages, with Chrome or Chromium also heights.
+`--write` makes `results/pages.json` of them. `--report MODEL --data NAME` times a report in
+seconds of the processor, after the import and the loading of the model.
+"""
+
+import argparse
+import platform
+import re
+import shutil
+import subprocess
+import time
+from html import unescape
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tests.explore.browser import FAULTS
+
+import bilens
+from bilens.files import write_json
+from bilens.report.page import report
+
+SIZES = {"desktop": 1280, "phone": 390}
+"""Widths of windows in pixels."""
+NOTE = (
+    "Words until the end of the answer; height in pixels, desktop, phone; smallest label; texts "
+    "that overlap, are cut off, too small or too pale, in both windows and schemes, closed and "
+    "open. Baseline: 0.3.0."
+)
+ENDS = """() => document.documentElement.scrollHeight"""
+OPEN = "document.querySelectorAll('section > details').forEach((part) => { part.open = true; })"
+SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
+    .filter((e) => e.textContent.trim() && e.checkVisibility())
+    .map((e) => parseFloat(getComputedStyle(e).fontSize))"""
+"""Script: sizes of all labels in pixels."""
+
+
+def words_until_answered(page: str) -> int:
+    """Return the number of words from the top of a report to the end of its answer."""
+    body = page[page.index("<body>") :]
+    answer = re.search(r'<p class="answer">.*?</p>', body, re.DOTALL)
+    assert answer is not None
+    return len(unescape(re.sub(r"<[^>]*>", " ", body[: answer.end()])).split())
+
+
+def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
+    """Return the height of each page in both windows, its smallest label, and its faults."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    sizes: dict[Path, dict[str, Any]] = {page: {} for page in pages}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        for (window, width), scheme in product(SIZES.items(), ("light", "dark")):
+            view: dict[str, Any] = {
+                "viewport": {"width": width, "height": 900},
+                "color_scheme": scheme,
+            }
+            tab = browser.new_context(**view).new_page()
+            for page in pages:
+                tab.goto(page.resolve().as_uri())
+                tab.wait_for_selector(".js-plotly-plot .main-svg", timeout=100_000)
+                tab.wait_for_timeout(1000)
+                sizes[page][window] = tab.evaluate(ENDS)
+                sizes[page][f"{window}, smallest label"] = min(tab.evaluate(SMALL))
+                faults = tab.evaluate(FAULTS)
+                tab.evaluate(OPEN)
+                tab.wait_for_timeout(3000)
+                faults += tab.evaluate(FAULTS)
+                print(page, window, scheme, *faults, sep="\n  ")
+                sizes[page]["faults"] = sizes[page].get("faults", 0) + len(faults)
+        browser.close()
+    return sizes
+
+
+def report_seconds(model: str, data: str, folder: Path) -> float:
+    """Return seconds of the processor that the report of a model takes."""
+    opened = bilens.load(model)
+    start = time.process_time()
+    report(opened, folder / "report.html", data=data)
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Measure, print, and write the file of results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("--write", action="store_true")
+    counts = ("SCREENS", "FOUND", "MENDED", "LEFT")
+    parser.add_argument("--looked", nargs=4, type=int, metavar=counts, help="by eye")
+    parser.add_argument("--report")
+    parser.add_argument("--data", default="tinystories")
+    options = parser.parse_args()
+    rows = []
+    chrome = shutil.which("chromium") or shutil.which("google-chrome")
+    sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
+    for page in options.pages:
+        name = f"{page.stem} of {page.parent.name}"
+        numbers = [str(words_until_answered(page.read_text(encoding="utf-8")))]
+        if of := sizes.get(page):
+            numbers.append(f"{of['desktop']:,}, {of['phone']:,}")
+            numbers.append(f"{min(of[f'{window}, smallest label'] for window in SIZES):g}")
+            numbers.append(f"{of['faults']}")
+        before = "nine cards first; 10,180, 16,463" if name == "report of grammar" else ""
+        rows.append((name, "; ".join(numbers), before))
+    if options.report:
+        taken = report_seconds(options.report, options.data, Path("runs"))
+        name = Path(options.report).stem
+        rows.append((f"report of {name}, seconds of the processor", f"{taken:.1f}", "14.5"))
+    if options.looked:
+        name = "screens looked at; kinds of faults found, mended, left"
+        rows.append((name, "; ".join(map(str, options.looked)), "several faults"))
+    for row in rows:
+        print(*row, sep=" | ")
+    if options.write:
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
+        write_json(
+            Path("results/pages.json"),
+            {
+                "title": "Pages",
+                "command": "python -m benchmarks.pages --write PAGE ...",
+                "commit": commit.strip(),
+                "date": time.strftime("%Y-%m-%d"),
+                "hardware": f"2 cores, {platform.machine()}, no GPU",
+                "seeds": "",
+                "note": NOTE,
+                "rows": [
+                    {"claim": claim, "number": number, "spread": "", "baseline": baseline}
+                    for claim, number, baseline in rows
+                ],
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()
