@@ -6,7 +6,6 @@ times are the processor's on a CPU, beside which other work may run. On a GPU th
 
 import argparse
 import statistics
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
