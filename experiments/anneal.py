@@ -23,7 +23,6 @@ The learning rate falls linearly to 0, which a small budget of tokens needs; the
 Small: 4.8 million tokens each, 40 minutes on one core. Paper: 105 million.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,15 @@ from transformers import PreTrainedModel
 
 from bilens.convert import give_swish, open_model, open_tokenizer
 from bilens.data import Corpus, load_documents
-from bilens.errors import DataError
 from bilens.train.linearise import anneal, linearise
 from bilens.train.run_directory import is_begun
 from bilens.train.settings import AnnealTraining
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line
-from experiments.llama2c import converted
+from experiments.llama2c import stories260K
 
 __all__ = ["run"]
 
-MODEL = Path("llama2c") / "stories260K.bin"
 LENGTH, BATCH, VALIDATION = 256, 16, 200
 CALIBRATION = 256
 """Texts that lines are fitted on."""
@@ -97,14 +94,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def _open(context: RecipeContext) -> tuple[Path, Corpus]:
-    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    path = folder / MODEL
-    if not path.is_file():
-        raise DataError(
-            f"{path} is missing; this recipe needs stories260K.bin and tok512.bin of "
-            "karpathy/tinyllamas in the folder llama2c of --data-dir"
-        )
-    path = converted(path, context.models / MODEL.stem)
+    path = stories260K(context)
     model = open_model(path)
     corpus = load_documents(
         "tinystories",
@@ -127,7 +117,7 @@ def _fit(path: Path, corpus: Corpus) -> tuple[PreTrainedModel, float]:
 def _train(
     context: RecipeContext, model: PreTrainedModel, corpus: Corpus, name: str, tokens: int
 ) -> list[dict[str, Any]]:
-    folder = context.models / f"{MODEL.stem}-{name}-{tokens}"
+    folder = context.models / f"stories260K-{name}-{tokens}"
     steps = tokens // (LENGTH * BATCH)
     training = AnnealTraining(
         schedule="held" if name == "fitted" else name,  # type: ignore[arg-type]

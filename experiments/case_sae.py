@@ -21,7 +21,6 @@ Paper: d = 1000, 20 epochs, 3 initialisations, with the settings of the small on
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -41,7 +40,7 @@ from experiments.autoencoder import (
     sparsity,
 )
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext, intervals
 
 __all__ = ["Comparison", "compare", "loss_recovered", "run", "scatter_figure"]
 
@@ -95,18 +94,10 @@ def run(context: RecipeContext) -> Outcome:
         )
         comparisons.append(compare(model, autoencoder, data))
     measured = [comparison.numbers() for comparison in comparisons]
-    numbers: dict[str, Any] = {
-        name: interval([values[name] for values in measured]) for name in measured[0]
-    }
+    source = {"l0": 5.2, "relative_error": 0.28, "active": 87, "relu_recovered": 0.871}
+    source["pseudoinverse_recovered"] = 0.981
     # The interval of so few and so different models says less than the models themselves.
-    numbers["models"] = measured
-    numbers["source"] = {
-        "l0": 5.2,
-        "relative_error": 0.28,
-        "active": 87,
-        "relu_recovered": 0.871,
-        "pseudoinverse_recovered": 0.981,
-    }
+    numbers = {**intervals(measured), "models": measured, "source": source}
     first, model = comparisons[0], models[0]
     top = first.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
     forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=top)

@@ -16,8 +16,7 @@ gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500
 the questions that order, and the elimination by which `bilens.read.flow.circuit_search` searches.
 The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
 parts keep. Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results
-are kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
-there as MIB's track reads it.
+are kept in the folder of models, and a stopped run resumes.
 
 Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
 either template and 25 for areas; an hour of processor time for each model.
@@ -27,7 +26,7 @@ definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bilens.files import write_json
 from bilens.read.flow.circuit_search import (
     Cases,
     Interval,
@@ -56,7 +54,7 @@ from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, gradient_effects
-from experiments.pretrained import SavedRows, open_models
+from experiments.pretrained import open_models, saved_rows
 from experiments.tasks import questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -67,60 +65,59 @@ BATCH = 16
 
 def run(context: RecipeContext) -> Outcome:
     """Find and measure the circuits of all models that are installed."""
-    numbers: dict[str, Any] = {}
-    parts = []
+    outcomes = {
+        name: _of_model(context, name, model) for name, model in open_models(context.models)
+    }
+    numbers = {name: rows for name, (rows, _) in outcomes.items()}
+    return Outcome(numbers, parts=[part for _, parts in outcomes.values() for part in parts])
+
+
+def _of_model(
+    context: RecipeContext, name: str, model: ResidualModel
+) -> tuple[list[dict[str, Any]], list[Table]]:
+    """Return the row of each circuit, and all tables."""
     finding, measuring = context.choose(3, 8), context.choose(4, 12)
-    for name, model in open_models(context.models):
-        first = questions_of(model, finding + measuring)
-        second = questions_of(model, measuring, 1)
-        tasks = list(first)[: context.choose(3, len(first))]
-        path = context.models / f"circuits-{name}-{finding}.jsonl"
-        saved = SavedRows(path, "task")
-        for task in tasks:
-            if (task,) not in saved:
-                saved.add(of_task(model, task, first[task], second, finding))
-        rows = saved.of((task,) for task in tasks)
-        numbers[name] = rows
-        parts += [Table(circuit_table(rows), f"{name}: circuits")]
-        parts += [Table(transfer_table(rows), f"{name}: circuits by tasks, second templates")]
-        stability = SavedRows(context.models / f"stability-{name}-{finding}.jsonl", "task")
-        for task in tasks[: context.choose(1, 4)]:
-            if (task,) not in stability:
-                similar = jaccards(Cases(model, first[task][:finding]), KEEP, 3)
-                stability.add({"task": task, "jaccard": similar})
-        parts += [Table(pd.DataFrame(stability.rows), f"{name}: stability")]
-        joined = SavedRows(context.models / f"edges-{name}-{finding}.jsonl", "task")
-        for row in rows[: context.choose(1, len(rows))]:
-            if (row["task"],) not in joined:
-                joined.add(edges_of_task(model, row, first[row["task"]], finding))
-        parts += [Table(pd.DataFrame(joined.rows), f"{name}: edges between the parts")]
-        longer = questions_of(model, finding + context.choose(4, 25))
-        scored = SavedRows(context.models / f"areas-{name}-{finding}.jsonl", "task")
-        for task in tasks:
-            if (task,) not in scored:
-                areas_of_task = compared(model, longer[task], finding, context.choose(20, 500))
-                scored.add({"task": task, **areas_of_task})
-        parts += [Table(area_table(scored.rows), f"{name}: areas, first templates")]
-        by_edges = SavedRows(context.models / f"edge-areas-{name}-{finding}.jsonl", "task")
-        for task in tasks[:2]:
-            if (task,) not in by_edges:
-                compared_tasks = compared_edges(model, longer[task][: finding + 10], finding)
-                by_edges.add({"task": task, **compared_tasks})
-        parts += [Table(area_table(by_edges.rows), f"{name}: areas of edges")]
-        task = "ioi" if "ioi" in tasks else tasks[0]
-        path = context.models / f"mib-{name}-{task}.json"
-        if not path.exists():
-            ranks = eliminated(Cases(model, first[task][:finding]))
-            write_json(path, mib_graph(model, saved.of([(task,)])[0]["parts"], ranks))
-    return Outcome(numbers, parts=parts)
+    first = questions_of(model, finding + measuring)
+    second = questions_of(model, measuring, 1)
+    longer = questions_of(model, finding + context.choose(4, 25))
+    tasks = list(first)[: context.choose(3, len(first))]
+
+    def saved(kind: str, tasks: list[str], measure: Callable[[str], Any]) -> list[dict[str, Any]]:
+        path = context.models / f"{kind}-{name}-{finding}.jsonl"
+        return saved_rows(path, ("task",), [(task,) for task in tasks], measure)
+
+    circuits = saved("circuits", tasks, lambda task: of_task(model, first[task], second, finding))
+    parts_of = {row["task"]: row for row in circuits}
+    stability = saved(
+        "stability",
+        tasks[: context.choose(1, 4)],
+        lambda task: {"jaccard": jaccards(Cases(model, first[task][:finding]), KEEP, 3)},
+    )
+    edges = saved(
+        "edges",
+        tasks[: context.choose(1, len(tasks))],
+        lambda task: edges_of_task(model, parts_of[task], first[task], finding),
+    )
+    steps = context.choose(20, 500)
+    of_parts = saved("areas", tasks, lambda task: compared(model, longer[task], finding, steps))
+    of_edges = saved(
+        "edge-areas",
+        tasks[:2],
+        lambda task: compared_edges(model, longer[task][: finding + 10], finding),
+    )
+    tables = {
+        "circuits": circuit_table(circuits),
+        "circuits by tasks, second templates": transfer_table(circuits),
+        "stability": pd.DataFrame(stability),
+        "edges between the parts": pd.DataFrame(edges),
+        "areas, first templates": area_table(of_parts),
+        "areas of edges": area_table(of_edges),
+    }
+    return circuits, [Table(frame, f"{name}: {title}") for title, frame in tables.items()]
 
 
 def of_task(
-    model: ResidualModel,
-    task: str,
-    questions: list[Question],
-    others: dict[str, list[Question]],
-    finding: int,
+    model: ResidualModel, questions: list[Question], others: dict[str, list[Question]], finding: int
 ) -> dict[str, Any]:
     """Return the circuit of a task, and what it does on the second template of every task."""
     first = Cases(model, questions[:finding])
@@ -132,7 +129,6 @@ def of_task(
         values = cases.values(masks)
         transfer[other] = [vars(Interval.of(rises, cases.changes)) for rises in values]
     return {
-        "task": task,
         "parts": [str(part) for part in parts_in(circuit.mask)],
         "needed": [str(part) for part in circuit.needed],
         "ordering": circuit.ordering,
@@ -154,26 +150,12 @@ def edges_of_task(
     start = time.process_time()
     found = found_edges(first, others, mask, KEEP * row["ordering"])
     return {
-        "task": row["task"],
         "edges": len(found.edges),
         "of": found.candidates,
         "restored": vars(found.restored),
         "by its parts": row["restored"]["value"],
         "seconds": time.process_time() - start,
     }
-
-
-def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> dict[str, Any]:
-    """Return a circuit of parts as the circuit track of MIB reads it: its nodes, with scores."""
-    nodes: dict[str, Any] = {"input": {"in_graph": True, "score": float(len(ranks.flatten()) + 1)}}
-    for part in parts_in(torch.ones_like(ranks, dtype=torch.bool)):
-        layer = part.layer or 0
-        name = f"m{layer}" if part.number is None else f"a{layer}.h{part.number}"
-        column = -1 if part.number is None else part.number
-        nodes[name] = {"in_graph": str(part) in circuit, "score": float(ranks[layer, column])}
-    nodes["logits"] = {"in_graph": True}
-    cfg = {"n_layers": model.n_layers, "n_heads": model.n_heads, "d_model": model.d_model}
-    return {"cfg": {**cfg, "parallel_attn_mlp": False}, "nodes": nodes, "edges": {}}
 
 
 def compared(
@@ -338,7 +320,7 @@ def _interval(samples: np.ndarray) -> dict[str, float]:
 
 
 def _shown(interval: dict[str, float]) -> str:
-    return f"{interval['value']:.2f} {_bounds(interval)}"
+    return "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
 
 
 def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -379,7 +361,3 @@ def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         for metric in ("CPR", "CMD"):
             columns[f"{row['task']} {metric}"] = [_shown(of[metric]) for of in numbers.values()]
     return pd.DataFrame(columns)
-
-
-def _bounds(interval: dict[str, float]) -> str:
-    return "[{low:.2f}, {high:.2f}]".format(**interval)

@@ -1,12 +1,14 @@
 """The context of every recipe: data, cached trained models, and a scale."""
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 from safetensors.torch import load_file
@@ -54,6 +56,12 @@ class Outcome:
     figures: dict[str, go.Figure] = field(default_factory=dict)
     parts: Sequence[Table | ContextList] = ()
 
+    @classmethod
+    def of_tables(cls, tables: dict[str, pd.DataFrame]) -> "Outcome":
+        """Return the outcome whose numbers are those of tables with these names."""
+        numbers = {name: table.to_dict("records") for name, table in tables.items()}
+        return cls(numbers, parts=[Table(table, name) for name, table in tables.items()])
+
 
 @dataclass(frozen=True)
 class RecipeContext:
@@ -72,6 +80,11 @@ class RecipeContext:
     def choose(self, small: Any, paper: Any) -> Any:
         """Return one of two values, by the scale."""
         return small if self.scale == "small" else paper
+
+    @property
+    def folder(self) -> Path:
+        """The folder of data."""
+        return self.data_dir or Path(os.environ.get("BILENS_DATA", "."))
 
     @cached_property
     def mnist(self) -> ImageData:
@@ -199,6 +212,11 @@ def validation_loss(model: Any, corpus: Corpus, batch_size: int = 16) -> float:
         for ids in [corpus.validation[start : start + batch_size]["input_ids"]]
     ]
     return float(sum(losses)) / len(corpus.validation)
+
+
+def intervals(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the interval of each number of some rows, one row for each seed."""
+    return {key: interval([row[key] for row in rows]) for key in rows[0]}
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:

@@ -24,7 +24,7 @@ VERBS = (
 )
 BETWEEN = ("near the", "behind the", "with the", "of the")
 RIDGE = 0.01
-"""Share of the mean variance that is added to every direction of a head's second moment."""
+"""Share of the mean variance that is added to every direction of a second moment."""
 
 Head = tuple[int, int]
 """Layer and number of a head."""
@@ -48,19 +48,25 @@ class Contrasts:
 
     def strongest(self, method: str, n: int, first_layer: int = 0) -> list[Head]:
         """Return the n heads to which a method assigns most, from a layer on."""
-        late = self.scores[method][first_layer:]
-        order = late.flatten().argsort(descending=True)[:n].tolist()
-        return [(first_layer + i // late.shape[1], i % late.shape[1]) for i in order]
+        return strongest(self.scores[method], n, first_layer)
 
     def turned(self, model: ResidualModel, heads: Sequence[Head]) -> ResidualModel:
         """Reverse the direction of number in heads, with the least change of everything else."""
         for layer, head in heads:
-            M = self.moments[layer, head]
-            ridge = RIDGE * M.diagonal().mean() * torch.eye(len(M)).to(M)
-            model = edit_head_along(
-                model, self.changes[layer, head][None], layer=layer, head=head, moment=M + ridge
-            )
+            change, moment = self.changes[layer, head][None], ridged(self.moments[layer, head])
+            model = edit_head_along(model, change, layer=layer, head=head, moment=moment)
         return model
+
+
+def strongest(scores: Tensor, n: int, first_layer: int = 0) -> list[Head]:
+    """Return the n heads of the largest scores, (layers, heads), from a layer on."""
+    order = scores[first_layer:].flatten().argsort(descending=True)[:n].tolist()
+    return [(first_layer + i // scores.shape[1], i % scores.shape[1]) for i in order]
+
+
+def ridged(moment: Tensor) -> Tensor:
+    """Return a second moment with a small share of its mean variance in every direction."""
+    return moment + RIDGE * moment.diagonal().mean() * torch.eye(len(moment)).to(moment)
 
 
 def contrasts(model: ResidualModel, n: int) -> Contrasts:

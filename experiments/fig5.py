@@ -17,7 +17,6 @@ of figures 3 and 4 save 7). The sweep has 1 initialisation of 10 epochs at noise
 source averages: some 5.5 hours.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +26,7 @@ from bilens.nn import ImageClassifier
 from bilens.read import spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext, intervals
 from experiments.curves import Line, confidence_line, line_figure, picture_figure
 
 __all__ = ["border_share", "measure", "run"]
@@ -55,7 +54,7 @@ def run(context: RecipeContext) -> Outcome:
     for name, (decay, noise) in KINDS.items():
         training = ClassifierTraining(weight_decay=decay, input_noise=noise)
         models = context.classifiers(data, training, context.choose(5, 20))
-        numbers[name] = _summary([measure(model, data) for model in models])
+        numbers[name] = intervals([measure(model, data) for model in models])
         tops = _top_positive(spectra(models[0]).oriented(data.test_images))
         rows[name] = [(tops[digit], data.class_names[digit]) for digit in DIGITS]
     title = "Top positive eigenvectors"
@@ -70,7 +69,7 @@ def run(context: RecipeContext) -> Outcome:
             models = context.classifiers(data, training, seeds)
             measured.append([measure(model, data) for model in models])
         points = zip(noises, measured, strict=True)
-        numbers[f"sweep, {name}"] = [{"noise": noise, **_summary(ms)} for noise, ms in points]
+        numbers[f"sweep, {name}"] = [{"noise": noise, **intervals(ms)} for noise, ms in points]
         for key in SWEPT:
             # One sequence for each initialisation, along the noise.
             samples = [[m[key] for m in along] for along in zip(*measured, strict=True)]
@@ -102,7 +101,3 @@ def border_share(vectors: Tensor, shape: tuple[int, int]) -> float:
 def _top_positive(spectrum: Spectrum) -> Tensor:
     """Return the eigenvector of the largest eigenvalue of each class."""
     return spectrum.ordered_by(spectrum.values).vectors[:, 0]
-
-
-def _summary(measured: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {key: interval([m[key] for m in measured]) for key in measured[0]}

@@ -22,21 +22,21 @@ together have the largest numbers. Only a tenth to a quarter of the known skip-t
 Small: 3 initialisations of about 2 minutes on one core each. Paper: 10.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bilens.data import Grammar, load_corpus
+from bilens.data import DeepGrammar, Grammar, load_corpus
 from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext, intervals
 
-__all__ = ["divergences", "found_bigrams", "found_pairs", "found_trigrams", "run"]
+__all__ = ["divergence", "found_bigrams", "found_pairs", "found_trigrams", "run"]
 
-HELD_OUT = 1000
+KINDS, HELD_OUT = ("bigram", "skip-trigram", "filler"), 1000
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -48,29 +48,28 @@ def run(context: RecipeContext) -> Outcome:
     for seed in range(context.choose(3, 10)):
         model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
         model.model.unembed.weight -= model.W_U.mean(1)
+        kl = divergence(model, grammar, ids)
         results.append(
             {
-                **divergences(model, grammar, ids),
+                **{f"kl_{kind}": kl[kind] for kind in KINDS},
                 "bigrams_found": found_bigrams(model, grammar),
                 "skip_trigrams_found": found_trigrams(model, grammar),
                 **found_pairs(model, grammar),
             }
         )
-    numbers: dict[str, Any] = {key: interval([f[key] for f in results]) for key in results[0]}
     elsewhere = {"kl_bigram": 0.001, "kl_skip-trigram": 0.010}
-    return Outcome({**numbers, "elsewhere": elsewhere})
+    return Outcome({**intervals(results), "elsewhere": elsewhere})
 
 
 @torch.no_grad()
-def divergences(model: ResidualModel, grammar: Grammar, ids: Tensor) -> dict[str, float]:
+def divergence(
+    model: ResidualModel, grammar: Grammar | DeepGrammar, ids: Tensor, kinds: Sequence[str] = KINDS
+) -> dict[str, float]:
     """Return the mean KL of truth to model, in nats, by the rule that decides the next token."""
     truth = grammar.next_distribution(ids)
     predicted = model.logits(ids).double().log_softmax(-1)
     kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)
-    return {
-        f"kl_{kind}": float(kl[grammar.is_kind(ids, kind)].mean())
-        for kind in ("bigram", "skip-trigram", "filler")
-    }
+    return {kind: float(kl[grammar.is_kind(ids, kind)].mean()) for kind in kinds}
 
 
 def found_bigrams(model: ResidualModel, grammar: Grammar) -> float:

@@ -26,7 +26,7 @@ from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
-from experiments.pairs import pairs_of
+from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
 
 KS = (1, 8)
@@ -36,12 +36,9 @@ def run(context: RecipeContext) -> Outcome:
     """Measure the directions of each task, and the baselines."""
     finding, n_tasks = context.choose(2, 8), context.choose(3, 7)
     _, model = next(iter(open_models(context.models)))
-    by_task: dict[str, list[Question]] = defaultdict(list)
-    for pair in pairs_of(model, 2 * finding):
-        question = Question(pair.text, pair.token, pair.minus, pair.against, pair.task)
-        by_task[pair.task].append(question)
+    by_task = dict(list(questions_by_task(model, 2 * finding).items())[:n_tasks])
     shares: dict[tuple[str, int, str], list[float]] = defaultdict(list)
-    for of_task in list(by_task.values())[:n_tasks]:
+    for of_task in by_task.values():
         with torch.no_grad():
             both = [head_moves(model, question) for question in of_task]
         of_values, of_layers = zip(*both, strict=True)
@@ -51,7 +48,7 @@ def run(context: RecipeContext) -> Outcome:
                     shares[part, k, method].append(share_held(moves[finding:], directions)[0])
     rows = [(*key, statistics.fmean(of_tasks)) for key, of_tasks in shares.items()]
     frame = pd.DataFrame(rows, columns=["part", "k", "directions", "share"])
-    numbers: dict[str, Any] = {"tasks": list(by_task)[:n_tasks], "finding": finding}
+    numbers: dict[str, Any] = {"tasks": list(by_task), "finding": finding}
     return Outcome(
         {**numbers, "shares": frame.to_dict("records")}, parts=[Table(frame, "Share of the flow")]
     )

@@ -6,8 +6,7 @@ head or MLP, at the same position from the end, raises tokens too; the ten that 
 them are what it does. The score of a label is the share of its tokens that are among these.
 
 Beside it are the old label, the ten tokens whose unembedding has the largest cosine with what the
-node writes, and chance: what another of these nodes does. The time of the labels of a flow is
-measured over that of the flow.
+node writes, and chance: what another of these nodes does.
 
 The parts of a circuit (`bilens.read.flow.circuits`) have labels that are means over questions. The
 score is the share of the ten tokens of a label that the same part raises most on other questions;
@@ -18,7 +17,6 @@ installed, five tasks, ten and ten; 20 minutes of processor time for SmolLM2.
 """
 
 import statistics
-import time
 from collections import Counter, defaultdict
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -77,14 +75,13 @@ def run(context: RecipeContext) -> Outcome:
 def overlaps(
     model: ResidualModel, questions: list[Question], others: list[Question]
 ) -> dict[str, float]:
-    """Return the mean scores of labels of some questions on others, and the time of labels."""
-    seconds: list[float] = []
-    does = typical([labels(model, question, seconds) for question in others])
+    """Return the mean scores of labels of some questions on others."""
+    does = typical([labels(model, question) for question in others])
     scores: dict[str, list[float]] = defaultdict(list)
     generator = torch.Generator().manual_seed(0)
     places = sorted(does, key=str)
     for question in questions:
-        for place, label in labels(model, question, seconds).items():
+        for place, label in labels(model, question).items():
             if place not in does:
                 continue
             drawn = places[int(torch.randint(len(places), (), generator=generator))]
@@ -92,7 +89,7 @@ def overlaps(
             scores["nearest tokens"].append(_share(label.nearest, does[place]))
             scores["chance"].append(_share(label.measured, does[drawn]))
     means = {name: statistics.fmean(values) for name, values in scores.items()}
-    return {**means, "labels": len(scores["measured"]), "time": statistics.median(seconds)}
+    return {**means, "labels": len(scores["measured"])}
 
 
 def of_parts(
@@ -134,9 +131,8 @@ def typical(of_questions: list[dict[Place, Labelled]]) -> dict[Place, set[str]]:
     }
 
 
-def labels(model: ResidualModel, question: Question, seconds: list[float]) -> dict[Place, Labelled]:
-    """Return the labels of the strongest nodes, and add the time that they take over the flow's."""
-    start = time.process_time()
+def labels(model: ResidualModel, question: Question) -> dict[Place, Labelled]:
+    """Return the labels of the strongest nodes."""
     of_text = flow(
         model,
         question.text,
@@ -145,10 +141,8 @@ def labels(model: ResidualModel, question: Question, seconds: list[float]) -> di
         against=question.against,
         ablate=0,
     )
-    middle = time.process_time()
     parts = [i for i in of_text.strongest() if is_measurable(of_text, of_text.nodes[i])]
     effects = measure(model, of_text, parts[:NODES], tokens=TOKENS)
-    seconds.append((time.process_time() - middle) / (middle - start))
     result = {}
     for number, effect in zip(parts, effects, strict=False):
         node = of_text.nodes[number]

@@ -18,7 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bilens.convert import save_model
-from bilens.errors import CheckpointError
+from bilens.errors import CheckpointError, DataError
+from experiments.context import RecipeContext
 
 HEADER = 7
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -36,6 +37,17 @@ def converted(path: Path, folder: Path) -> Path:
         size = model.config.vocab_size
         save_model(folder, model, llama2c_tokenizer(path.with_name(f"tok{size}.bin"), size))
     return folder
+
+
+def stories260K(context: RecipeContext) -> Path:
+    """Return the folder of the converted stories260K, made from its files in the data folder."""
+    path = context.folder / "llama2c" / "stories260K.bin"
+    if not path.is_file():
+        raise DataError(
+            f"{path} is missing; this recipe needs stories260K.bin and tok512.bin of "
+            "karpathy/tinyllamas in the folder llama2c of --data-dir"
+        )
+    return converted(path, context.models / path.stem)
 
 
 def llama2c_model(path: Path) -> LlamaForCausalLM:

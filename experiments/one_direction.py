@@ -14,7 +14,6 @@ Paper: 100 and 40, half an hour or more.
 """
 
 import gzip
-import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +31,7 @@ from bilens.residual.interventions import Run
 from experiments.agreement import HEADS, accuracy, blimp_pairs
 from experiments.blimp import Pair, Preferences
 from experiments.context import Outcome, RecipeContext
-from experiments.contrasts import RIDGE, Contrasts, Head, contrasts, questions
+from experiments.contrasts import Contrasts, Head, contrasts, questions, ridged
 from experiments.head_directions import head_moves
 from experiments.pretrained import open_models
 
@@ -41,23 +40,18 @@ Edit = Callable[[], ResidualModel]
 
 def run(context: RecipeContext) -> Outcome:
     """Find the directions of each model that is installed, edit it along them, and measure."""
-    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    return Outcome(
-        {
-            name: _of_model(context, folder, name, model)
-            for name, model in open_models(context.models)
-        }
-    )
+    models = open_models(context.models)
+    return Outcome({name: _of_model(context, name, model) for name, model in models})
 
 
-def _of_model(
-    context: RecipeContext, folder: Path, name: str, model: ResidualModel
-) -> dict[str, Any]:
-    pairs = blimp_pairs(folder / "blimp", *context.choose((4, 15), (40, 100)))
+def _of_model(context: RecipeContext, name: str, model: ResidualModel) -> dict[str, Any]:
+    pairs = blimp_pairs(context.folder / "blimp", *context.choose((4, 15), (40, 100)))
     number = contrasts(model, 8)
     heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
     asked = questions(model, context.choose(16, 32))
-    of_values, of_outputs = moments(model, folder / "text" / "wikitext2_valid.txt.gz", heads)
+    of_values, of_outputs = moments(
+        model, context.folder / "text" / "wikitext2_valid.txt.gz", heads
+    )
     edits = _of_heads(model, asked, heads, number, of_values)
     edits |= _of_mlp(model, asked, of_outputs)
     numbers: dict[str, Any] = {"heads": heads}
@@ -96,11 +90,6 @@ def moments(
         for layer, y in enumerate(of_text.outputs):
             outputs[layer] = outputs[layer] + y.double().T @ y.double() / ids.numel()
     return {head: ridged(M) for head, M in values.items()}, [ridged(M) for M in outputs]
-
-
-def ridged(moment: Tensor) -> Tensor:
-    """Return a moment with a small share of its mean variance in every direction."""
-    return moment + RIDGE * moment.diagonal().mean() * torch.eye(len(moment)).to(moment)
 
 
 def _of_heads(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from bilens.errors import BilensError
+from bilens.read.flow import Question
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import streams
@@ -17,21 +18,24 @@ LEAST = 0.5
 
 
 class Pair(NamedTuple):
-    """Two texts, and the tokens whose logits differ.
-
-    Attributes:
-        task: the template.
-        text: the first text.
-        against: the second text.
-        token: the token that the first text asks for.
-        minus: the tokens that the second text asks for.
-    """
+    """Two texts of a task: `text` asks for `token`, and `against` for the tokens of `minus`."""
 
     task: str
     text: str
     against: str
     token: str
     minus: tuple[str, ...]
+
+    @property
+    def question(self) -> Question:
+        """The pair as a question."""
+        return Question(self.text, self.token, self.minus, self.against, self.task)
+
+
+def by_two(words: str) -> list[tuple[str, str]]:
+    """Return the words of a line, two by two."""
+    every = words.split()
+    return list(zip(every[::2], every[1::2], strict=True))
 
 
 NAMES = [
@@ -40,19 +44,18 @@ NAMES = [
 ]
 PLACES = ["store", "park", "school", "office", "garden", "station"]
 THINGS = ["drink", "book", "ball", "letter", "ring", "gift"]
-NOUNS = [
-    *("key keys", "boy boys", "girl girls", "teacher teachers", "student students"),
-    *("doctor doctors", "car cars", "book books", "dog dogs", "author authors", "pilot pilots"),
-]
-HE_SHE = [
-    *("king queen", "man woman", "boy girl", "father mother", "brother sister", "prince princess"),
-    *("husband wife", "uncle aunt", "son daughter", "actor actress", "gentleman lady"),
-]
-CAPITALS = {
-    **{"France": "Paris", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid"},
-    **{"Japan": "Tokyo", "Russia": "Moscow", "England": "London", "Egypt": "Cairo"},
-    **{"China": "Beijing", "Greece": "Athens", "Austria": "Vienna", "Ireland": "Dublin"},
-}
+NOUNS = by_two(
+    "key keys boy boys girl girls teacher teachers student students doctor doctors car cars "
+    "book books dog dogs author authors pilot pilots"
+)
+HE_SHE = by_two(
+    "king queen man woman boy girl father mother brother sister prince princess husband wife "
+    "uncle aunt son daughter actor actress gentleman lady"
+)
+CAPITALS = by_two(
+    "France Paris Italy Rome Germany Berlin Spain Madrid Japan Tokyo Russia Moscow England London "
+    "Egypt Cairo China Beijing Greece Athens Austria Vienna Ireland Dublin"
+)
 WORDS = [
     *("cat", "red", "house", "five", "river", "bread", "north"),
     *("green", "seven", "stone", "window", "chair", "apple", "dark"),
@@ -88,9 +91,8 @@ def _ioi() -> Iterator[Pair]:
 
 def _agreement() -> Iterator[Pair]:
     between = ("near the", "behind the", "with the", "of the")
-    for subject, where, other, number in product(NOUNS, between, NOUNS, (0, 1)):
-        (singular, plural), distractor = subject.split(), other.split()[number]
-        texts = [f"The {noun} {where} {distractor}" for noun in (plural, singular)]
+    for (singular, plural), where, other, number in product(NOUNS, between, NOUNS, (0, 1)):
+        texts = [f"The {noun} {where} {other[number]}" for noun in (plural, singular)]
         yield Pair("agreement", texts[0], texts[1], " are", (" is",))
 
 
@@ -101,8 +103,7 @@ def _gender() -> Iterator[Pair]:
         *("left early because", "fell asleep before", "was hungry, so", "smiled because"),
         *("stayed at home because", "thought that", "woke up and then", "was afraid that"),
     ]
-    for nouns, middle in product(HE_SHE, middles):
-        he, she = nouns.split()
+    for (he, she), middle in product(HE_SHE, middles):
         yield Pair("gender", f"The {he} {middle}", f"The {she} {middle}", " he", (" she",))
 
 
@@ -123,8 +124,8 @@ def _facts() -> Iterator[Pair]:
         *("The capital of {} is", "The capital city of {} is called"),
         *("The name of the capital of {} is", "The government of {} sits in the city of"),
     )
-    for form, (a, b) in product(forms, combinations(CAPITALS, 2)):
-        yield Pair("facts", form.format(a), form.format(b), f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
+    for form, ((a, paris), (b, rome)) in product(forms, combinations(CAPITALS, 2)):
+        yield Pair("facts", form.format(a), form.format(b), f" {paris}", (f" {rome}",))
 
 
 def _induction() -> Iterator[Pair]:
@@ -179,6 +180,16 @@ def pairs_of(
     return [pair for turn in zip_longest(*groups) for pair in turn if pair is not None]
 
 
+def questions_by_task(
+    model: ResidualModel, count: int, tasks: Mapping[str, Iterator[Pair]] | None = None
+) -> dict[str, list[Question]]:
+    """Return such pairs as questions, by their task."""
+    questions: dict[str, list[Question]] = {}
+    for pair in pairs_of(model, count, tasks):
+        questions.setdefault(pair.task, []).append(pair.question)
+    return questions
+
+
 def _fits(model: ResidualModel, pair: Pair) -> bool:
     try:
         ids = [model.ids(text) for text in (pair.text, pair.against)]
@@ -190,20 +201,3 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
     with torch.no_grad():
         n = model.parts.normalised(streams(model, torch.stack(ids))[:, -1].to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST
-
-
-def cue_pairs(model: ResidualModel, count: int) -> list[Pair]:
-    """Return pairs of texts in which a cue comes again, and in the second text never came before.
-
-    Between them only the token before the one to copy changes, so that heads that attend to the
-    token before carry the difference.
-    """
-    return pairs_of(model, count, {"cue": _cues()})
-
-
-def _cues() -> Iterator[Pair]:
-    generator = random.Random(0)
-    for _ in range(10_000):
-        a, b, cue, d, e, f, other = generator.sample(WORDS, 7)
-        texts = [f"{a} {b} {word} {d} {e} {f} {cue}" for word in (cue, other)]
-        yield Pair("cue", texts[0], texts[1], f" {d}", (f" {e}", f" {f}"))

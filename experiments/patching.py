@@ -27,9 +27,6 @@ stopped run resumes.
 Pairs of seven more kinds (`experiments/tasks.py`), which no attribution was tuned on, are measured
 apart, with R2 for each kind.
 
-For induction the heads that attend to the previous token are listed, with their ranks among all
-heads by effect and by each attribution.
-
 Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 100 pairs of each, hours.
 Of stories 15 and 50.
 
@@ -50,6 +47,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from bilens.read.flow.circuit_search import Interval
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import patched_effects, runs_of
 from bilens.read.flow.question import Question
@@ -60,11 +58,10 @@ from bilens.residual.interventions import Number, Run, logit_of, mixed_site, mlp
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
-from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
-from experiments.pretrained import STORY_MODEL, SavedRows, open_models
+from experiments.pairs import Pair, pairs_of, story_templates
+from experiments.pretrained import STORY_MODEL, open_models, saved_rows
 from experiments.tasks import TEMPLATES, UNSEEN
 
-SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
 POINTS = 8
 GRADIENTS = {
@@ -75,8 +72,6 @@ GRADIENTS = {
 }
 """Attributions by gradients, with the points between the other text and the text."""
 KINDS = ("heads", "mlps")
-PREVIOUS = 0.5
-"""Least attention to the token before, of a previous-token head."""
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -95,12 +90,6 @@ def run(context: RecipeContext) -> Outcome:
             for kind, table in tables(rows).items()
         ]
         if name != STORY_MODEL:
-            cues = cue_pairs(model, context.choose(3, 15))
-            ranks = previous_token_ranks(
-                model, measure(model, cues, context.models / f"cues-{name}.jsonl")
-            )
-            numbers[name]["previous-token heads"] = ranks.to_dict("records")
-            parts.append(Table(ranks, f"{name}: ranks of the strongest previous-token head"))
             makers = {task: TEMPLATES[task][0]() for task in UNSEEN}
             unseen = pairs_of(model, context.choose(1, 8), makers)
             rows = measure(model, unseen, context.models / f"unseen-{name}.jsonl")
@@ -139,11 +128,13 @@ def gradient_effects(
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
     """Return effects and attributions of all pairs, and keep each as a line of a file."""
-    saved = SavedRows(path, "text", "against")
-    for pair in pairs:
-        if (pair.text, pair.against) not in saved:
-            saved.add({**pair._asdict(), **attributions(model, pair)})
-    return saved.of((pair.text, pair.against) for pair in pairs)
+    of_texts = {(pair.text, pair.against): pair for pair in pairs}
+
+    def measured(text: str, against: str) -> dict[str, Any]:
+        pair = of_texts[text, against]
+        return {**pair._asdict(), **attributions(model, pair)}
+
+    return saved_rows(path, ("text", "against"), of_texts, measured)
 
 
 def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
@@ -166,7 +157,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     def contrastive() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            of_parts = flows(model, [Question.of(pair.text, direction, against=pair.against)])
+            of_parts = flows(model, [pair.question])
         return of_parts[:, :-1], of_parts[:, -1]
 
     def patched() -> tuple[Tensor, Tensor]:
@@ -214,34 +205,6 @@ def _frozen(
         written = runs[0].outputs[layer] - runs[1].outputs[layer]
         mlps.append((through.mlp_map(layer).out.pull(after) * written).sum())
     return torch.stack(heads), torch.stack(mlps)
-
-
-def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return ranks of previous-token heads among all heads, by effect and by each attribution.
-
-    The head of a pair is that of the largest |effect| among those that attend from the token after
-    the change to the changed token. A rank is that of |attribution|, 1 for the largest.
-    """
-    ranks: dict[str, list[float]] = {name: [] for name in rows[0]["heads"]}
-    for row in rows:
-        ids, other = model.ids(row["text"]), model.ids(row["against"])
-        changed = int((ids != other).nonzero()[-1, 0])
-        layers = model.trace(ids).layers
-        attention = torch.stack([layer.pattern[:, changed + 1, changed] for layer in layers])
-        heads = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
-        if not heads:
-            continue
-        strongest = max(heads, key=lambda head: abs(row["heads"]["patching"][head]))
-        for name, of_name in ranks.items():
-            of_pair = stats.rankdata(-np.abs(row["heads"][name]), "min")
-            of_name.append(float(of_pair[strongest]))
-    entries = [
-        (name, len(of_name), float(np.median(of_name)), float(np.mean(np.array(of_name) <= 10)))
-        for name, of_name in ranks.items()
-        if of_name
-    ]
-    columns = ["attribution", "pairs", "median rank", "share within 10"]
-    return pd.DataFrame(entries, columns=columns)
 
 
 def along(u: Float[Tensor, " d_model"]) -> Number:
@@ -314,11 +277,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _interval(values: list[float]) -> dict[str, float]:
-    generator = np.random.default_rng(0)
-    array = np.array(values)
-    means = generator.choice(array, (SAMPLES, len(array))).mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
+    mean = Interval.of(torch.tensor(values, dtype=torch.float64), torch.ones(len(values)))
+    return {"mean": mean.value, "low": mean.low, "high": mean.high}
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:

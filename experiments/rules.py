@@ -58,9 +58,10 @@ from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from bilens.train.settings import LanguageTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext, intervals
+from experiments.grammar import divergence
 
-__all__ = ["KINDS", "Circuits", "count", "divergence", "parts_of_rules", "run"]
+__all__ = ["KINDS", "Circuits", "count", "parts_of_rules", "run"]
 
 KINDS = ("induction", "agreement", "brackets", "other")
 SIZES: dict[str, Any] = {
@@ -90,7 +91,7 @@ def run(context: RecipeContext) -> Outcome:
     numbers: dict[str, Any] = {}
     rows: list[tuple[str, ...]] = []
     shallow = _trained(context, "softmax", 0, n_layers=1)
-    numbers["one block, softmax"] = divergence(shallow, grammar, ids)
+    numbers["one block, softmax"] = divergence(shallow, grammar, ids, KINDS)
     for attention in ATTENTION:
         results: list[dict[str, Any]] = []
         for seed in range(context.choose(3, 10)):
@@ -107,7 +108,7 @@ def run(context: RecipeContext) -> Outcome:
             counts = {kind: count(named[kind], part[kind]) for kind in named}
             of_circuits = {kind: count(found[kind], part[kind]) for kind in named}
             repeated = circuits.repeated()
-            kl = divergence(model, grammar, ids)
+            kl = divergence(model, grammar, ids, KINDS)
             results.append({"kl": kl, "repeated": repeated, "circuits": of_circuits, **counts})
             pairs = " ".join(f"0.{first}-1.{second}" for first, second in sorted(induction))
             rows += [
@@ -122,7 +123,7 @@ def run(context: RecipeContext) -> Outcome:
                 for kind in named
             ]
         numbers[attention] = {
-            "kl": {kind: interval([f["kl"][kind] for f in results]) for kind in KINDS},
+            "kl": intervals([f["kl"] for f in results]),
             **{kind: [f[kind] for f in results] for kind in KINDS[:3]},
             "circuits": [f["circuits"] for f in results],
             "repeated": [f["repeated"] for f in results],
@@ -151,24 +152,15 @@ def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -
 
 
 @torch.no_grad()
-def divergence(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, float]:
-    """Return the mean KL of truth to model, in nats, by the rule that decides the next token."""
-    truth = grammar.next_distribution(ids)
-    predicted = model.logits(ids).double().log_softmax(-1)
-    kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)
-    return {kind: float(kl[grammar.is_kind(ids, kind)].mean()) for kind in KINDS}
-
-
-@torch.no_grad()
 def parts_of_rules(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, set[int]]:
     """Return heads of the second block whose removal costs a rule at least `LEAST` nats."""
-    baseline = divergence(model, grammar, ids)
+    baseline = divergence(model, grammar, ids, KINDS)
     results: dict[str, set[int]] = {kind: set() for kind in KINDS}
     out: Any = model.layer(1).heads.out.module
     for head, columns in enumerate(out.weight.chunk(model.n_heads, dim=1)):
         stored = columns.clone()
         columns.zero_()
-        silent = divergence(model, grammar, ids)
+        silent = divergence(model, grammar, ids, KINDS)
         columns.copy_(stored)
         for kind in KINDS:
             if silent[kind] - baseline[kind] >= LEAST:

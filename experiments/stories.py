@@ -9,9 +9,7 @@ biases, trained here:
 - the contexts of largest activation for the eigenvectors of "swim" minus other verbs, and of the
   quotation mark (figures 7, 13 and 11).
 
-Measured too are the validation loss in nats a token, and the errors of two sums in float32 and
-float64. One is of all paths, against the logits of a first position. The other is of contributions
-of tokens, against an activation. A story is stored.
+Measured too is the validation loss in nats a token. A story is stored.
 
 The source finds 99 of the 100 strongest pairs of its head 0.2 to be a talk-related verb before a
 comma or a colon. Here these pairs are counted for every head, with the words of `TALK`. They are
@@ -22,8 +20,7 @@ Small: the preset tiny (d = 256, two passes over a part of TinyStories that is 3
 long), about 10 minutes on two cores. Paper: the preset paper, for a GPU.
 """
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -34,12 +31,10 @@ from bilens.read.language import (
     DirectionReading,
     TokenDirection,
     bigrams,
-    contribution,
     generate_text,
     read_direction,
     read_ngrams,
     skip_trigrams,
-    split_logits,
 )
 from bilens.read.language.ngrams import ngram_table
 from bilens.read.language.outputs import context_line
@@ -49,7 +44,7 @@ from bilens.sections import ContextList, signed
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 
-__all__ = ["exactness", "run", "talk_share"]
+__all__ = ["run", "talk_share"]
 
 FREQUENT = 500
 VERBS = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
@@ -96,7 +91,6 @@ def run(context: RecipeContext) -> Outcome:
             }
             for head, frame in enumerate(quote.heads)
         },
-        "exactness": exactness(model, corpus, directions[0]),
         "source": {"talk_before_comma_or_colon_of_100": 99, "parameters": 22_020_096},
     }
     tables = [
@@ -120,28 +114,6 @@ def talk_share(frame: pd.DataFrame) -> float:
     """Share of the pairs that are a talk-related verb before a comma or a colon."""
     hits = frame.virtual.isin(TALK) & frame.direct.isin([",", ":"])
     return float(hits.mean())
-
-
-def exactness(
-    model: ResidualModel, corpus: Corpus, reading: DirectionReading
-) -> Mapping[str, Mapping[str, float]]:
-    """Largest errors, relative to the largest value: paths to the logits, tokens to activations."""
-    errors_by_dtype: dict[str, dict[str, float]] = {}
-    for dtype in (torch.float32, torch.float64):
-        exact = ResidualModel(deepcopy(model.model).to(dtype), model.tokenizer)
-        ids = corpus.validation[0]["input_ids"]
-        logits = exact.logits(ids[None])[0, 0]
-        paths = (split_logits(exact, ids, 0).total() - logits).abs().max() / logits.abs().max()
-        spectrum = exact.mlp(0).interaction(reading.direction.vector(exact)).eigh().outermost(1)
-        errors = []
-        for context in (example.context for example in reading.contexts[0]):
-            read = exact.mlp_inputs(0, context.ids[None, : context.position + 1])[0, -1]
-            activation = float(spectrum.activations(read)[0])
-            total = contribution(exact, spectrum, 0, context, layer=0).total()
-            errors.append(abs(total - activation) / abs(activation))
-        name = str(dtype).removeprefix("torch.")
-        errors_by_dtype[name] = {"paths": float(paths), "contributions": max(errors)}
-    return errors_by_dtype
 
 
 def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -> float:

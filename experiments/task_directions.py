@@ -27,7 +27,7 @@ from bilens.read.flow.recurring import Moves, learned, share_held
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
-from experiments.pairs import pairs_of
+from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
 
 KS = (8, 16, 64)
@@ -52,11 +52,7 @@ def run(context: RecipeContext) -> Outcome:
 
 def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
     """Return mean shares over tasks, by number of directions and method, and R2 of exchanges."""
-    questions: dict[str, list[Question]] = {}
-    for pair in pairs_of(model, 2 * finding):
-        question = Question(pair.text, pair.token, pair.minus, pair.against, pair.task)
-        questions.setdefault(pair.task, []).append(question)
-    questions = dict(list(questions.items())[:tasks])
+    questions = dict(list(questions_by_task(model, 2 * finding).items())[:tasks])
     with torch.no_grad():
         moves = {task: [Moves.of(model, q) for q in asked] for task, asked in questions.items()}
     shares: dict[str, dict[str, list[float]]] = {}

@@ -18,16 +18,15 @@ from experiments.pairs import (
     PLACES,
     THINGS,
     Pair,
-    pairs_of,
+    by_two,
+    questions_by_task,
     templates,
 )
 
-FAMILIES = {"number": ("agreement", "were"), "gender": ("gender", "possession")}
-"""Tasks that ask for one concept."""
-NOUNS_LATE = [
-    *("farmer farmers", "lawyer lawyers", "painter painters", "singer singers", "friend friends"),
-    *("sister sisters", "window windows", "letter letters", "horse horses", "neighbor neighbors"),
-]
+NOUNS_LATE = by_two(
+    "farmer farmers lawyer lawyers painter painters singer singers friend friends sister sisters "
+    "window windows letter letters horse horses neighbor neighbors"
+)
 UNSEEN = ("were", "possession", "tense", "quantity", "negation", "weekday", "relative")
 """Tasks that no attribution was tuned on."""
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -38,46 +37,40 @@ WHO = ("people", "children", "students", "workers", "neighbors", "farmers", "doc
 
 def _agreement_late() -> Iterator[Pair]:
     starts = ("I think that the", "She said that the", "We know that the")
-    for start, subject, other in product(starts, NOUNS_LATE, NOUNS_LATE):
-        singular, plural = subject.split()
-        texts = [f"{start} {noun} by the {other.split()[0]}" for noun in (plural, singular)]
+    for start, (singular, plural), (other, _) in product(starts, NOUNS_LATE, NOUNS_LATE):
+        texts = [f"{start} {noun} by the {other}" for noun in (plural, singular)]
         yield Pair("agreement", texts[0], texts[1], " are", (" is",))
 
 
 def _were() -> Iterator[Pair]:
-    for where, subject, other in product(("beside", "behind"), NOUNS_LATE, NOUNS):
-        singular, plural = subject.split()
-        texts = [
-            f"Yesterday the {noun} {where} the {other.split()[0]}" for noun in (plural, singular)
-        ]
+    places = ("beside", "behind")
+    for where, (singular, plural), (other, _) in product(places, NOUNS_LATE, NOUNS):
+        texts = [f"Yesterday the {noun} {where} the {other}" for noun in (plural, singular)]
         yield Pair("were", texts[0], texts[1], " were", (" was",))
 
 
 def _were_late() -> Iterator[Pair]:
-    for when, subject in product(("Last week", "A year ago", "In 1990", "That day"), NOUNS_LATE):
-        singular, plural = subject.split()
+    times = ("Last week", "A year ago", "In 1990", "That day")
+    for when, (singular, plural) in product(times, NOUNS_LATE):
         texts = [f"{when}, the {noun} of the town" for noun in (plural, singular)]
         yield Pair("were", texts[0], texts[1], " were", (" was",))
 
 
 def _gender_late() -> Iterator[Pair]:
-    for nouns, who in product(HE_SHE, ("teacher", "doctor", "lawyer", "neighbor", "child")):
-        he, she = nouns.split()
+    for (he, she), who in product(HE_SHE, ("teacher", "doctor", "lawyer", "neighbor", "child")):
         texts = [f"When the {who} called the {noun}, suddenly" for noun in (he, she)]
         yield Pair("gender", texts[0], texts[1], " he", (" she",))
 
 
 def _possession() -> Iterator[Pair]:
     things = ("keys", "books", "coins", "letters", "tools", "papers")
-    for nouns, thing in product(HE_SHE, things):
-        he, she = nouns.split()
+    for (he, she), thing in product(HE_SHE, things):
         texts = [f"The {noun} lost the {thing} that belonged to" for noun in (he, she)]
         yield Pair("possession", texts[0], texts[1], " him", (" her",))
 
 
 def _possession_late() -> Iterator[Pair]:
-    for nouns, thing in product(HE_SHE, ("house", "dog", "car", "farm", "horse")):
-        he, she = nouns.split()
+    for (he, she), thing in product(HE_SHE, ("house", "dog", "car", "farm", "horse")):
         texts = [f"The {noun} sold the {thing} because it was not" for noun in (he, she)]
         yield Pair("possession", texts[0], texts[1], " his", (" hers",))
 
@@ -92,9 +85,9 @@ def _ioi_late() -> Iterator[Pair]:
 
 
 def _facts_late() -> Iterator[Pair]:
-    for a, b in combinations(CAPITALS, 2):
+    for (a, paris), (b, rome) in combinations(CAPITALS, 2):
         texts = [f"She flew to {country} and landed in its capital," for country in (a, b)]
-        yield Pair("facts", texts[0], texts[1], f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
+        yield Pair("facts", texts[0], texts[1], f" {paris}", (f" {rome}",))
 
 
 def _tense() -> Iterator[Pair]:
@@ -110,15 +103,13 @@ def _tense_late() -> Iterator[Pair]:
 
 
 def _quantity() -> Iterator[Pair]:
-    for who, noun in product(("She", "He", "The man", "The woman"), NOUNS_LATE):
-        singular, plural = noun.split()
+    for who, (singular, plural) in product(("She", "He", "The man", "The woman"), NOUNS_LATE):
         texts = [f"{who} has {count} old" for count in ("two", "one")]
         yield Pair("quantity", texts[0], texts[1], f" {plural}", (f" {singular}",))
 
 
 def _quantity_late() -> Iterator[Pair]:
-    for place, noun in product(("house", "school", "market", "town"), NOUNS_LATE):
-        singular, plural = noun.split()
+    for place, (singular, plural) in product(("house", "school", "market", "town"), NOUNS_LATE):
         texts = [f"At the {place} we saw {count} new" for count in ("three", "one")]
         yield Pair("quantity", texts[0], texts[1], f" {plural}", (f" {singular}",))
 
@@ -178,8 +169,5 @@ TEMPLATES: dict[str, tuple[Callable[[], Iterator[Pair]], Callable[[], Iterator[P
 
 def questions_of(model: ResidualModel, count: int, which: int = 0) -> dict[str, list[Question]]:
     """Return questions of each task that fit the model, by one of its two templates."""
-    questions: dict[str, list[Question]] = {}
-    for task, makers in TEMPLATES.items():
-        pairs = pairs_of(model, count, {task: makers[which]()})
-        questions[task] = [Question(p.text, p.token, p.minus, p.against, task) for p in pairs]
-    return questions
+    every = {task: makers[which]() for task, makers in TEMPLATES.items()}
+    return questions_by_task(model, count, every)

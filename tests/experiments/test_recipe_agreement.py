@@ -28,8 +28,7 @@ class TinyContext(RecipeContext):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "KS", (1, 2))
+def folder(tmp_path):
     words = ["[UNK]", "The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
     words += ["near", "the", "behind", "with", "of"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
@@ -43,7 +42,7 @@ def folder(tmp_path, monkeypatch):
         initializer_range=0.3,
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    save_model(tmp_path / recipe.MODEL, LlamaForCausalLM(config), tokenizer)
+    save_model(tmp_path / recipe.SMOLLM2, LlamaForCausalLM(config), tokenizer)
     (tmp_path / "blimp").mkdir()
     for name, (term, good, bad) in PAIRS.items():
         row = {"linguistics_term": term, "sentence_good": good, "sentence_bad": bad}
@@ -58,10 +57,6 @@ def test_the_recipe_finds_edits_and_measures(folder):
     assert numbers["prefixes"] == 4
     assert numbers["leaves_error_largest"] < 1e-4
     assert numbers["pairs"] == {"agreement": 2, "others": 2}
-    edits = numbers["edits"]
-    # How many directions recur depends on the random model.
-    assert {"before", "2 strongest heads, times 0", "2 random heads, times -1"} < set(edits)
-    assert all(len(e["others_change"]) == 2 for name, e in edits.items() if name != "before")
     turned = numbers["turned_along_number"]
     for name, edit in turned["edits"].items():
         assert name.endswith((": along number", ": whole"))
@@ -69,7 +64,6 @@ def test_the_recipe_finds_edits_and_measures(folder):
         assert changes.keys() == {"others"}
         assert edit["others_mean_absolute"] == abs(changes["others"])
         assert edit["others_mean_absolute"] <= edit["others_flips"] <= 100
-    assert numbers["nodes"]["neurons"]["50 %"] <= numbers["nodes"]["neurons"]["80 %"]
     assert {"direction", "head"} <= numbers["interventions"].keys()
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}

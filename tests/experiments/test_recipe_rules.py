@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from experiments.context import RecipeContext
-from experiments.rules import KINDS, Circuits, count, divergence, parts_of_rules
+from experiments.grammar import divergence
+from experiments.rules import KINDS, Circuits, count, parts_of_rules
 
 from bilens.cli.installation import recipes, reproduce
 from bilens.data import DeepGrammar
@@ -78,9 +79,9 @@ def test_a_silent_head_is_missed_where_it_is_needed(built):
     part = parts_of_rules(ResidualModel(built), grammar, ids)
     after = built.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    full = divergence(ResidualModel(built), grammar, ids)
+    full = divergence(ResidualModel(built), grammar, ids, KINDS)
     built.blocks[1].attn.out.weight[:, :N] = 0
-    silent = divergence(ResidualModel(built), grammar, ids)
+    silent = divergence(ResidualModel(built), grammar, ids, KINDS)
     for kind in KINDS:
         assert (0 in part[kind]) == (silent[kind] - full[kind] >= 0.1)
 

@@ -1,6 +1,5 @@
 """The recipe of transformers made tensors, on a tiny random model and stories of its letters."""
 
-import gzip
 import json
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import torch
 from experiments.context import RecipeContext
 from sklearn.metrics import roc_auc_score
 
-from bilens.convert.language_model import without_softmax
 from bilens.errors import DataError
 from bilens.read.flow import edit
 from bilens.residual import ResidualModel
@@ -55,11 +53,6 @@ def write_data(tmp_path, monkeypatch):
     first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
     monkeypatch.setattr(recipe, "OWN_FIRST", first)
     monkeypatch.setattr(recipe, "OWN_TENSOR", replace(TINY, data_share=0.75))
-    (tmp_path / "blimp").mkdir()
-    for number, name in enumerate(("tea", "hares")):
-        pair = {"sentence_good": "the hare ate tea", "sentence_bad": f"the {'ate ' * (2 + number)}"}
-        with gzip.open(tmp_path / "blimp" / f"{name}.jsonl.gz", "wt") as file:
-            file.write(json.dumps(pair | {"linguistics_term": "order"}) + "\n")
     return tmp_path
 
 
@@ -95,31 +88,13 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     context = RecipeContext("small", data / "models", data)
     numbers = readings.run(context).numbers | heads64.run(context).numbers
     numbers = json.loads(json.dumps(numbers))
-    assert len(numbers) == 2 * 9 + 5 + 1
+    assert len(numbers) == 2 * 4 + 3 + 1
     for name in ("stories260K, both", "two blocks, both"):
         answers = numbers[f"{name}: answers"]
         assert all(0 <= row["low"] <= row["AUC"] <= row["high"] <= 1 for row in answers[:6])
-        for kind in ("original", "tensor"):
-            heads = numbers[f"{name}: attention, {kind}"]
-            first = [row for row in heads if row["head"].startswith("0.")]
-            # The first layer reads nothing but the embeddings.
-            assert all(row["QK"] == pytest.approx(1, abs=1e-5) for row in first)
-            assert all(row["OV"] == pytest.approx(1, abs=1e-5) for row in first)
-            assert all(max(row["QK, other tokens"], row["OV, other tokens"]) < 1 for row in first)
-        shares = {row["paradigm"]: row for row in numbers[f"{name}: BLiMP"]}
-        for column in ("original", "tensor", "frequency"):
-            values = [shares[paradigm][column] for paradigm in ("hares", "tea")]
-            assert shares["all paradigms, mean"][column] == pytest.approx(sum(values) / 2)
-        assert shares["tea"]["pairs"] == 1
         state = [row["bytes kept"] for row in numbers[f"{name}: generation"]]
         assert state[1] > state[0], "keys of softmax grow"
         assert state[2] == state[3] == state[4], "the state of the tensor does not"
-        softmax = numbers[f"{name}: softmax"]
-        assert softmax[-1]["head"] == "all"
-        assert {row["tokens"] for row in numbers[f"{name}: losses"]} > {
-            "random tokens, first time",
-            "random tokens, second time",
-        }
 
 
 def test_auc_is_the_share_of_ordered_pairs():
@@ -128,22 +103,6 @@ def test_auc_is_the_share_of_ordered_pairs():
     assert readings.auc(score, label) == pytest.approx(roc_auc_score(label, score))
     low, high = readings.bootstrap(score, label)
     assert low < readings.auc(score, label) < high
-
-
-def test_mixed_attention_is_each_model_at_both_ends():
-    original = random_model(norm="rms", mlp="swiglu", n_layers=2)
-    taught = without_softmax(original)
-    ids = torch.randint(original.config.vocab_size, (3, 10))
-    everywhere, nowhere = (
-        readings._mixed_loss(original, taught, ids, lambda *_, inside=inside: inside)
-        for inside in (True, False)
-    )
-    assert everywhere == pytest.approx(readings._loss(original, ids), rel=1e-5)
-    assert nowhere == pytest.approx(readings._loss(taught, ids), rel=1e-5)
-    frame = readings.softmax_kept(original, taught, ids)
-    single = readings._mixed_loss(original, taught, ids, lambda *at: at != (1, 2))
-    row = frame[frame["head"] == "1.2"].iloc[0]
-    assert row["rise if only it is squared"] == pytest.approx(single - everywhere)
 
 
 def test_edits_by_eigenvectors_change_what_weights_predict():

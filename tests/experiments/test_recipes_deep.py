@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from experiments.bonds import MODELS, needed_products, within
+from experiments.bonds import MODELS, needed_products
 from experiments.context import Outcome
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
@@ -36,17 +36,8 @@ SMALLER = {
         "MODELS": {
             name: MODELS[name] for name in ("three layers", "three layers, biases and residuals")
         },
-        **dict.fromkeys(("ALIKE", "WIDE", "INSIDE"), 3),
-        **{
-            "MOST": 4,
-            "CUTS": 2,
-            "FEWEST": 1,
-            "SAMPLES": 5000,
-            "BATCH": 5000,
-            "NETS": 3,
-            "TIMED": 4,
-            "TRIES": 1,
-        },
+        "INSIDE": 3,
+        "MOST": 4,
     },
 }
 
@@ -133,16 +124,6 @@ def test_figure_6_counts_by_hand():
     assert shares == {"P+": pytest.approx(1 / 3), "P-": 0.0}
 
 
-def test_within_looks_back_from_the_end():
-    curve = ((1, 0.5), (2, 0.98), (5, 0.95), (10, 0.985), (20, 0.99))
-    assert within(curve, 0.99, 0.01) == 10
-    assert within(curve, 0.99, 0.5) == 1
-    assert within(curve, 1.0, 0.005) is None
-    for right in range(9000, 10_000):
-        exact = ((1, (right - 100) / 10_000), (2, (right - 99) / 10_000), (3, right / 10_000))
-        assert within(exact, right / 10_000, 0.01) == 2
-
-
 def test_bonds_measures_the_models():
     numbers = ran("bonds", "small").numbers
     three = numbers["three layers"]
@@ -152,18 +133,8 @@ def test_bonds_measures_the_models():
         for cut in cuts:
             assert len(cut["ranks"]) == 3
             assert sum(cut["ranks"]) == cut["total"]
-    assert numbers["bounds of errors"]["least"] > 0.5
     inside = numbers["inside a cut"][0]
     assert inside["products"] == 3 * 6 + 3 * 6 + 10 * 6
-    assert inside["paths"]["all"] == 10 * 3**3
-    for result in numbers["similarity"].values():
-        assert abs(result["standard_errors_apart"]) < 5
-        for certified, (lost, size) in zip(
-            result["certified_error"], result["sampled_error"], strict=True
-        ):
-            assert lost <= certified + 1e-5 * size
-    assert numbers["exactness"]["largest_error"] < 1e-12
-    assert numbers["exactness"]["certificates"]["least"] >= 1
 
 
 def test_products_are_counted_from_all_of_them_down():
