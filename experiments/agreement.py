@@ -5,7 +5,7 @@ A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The ke
 subjects are plural. In the mean over prefixes, heads that favour one form everywhere cancel, and
 heads that carry agreement do not. The directions of MLPs are those of the task
 (`bilens.read.flow.task_directions`), found on pairs of a plural and a singular subject. Measured
-too are the error of a flow's sum, and how well flows predict the removal of a node.
+too is how well flows predict the removal of a node.
 
 Edits of the weights reverse two heads after the first quarter of the layers, or only the direction
 of number in them (`edit_head_along`). This direction is their mean change between singular and
@@ -55,7 +55,6 @@ def run(context: RecipeContext) -> Outcome:
         f"agreement-turned_along_number-{context.scale}",
         lambda: turned_along_number(model, context.choose(8, 16), pairs),
     )
-    errors: list[float] = []
     values: list[float] = []
     checked: dict[str, list[Ablation]] = defaultdict(list)
     heads = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
@@ -63,9 +62,8 @@ def run(context: RecipeContext) -> Outcome:
     for prompt, direction in prefixes:
         graph = flow(model, prompt, direction, directions=4, threshold=1e-3)
         values.append(graph.value)
-        errors.append(_error(graph))
-        if len(errors) <= PROMPTS:
-            _intervene(model, graph, len(errors), checked)
+        if len(values) <= PROMPTS:
+            _intervene(model, graph, len(values), checked)
         for node in graph.nodes:
             if node.kind == "head":
                 heads[node.layer, node.number] += node.flow / len(prefixes)
@@ -74,8 +72,6 @@ def run(context: RecipeContext) -> Outcome:
         "prefixes": len(prefixes),
         "right_form_preferred": sum(v > 0 for v in values) / len(prefixes),
         "mean_difference": statistics.fmean(values),
-        "leaves_error_median": statistics.median(errors),
-        "leaves_error_largest": max(errors),
         "interventions": {kind: _fit(results) for kind, results in checked.items()},
         "heads": [[*head, float(heads[head])] for head in strongest(heads, 10)],
         "directions": {
@@ -131,12 +127,6 @@ def _prefixes(model: ResidualModel, n: int) -> Iterator[tuple[Tensor, TokenDirec
         right, wrong = f" {verb[plural]}", f" {verb[1 - plural]}"
         ids = model.tokenizer(text, return_tensors="pt")["input_ids"][0]  # type: ignore[misc]
         yield ids, TokenDirection(right, (wrong,))
-
-
-def _error(graph: Flow) -> float:
-    """Return the distance between the sum of leaves and the logit, over the largest flow."""
-    leaves = sum(n.flow for n in graph.nodes if n.kind in ("token", "position", "bias"))
-    return abs(leaves - graph.value) / max(abs(node.flow) for node in graph.nodes)
 
 
 def _intervene(

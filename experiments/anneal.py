@@ -37,8 +37,6 @@ from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line
 from experiments.llama2c import stories260K
 
-__all__ = ["run"]
-
 LENGTH, BATCH, VALIDATION = 256, 16, 200
 CALIBRATION = 256
 """Texts that lines are fitted on."""

@@ -133,36 +133,23 @@ def train_autoencoder(
     return model
 
 
-@dataclass(frozen=True)
-class SparsityReport:
-    """Sparsity and relative error of a dictionary's activations.
-
-    Attributes:
-        l0: active features of an input, on average.
-        relative_error: mean |y - y'|^2 over mean |y|^2, the case study's MSE/L2^2.
-        active: number of features that are active for at least one input.
-        dead: number of all other features.
-    """
-
-    l0: float
-    relative_error: float
-    active: int
-    dead: int
-
-
 def sparsity(
     activations: Float[Tensor, "samples n_features"],
     y: Float[Tensor, "samples d"],
     rebuilt: Float[Tensor, "samples d"],
-) -> SparsityReport:
-    """Measure sparsity and relative error over one set of samples."""
+) -> dict[str, float]:
+    """Return sparsity and relative error over one set of samples.
+
+    `l0` is the mean number of active features of an input, `active` and `dead` count the features
+    that are active for any or for no input, and the error is the case study's MSE/L2^2.
+    """
     on = activations != 0
     active = int(on.any(0).sum())
     # Of all samples together: single samples may be close to zero.
     error = (y - rebuilt).pow(2).sum() / y.pow(2).sum()
-    return SparsityReport(
-        l0=float(on.double().sum(-1).mean()),
-        relative_error=float(error),
-        active=active,
-        dead=activations.shape[-1] - active,
-    )
+    return {
+        "l0": float(on.double().sum(-1).mean()),
+        "relative_error": float(error),
+        "active": active,
+        "dead": activations.shape[-1] - active,
+    }

@@ -16,14 +16,7 @@ from experiments.later_layers import starting_at, stream_before
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sentences that differ in one word.
-
-    Attributes:
-        paradigm: what they differ in.
-        term: the phenomenon that it belongs to.
-        good: the acceptable sentence.
-        bad: the other one.
-    """
+    """An acceptable and an unacceptable sentence of a paradigm, which belongs to a phenomenon."""
 
     paradigm: str
     term: str
@@ -32,11 +25,7 @@ class Pair:
 
 
 def load_pairs(folder: Path, n: int) -> list[Pair]:
-    """Return the first n pairs of each paradigm.
-
-    Args:
-        folder: holds PARADIGM.jsonl.gz for each of them.
-        n: pairs of each paradigm.
+    """Return the first n pairs of each paradigm, from PARADIGM.jsonl.gz in the folder.
 
     Raises:
         DataError: there are none.
@@ -59,13 +48,8 @@ def load_pairs(folder: Path, n: int) -> list[Pair]:
 class Preferences:
     """The sentences of pairs, with the stream of a model before one of its layers.
 
-    So an edit of later layers costs these layers only. Call it with an edited model.
-
-    Args:
-        model: the model.
-        pairs: pairs of sentences.
-        layer: first layer that an edit may change.
-        batch_size: sentences of a batch.
+    So an edit of later layers costs these layers only. Call it with a model that is edited from
+    the layer on.
     """
 
     def __init__(
@@ -114,11 +98,3 @@ class Preferences:
             scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)
         good, bad = scores.unflatten(0, (-1, 2)).T
         return [bool(better) for better in good > bad]
-
-
-def preferred(model: ResidualModel, pairs: Sequence[Pair]) -> list[bool]:
-    """Return True for each pair whose acceptable sentence has the larger log-probability.
-
-    The first token is given, and its own probability is left out.
-    """
-    return Preferences(model, pairs)(model)

@@ -19,8 +19,6 @@ from bilens.train import ClassifierTraining
 from experiments.context import RecipeContext
 from experiments.curves import picture_figure
 
-__all__ = ["ENDS", "case_models", "direction_names", "eigenvector_figure", "layer_tensor"]
-
 ENDS = 3
 """Eigenvectors of either end that a picture shows."""
 

@@ -17,8 +17,6 @@ from bilens.read import spectra
 from experiments.case import ENDS, case_models, eigenvector_figure
 from experiments.context import Outcome, RecipeContext, interval
 
-__all__ = ["run"]
-
 SEEDS = 3
 
 

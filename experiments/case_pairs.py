@@ -17,8 +17,6 @@ where the models are there already. Paper: d = 1000, 20 epochs, with the setting
 not run.
 """
 
-from dataclasses import asdict
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,8 +26,6 @@ from bilens.tensor import BilinearTensor, Spectrum
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, pair_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
-
-__all__ = ["most_specific", "pair_activations", "run"]
 
 FEATURES, CANDIDATES, SHOWN = 5000, 10, 4
 PAIRS, UNSEEN = 20_000, 1_000_003
@@ -44,7 +40,6 @@ def run(context: RecipeContext) -> Outcome:
     autoencoder = context.autoencoder("pairs", FEATURES, sample, TRAINING)
     r = sample(PAIRS, torch.Generator().manual_seed(UNSEEN))
     f = autoencoder.encode(r)
-    report = sparsity(f, r, autoencoder.decode(f))
     top = most_specific(f.mean(0), autoencoder, model)
     names = direction_names(autoencoder.features.T[top], model, data)
     values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, top))
@@ -52,7 +47,7 @@ def run(context: RecipeContext) -> Outcome:
     title = "Pixel pairs that activate a feature: eigenvectors of its activations"
     return Outcome(
         {
-            **asdict(report),
+            **sparsity(f, r, autoencoder.decode(f)),
             "features": FEATURES,
             "source": {"l0": 30.4, "relative_error": 0.29, "active": 3544, "features": 5000},
         },

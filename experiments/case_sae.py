@@ -20,7 +20,8 @@ Paper: d = 1000, 20 epochs, 3 initialisations, with the settings of the small on
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 import torch
@@ -32,55 +33,24 @@ from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, INK, dress
 from bilens.nn import ImageClassifier
 from bilens.tensor import Dictionary
-from experiments.autoencoder import (
-    AutoencoderTraining,
-    SparseAutoencoder,
-    SparsityReport,
-    row_sampler,
-    sparsity,
-)
+from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, intervals
-
-__all__ = ["Comparison", "compare", "loss_recovered", "run", "scatter_figure"]
 
 SEEDS, FEATURES, SHOWN, POINTS = 3, 2000, 4, 1500
 TRAINING = AutoencoderTraining(steps=2400, learning_rate=1e-2, l1=0.11, similarity=2.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(NamedTuple):
     """The test images' outputs in the features that are active for any of them, twice.
 
-    Attributes:
-        dictionary: the active features.
-        relu: the autoencoder's activations.
-        pseudo: those of least squares.
-        report: of the autoencoder.
-        relu_recovered: share of the loss recovered by the autoencoder.
-        pseudo_recovered: by least squares.
+    `relu` are the autoencoder's activations, `pseudo` those of least squares.
     """
 
     dictionary: Dictionary
     relu: Float[Tensor, "samples m"]
     pseudo: Float[Tensor, "samples m"]
-    report: SparsityReport
-    relu_recovered: float
-    pseudo_recovered: float
-
-    def numbers(self) -> dict[str, float]:
-        """Return the measured numbers of one model."""
-        on = self.relu != 0
-        pair = torch.stack([self.relu[on], self.pseudo[on]]).double()
-        silent = self.pseudo[~on].pow(2).mean() / self.pseudo[on].pow(2).mean()
-        return {
-            **asdict(self.report),
-            "rank": self.dictionary.rank,
-            "relu_recovered": self.relu_recovered,
-            "pseudoinverse_recovered": self.pseudo_recovered,
-            "correlation_where_active": float(torch.corrcoef(pair)[0, 1]),
-            "silent_to_active_size": float(silent.sqrt()),
-        }
+    numbers: dict[str, float]
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -93,7 +63,7 @@ def run(context: RecipeContext) -> Outcome:
             "outputs", FEATURES, row_sampler(layer(data.train_images)), replace(TRAINING, seed=seed)
         )
         comparisons.append(compare(model, autoencoder, data))
-    measured = [comparison.numbers() for comparison in comparisons]
+    measured = [comparison.numbers for comparison in comparisons]
     source = {"l0": 5.2, "relative_error": 0.28, "active": 87, "relu_recovered": 0.871}
     source["pseudoinverse_recovered"] = 0.981
     # The interval of so few and so different models says less than the models themselves.
@@ -125,8 +95,18 @@ def compare(model: ImageClassifier, autoencoder: SparseAutoencoder, data: ImageD
         loss_recovered(logits, model.unembed(instead), data.test_labels)
         for instead in (rebuilt, dictionary.reconstruct(pseudo))
     )
-    report = sparsity(relu, y, rebuilt)
-    return Comparison(dictionary, relu[:, active], pseudo, report, relu_recovered, pseudo_recovered)
+    numbers = sparsity(relu, y, rebuilt) | {
+        "rank": dictionary.rank,
+        "relu_recovered": relu_recovered,
+        "pseudoinverse_recovered": pseudo_recovered,
+    }
+    relu = relu[:, active]
+    on = relu != 0
+    pair = torch.stack([relu[on], pseudo[on]]).double()
+    silent = pseudo[~on].pow(2).mean() / pseudo[on].pow(2).mean()
+    numbers["correlation_where_active"] = float(torch.corrcoef(pair)[0, 1])
+    numbers["silent_to_active_size"] = float(silent.sqrt())
+    return Comparison(dictionary, relu, pseudo, numbers)
 
 
 def loss_recovered(

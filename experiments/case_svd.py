@@ -26,15 +26,12 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.errors import BilensError
 from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
 from bilens.tensor import QuadraticForm, TensorSVD
 from bilens.tensor.factors import hidden_product
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
-
-__all__ = ["bottleneck_curve", "form_cosines", "reproducibility", "run"]
 
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
@@ -106,18 +103,9 @@ def bottleneck_curve(
     `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
     map from the layer's outputs to the logits.
 
-    Raises:
-        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
-            class.
-
     Source:
         Pearce & Dooms 2024, "SVD on the bilinear tensor".
     """
-    if readout.shape[1] != svd.outputs.shape[1]:
-        raise BilensError(
-            f"readout has shape {tuple(readout.shape)}; expected (classes, "
-            f"{svd.outputs.shape[1]}), the outputs of the layer"
-        )
     component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
 
     def logits(rows: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ preset tiny to 3.2 nats, 2 seeds, hours on two cores. Both resume after ctrl-C.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -36,19 +36,13 @@ from bilens.train.settings import PRESETS, LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure
 
-__all__ = ["Trained", "crossing", "of_equal_size", "run", "summary", "train_all", "variants"]
-
 MLPS, ATTENTIONS, SEEDS = ("swiglu", "bilinear"), ("softmax", "bilinear"), (0, 1)
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """An architecture that was trained with several seeds.
 
-    Attributes:
-        name: kinds of MLP and attention, and the number of hidden units.
-        parameters: number of parameters.
-        curves: for each seed a row for each validation: `steps`, `tokens`, `seconds` and `loss`.
+    A curve has a row for each validation: `steps`, `tokens`, `seconds` and `loss`.
     """
 
     name: str

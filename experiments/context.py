@@ -100,10 +100,6 @@ class RecipeContext:
         """Return numbers from the folder of models, or measure them and save them there.
 
         So a stopped recipe resumes with the next model. Remove the file to measure again.
-
-        Args:
-            name: name of the file, without its suffix.
-            measure: returns the numbers.
         """
         path = self.models / "measured" / f"{name}.json"
         if not path.exists():
@@ -114,14 +110,7 @@ class RecipeContext:
     def autoencoder(
         self, vectors: str, n_features: int, sample: Sampler, training: AutoencoderTraining
     ) -> SparseAutoencoder:
-        """Return a trained sparse autoencoder, from the folder of models if it exists.
-
-        Args:
-            vectors: kind of its vectors, in a word or two; part of the file's name.
-            n_features: number of features.
-            sample: source of the vectors.
-            training: settings of its training.
-        """
+        """Return a trained sparse autoencoder of these vectors, from its file if it exists."""
         settings = _changed(training, "seed")
         path = self.models / f"{vectors}-{n_features}-{settings}.safetensors"
         if not path.exists():
@@ -144,15 +133,8 @@ class RecipeContext:
     ) -> list[ImageClassifier]:
         """Return the same model from several seeds, which count up from the training's.
 
-        Models that exist in the folder of models are loaded from there.
-
-        Args:
-            data: data set of the training.
-            training: settings of the training.
-            seeds: number of seeds.
-            d_model: width of the models.
-            layers: number of layers.
-            affine: with biases and residuals.
+        Models that exist in the folder of models are loaded from there. With `affine` they have
+        biases and residuals.
         """
         config = ClassifierConfig(
             n_inputs=data.n_inputs,

@@ -13,8 +13,6 @@ from torch import Tensor
 from bilens.figures.canvas import Canvas, as_image, diverging, dress
 from experiments.context import interval
 
-__all__ = ["Line", "confidence_line", "line_figure", "picture_figure", "spread_line"]
-
 NAME, STEP, LABEL = 1.3, 1.1, 0.3
 
 

@@ -17,8 +17,6 @@ from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import picture_figure
 
-__all__ = ["local_maxima", "run"]
-
 
 def run(context: RecipeContext) -> Outcome:
     """Find the maxima of each class of a model of one layer."""

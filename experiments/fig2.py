@@ -28,8 +28,6 @@ from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.fig9 import class_figures, describe_ends
 
-__all__ = ["by_mean_activation", "eigenvalue_rank_of_most_active", "run"]
-
 CLASSES, SHOWN, ONE = 7, 3, 1
 
 

@@ -10,11 +10,8 @@ The source loses under 1 point with 10 eigenvectors at d = 300, and says that th
 exponentially with k. An independent reproduction needed 11, 16, 20 and 28 eigenvectors for 0.1
 point at d = 30, 100, 300 and 1000.
 
-Small: d = 30 and 100 from 3 initialisations, d = 300 from 5 and d = 1000 from 2, all of 20 epochs.
-A model takes about 1 minute on one core for the small ones, 1.5 for the next and 6 to 10 for the
-largest. That is half an hour in all, or 1 minute if the models exist already. Paper: 20
-initialisations of each size, some 4 hours on one core. The source plots one model and one size
-only.
+Small: 2 to 5 initialisations of each size, half an hour on one core.
+Paper: 20, some 4 hours. The source plots one model and one size only.
 """
 
 from collections.abc import Sequence
@@ -26,8 +23,6 @@ from bilens.read import TruncationCurve, spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
-
-__all__ = ["needed_under", "run"]
 
 SHOWN = 60
 FEW = 10

@@ -8,9 +8,7 @@ input noise 1.0).
 
 The first version of the paper, with 5 initialisations of each size, trains with latent noise: 0.33
 standard deviations before the embedding, the layer and the readout. It has no other input noise.
-Such models of d = 300, and models without any noise, are compared among themselves. Eigenvectors
-that are orthonormal in pixels, instead of after the embedding, have their own mean over the first
-five ranks, for each kind of d = 300 models.
+Such models of d = 300, and models without any noise, are compared among themselves.
 
 The models of a pair have different seeds. Those of different width with the same seed begin with
 the same first rows of the embedding, and see the images in the same order. Each compared model has
@@ -19,10 +17,8 @@ As a check, the last line matches the eigenvectors of the next digit.
 
 The source finds about 0.9 for the first five ranks at d = 300, and 0.5 to 0.6 at d = 30.
 
-Small: d = 30, 50 and 100 from 3 initialisations and d = 300 from 5 of each kind. Training takes
-some 34 minutes on one core (figures 3 and 5 share 22 of them), or 1 minute if the models exist
-already. Paper: 20 initialisations of each size and kind, d = 1000 too, as in the source: some 5.5
-hours.
+Small: 3 or 5 initialisations, 34 minutes on one core (figures 3 and 5 share 22 of them). Paper: 20
+of each size and kind, d = 1000 too, as in the source: some 5.5 hours.
 """
 
 from collections.abc import Sequence
@@ -39,8 +35,6 @@ from bilens.tensor.similarity import unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure, picture_figure
-
-__all__ = ["matches", "positive_vectors", "run", "similarity_curves"]
 
 Vectors = list[Float[Tensor, "k n_in"]]
 """Positive eigenvectors of each class of a model, the largest eigenvalue first."""
@@ -59,28 +53,23 @@ def run(context: RecipeContext) -> Outcome:
     data = context.mnist
     small = {30: 3, 50: 3, 100: 3, 300: 5}
     seeds: dict[int, int] = context.choose(small, dict.fromkeys([*small, 1000], 20))
-    models = {
-        f"d = {d_model}": context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
-        for d_model, count in seeds.items()
-    }
-    by_model = {name: [positive_vectors(model) for model in ms] for name, ms in models.items()}
+    by_model = {}
+    for d_model, count in seeds.items():
+        models = context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
+        by_model[f"d = {d_model}"] = [positive_vectors(model) for model in models]
     references = by_model[SAME]
     pairs = {name: (references, others) for name, others in by_model.items()}
-    alike = {SAME: models[SAME]}
     for name, training in KINDS.items():
-        alike[name] = context.classifiers(data, training, seeds[300])
-        vectors = [positive_vectors(model) for model in alike[name]]
+        alike = context.classifiers(data, training, seeds[300])
+        vectors = [positive_vectors(model) for model in alike]
         pairs[name] = vectors, vectors
     pairs[OTHER] = references, [vectors[1:] + vectors[:1] for vectors in references]
     numbers, lines = {}, []
     for name, (ours, others) in pairs.items():
         curves = similarity_curves(ours, others)
-        numbers[name] = {"top_five": _top_mean(curves), "source": SOURCE.get(name)}
+        top = interval([fmean(curve[:TOP]) for curve in curves])
+        numbers[name] = {"top_five": top, "source": SOURCE.get(name)}
         lines.append(confidence_line(name, range(1, len(curves[0]) + 1), curves))
-    for name, ms in alike.items():
-        vectors = [positive_vectors(model, "pixels") for model in ms]
-        curves = similarity_curves(vectors, vectors)
-        numbers[name]["top_five_orthonormal_in_pixels"] = _top_mean(curves)
     figure = line_figure(
         lines,
         title="Best match of positive eigenvectors of d = 300 models",
@@ -122,10 +111,6 @@ def similarity_curves(
         ]
         curves.append(torch.stack(pairs).mean(0).tolist())
     return curves
-
-
-def _top_mean(curves: Sequence[Sequence[float]]) -> dict[str, float]:
-    return interval([fmean(curve[:TOP]) for curve in curves])
 
 
 def matches(a: Float[Tensor, "k_a n"], b: Float[Tensor, "k_b n"]) -> list[tuple[Tensor, str]]:

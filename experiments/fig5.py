@@ -11,10 +11,8 @@ The source has 98.05 % without regularisation, 98.30 % with only input noise and
 both. A reproduction study of 2026 has an effective rank of 38.5 without and 15.5 with weight decay,
 in a set-up of its own.
 
-Small: 5 initialisations of 20 epochs for the comparison, about 25 minutes on one core (the models
-of figures 3 and 4 save 7). The sweep has 1 initialisation of 10 epochs at noise 0, 0.4 and 1, about
-4 minutes more. Paper: 20 initialisations of 20 epochs everywhere, noise in steps of 0.2, as the
-source averages: some 5.5 hours.
+Small: 5 initialisations of 20 epochs, and 1 of 10 epochs for the sweep, half an hour on one core.
+Paper: 20 of 20 epochs everywhere, noise in steps of 0.2, as the source averages: some 5.5 hours.
 """
 
 from typing import Any
@@ -28,8 +26,6 @@ from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, intervals
 from experiments.curves import Line, confidence_line, line_figure, picture_figure
-
-__all__ = ["border_share", "measure", "run"]
 
 DECAY = 0.5
 KINDS = {

@@ -35,8 +35,6 @@ from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 
-__all__ = ["TRAINING", "branches", "own_shares", "prominence", "run"]
-
 TRAINING = ClassifierTraining(epochs=8, decay=0.7)
 DRAWN, SHOWN = (3, 6, 8), 4
 ROOT, STEP, GAP, LABEL, THICKEST = 0.15, 1.5, 1.08, 0.34, 7.0

@@ -24,8 +24,6 @@ from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 
-__all__ = ["class_figures", "describe_ends", "run"]
-
 SHOWN = 4
 
 

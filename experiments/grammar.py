@@ -34,8 +34,6 @@ from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, intervals
 
-__all__ = ["divergence", "found_bigrams", "found_pairs", "found_trigrams", "run"]
-
 KINDS, HELD_OUT = ("bigram", "skip-trigram", "filler"), 1000
 
 

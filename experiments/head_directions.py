@@ -28,6 +28,7 @@ from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
+from experiments.task_directions import principal_directions, random_directions
 
 KS = (1, 8)
 
@@ -79,13 +80,9 @@ def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
 
 def methods(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
     """Return k directions of each part, by method."""
-    generator = torch.Generator().manual_seed(0)
-    principal, random = [], []
-    for part in range(len(moves[0].changes)):
-        rows = torch.cat([of_question.changes[part] for of_question in moves])
-        vectors = torch.linalg.svd(rows, full_matrices=False)[2][:k]
-        principal.append(MLPDirections(vectors, vectors))
-        drawn = torch.randn(rows.shape[1], k, generator=generator, dtype=torch.float64)
-        basis = torch.linalg.qr(drawn)[0].T
-        random.append(MLPDirections(basis, basis))
-    return {"of the task": learned(moves, k)[0], "PCA of changes": principal, "random": random}
+    widths = [changes.shape[1] for changes in moves[0].changes]
+    return {
+        "of the task": learned(moves, k)[0],
+        "PCA of changes": principal_directions(moves, 0, k),
+        "random": random_directions(widths, k),
+    }

@@ -30,8 +30,6 @@ from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, picture_figure, spread_line
 
-__all__ = ["run", "success"]
-
 NORMS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 DRAWS, COLUMNS = 5, 5
 SHOWN_CLASS, SHOWN_NORM = 3, 5.0

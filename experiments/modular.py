@@ -23,10 +23,8 @@ import plotly.graph_objects as go
 from bilens.data import modular_addition
 from bilens.sections import Table
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext, intervals
 from experiments.fourier import FourierReading, read_fourier
-
-__all__ = ["TRAINING", "run"]
 
 TRAINING = ClassifierTraining(
     epochs=400, batch_size=256, learning_rate=3e-3, decay=1.0, weight_decay=1.0, input_noise=0.0
@@ -39,43 +37,30 @@ def run(context: RecipeContext) -> Outcome:
     data = modular_addition(context.choose(59, 113))
     numbers: dict[str, Any] = {}
     figures: dict[str, go.Figure] = {}
-    rows: list[tuple[str, ...]] = []
+    tables: list[Table] = []
     for layers, d_model in WIDTHS.items():
         models = context.classifiers(
             data, TRAINING, context.choose(5, 10), d_model=d_model, layers=layers
         )
         readings = [read_fourier(model) for model in models]
-        held_out = [model.accuracy(data.test_images, data.test_labels) for model in models]
         name = f"{layers} layer{'s' if layers > 1 else ''}"
-        numbers[name] = {
-            "accuracy_held_out": interval(held_out),
-            "share_of_addition": interval([float(r.power.sum()) for r in readings]),
-            "frequencies": [list(r.frequencies) for r in readings],
-            "accuracy_kept": interval([r.accuracy_kept for r in readings]),
-            "accuracy_removed": interval([r.accuracy_removed for r in readings]),
-            "unit_share": interval([r.unit_share for r in readings]),
-        }
-        rows += [
-            (name, str(seed), f"{accuracy:.2%}", *_row(reading))
-            for seed, (accuracy, reading) in enumerate(zip(held_out, readings, strict=True))
+        measured = [
+            {
+                "accuracy_held_out": model.accuracy(data.test_images, data.test_labels),
+                "share_of_addition": float(reading.power.sum()),
+                "accuracy_kept": reading.accuracy_kept,
+                "accuracy_removed": reading.accuracy_removed,
+                "unit_share": reading.unit_share,
+            }
+            for model, reading in zip(models, readings, strict=True)
         ]
+        frequencies = [list(reading.frequencies) for reading in readings]
+        numbers[name] = {**intervals(measured), "frequencies": frequencies}
+        table = pd.DataFrame(measured)
+        table.insert(0, "frequencies", [", ".join(map(str, several)) for several in frequencies])
+        tables.append(Table(table, f"Waves of modular addition, {name}", words=1))
         figures[f"power-{layers}"] = _power_figure(readings, name)
-    headings = ("model", "seed", "held out", "addition", "frequencies", "kept", "removed", "units")
-    return Outcome(
-        numbers,
-        figures,
-        [Table(pd.DataFrame(rows, columns=headings), "Waves of modular addition", words=1)],
-    )
-
-
-def _row(reading: FourierReading) -> tuple[str, ...]:
-    return (
-        f"{float(reading.power.sum()):.1%}",
-        ", ".join(map(str, reading.frequencies)),
-        f"{reading.accuracy_kept:.2%}",
-        f"{reading.accuracy_removed:.2%}",
-        f"{reading.unit_share:.1%}",
-    )
+    return Outcome(numbers, figures, tables)
 
 
 def _power_figure(readings: list[FourierReading], name: str) -> go.Figure:

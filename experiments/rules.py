@@ -61,8 +61,6 @@ from bilens.train.settings import LanguageTraining
 from experiments.context import Outcome, RecipeContext, intervals
 from experiments.grammar import divergence
 
-__all__ = ["KINDS", "Circuits", "count", "parts_of_rules", "run"]
-
 KINDS = ("induction", "agreement", "brackets", "other")
 SIZES: dict[str, Any] = {
     "vocab_size": 46,
@@ -89,7 +87,7 @@ def run(context: RecipeContext) -> Outcome:
     corpus = load_corpus("deep-grammar", n_ctx=SIZES["n_ctx"])
     ids = corpus.validation[:HELD_OUT]["input_ids"]
     numbers: dict[str, Any] = {}
-    rows: list[tuple[str, ...]] = []
+    rows: list[dict[str, Any]] = []
     shallow = _trained(context, "softmax", 0, n_layers=1)
     numbers["one block, softmax"] = divergence(shallow, grammar, ids, KINDS)
     for attention in ATTENTION:
@@ -111,37 +109,21 @@ def run(context: RecipeContext) -> Outcome:
             kl = divergence(model, grammar, ids, KINDS)
             results.append({"kl": kl, "repeated": repeated, "circuits": of_circuits, **counts})
             pairs = " ".join(f"0.{first}-1.{second}" for first, second in sorted(induction))
-            rows += [
-                (
-                    *(attention, str(seed), kind, f"{kl[kind]:.4f}"),
-                    *(
-                        " ".join(f"1.{head}" for head in sorted(s[kind]))
-                        for s in (named, found, part)
-                    ),
-                    *((pairs, f"{repeated['found']:.1%}") if kind == "induction" else ("", "")),
-                )
-                for kind in named
-            ]
+            for kind in named:
+                heads = {"named": named, "in the circuit": found, "part of it": part}
+                row = {"attention": attention, "seed": str(seed), "rule": kind, "KL": kl[kind]}
+                for title, of_kinds in heads.items():
+                    row[title] = " ".join(f"1.{head}" for head in sorted(of_kinds[kind]))
+                row["pairs"] = pairs if kind == "induction" else ""
+                rows.append(row)
         numbers[attention] = {
             "kl": intervals([f["kl"] for f in results]),
             **{kind: [f[kind] for f in results] for kind in KINDS[:3]},
             "circuits": [f["circuits"] for f in results],
             "repeated": [f["repeated"] for f in results],
         }
-    columns = (
-        "attention",
-        "seed",
-        "rule",
-        "KL",
-        "named",
-        "in the circuit",
-        "part of it",
-        "pairs",
-        "repeated",
-    )
-    return Outcome(
-        numbers, parts=[Table(pd.DataFrame(rows, columns=columns), "Rules in the weights", words=1)]
-    )
+    table = Table(pd.DataFrame(rows), "Rules in the weights", {"KL": ".4f"}, words=3)
+    return Outcome(numbers, parts=[table])
 
 
 def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -> ResidualModel:

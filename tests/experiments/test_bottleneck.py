@@ -6,7 +6,6 @@ from experiments.case_svd import bottleneck_curve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from tests.models import digit_model, digits
 from tests.tensor.factors import normal, random_tensor, shapes
 
@@ -38,11 +37,3 @@ def test_all_components_are_the_model():
     assert math.isclose(curve.full, model.accuracy(data.test_images, data.test_labels))
     assert curve.drop(1) > 0.3
     assert curve.drop(20) < 0.01
-
-
-def test_misuse_is_explained():
-    svd, x = random_tensor(5, 6, 4, 0).svd(), normal(3, 5)
-    with pytest.raises(BilensError, match=r"readout has shape \(4, 2\); expected \(classes, 4\)"):
-        bottleneck_curve(svd, normal(4, 2), x, torch.zeros(3).long())
-    with pytest.raises(BilensError, match=r"labels is .* \(2,\).*x \(3, 5\)"):
-        bottleneck_curve(svd, normal(2, 4), x, torch.zeros(2).long())

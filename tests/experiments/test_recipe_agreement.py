@@ -5,16 +5,14 @@ import json
 
 import pytest
 import torch
-from experiments.blimp import Pair, load_pairs, preferred
+from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import RecipeContext
 from experiments.contrasts import NOUNS, VERBS, contrasts
 from experiments.later_layers import starting_at, stream_before
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bilens.convert import save_model
 from bilens.errors import DataError
 from experiments import agreement as recipe
+from tests.experiments.tiny import save_llama
 
 PAIRS = {
     "regular": (recipe.TERM, "The cat is near", "The cat are near"),
@@ -29,20 +27,9 @@ class TinyContext(RecipeContext):
 
 @pytest.fixture
 def folder(tmp_path):
-    words = ["[UNK]", "The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
+    words = ["The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
     words += ["near", "the", "behind", "with", "of"]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.3,
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    save_model(tmp_path / recipe.SMOLLM2, LlamaForCausalLM(config), tokenizer)
+    save_llama(tmp_path / recipe.SMOLLM2, words, num_attention_heads=2, initializer_range=0.3)
     (tmp_path / "blimp").mkdir()
     for name, (term, good, bad) in PAIRS.items():
         row = {"linguistics_term": term, "sentence_good": good, "sentence_bad": bad}
@@ -55,7 +42,6 @@ def test_the_recipe_finds_edits_and_measures(folder):
     outcome = recipe.run(TinyContext("small", folder / "models", folder))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
     assert numbers["prefixes"] == 4
-    assert numbers["leaves_error_largest"] < 1e-4
     assert numbers["pairs"] == {"agreement": 2, "others": 2}
     turned = numbers["turned_along_number"]
     for name, edit in turned["edits"].items():
@@ -72,7 +58,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
 def test_a_sentence_is_scored_as_if_it_stood_alone(folder):
     model = recipe.open_model(folder)
     pairs = load_pairs(folder / "blimp", 1)
-    for pair, first in zip(pairs, preferred(model, pairs), strict=True):
+    for pair, first in zip(pairs, Preferences(model, pairs)(model), strict=True):
         losses = []
         for text in (pair.good, pair.bad):
             ids = model.tokenizer(text, return_tensors="pt")["input_ids"]

@@ -4,17 +4,14 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from experiments.context import RecipeContext
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
 from experiments import circuits, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
+from tests.experiments.tiny import save_llama
 
 
 class TinyContext(RecipeContext):
@@ -23,17 +20,11 @@ class TinyContext(RecipeContext):
 
 
 def words():
-    texts = [
-        t
-        for contrasts in (
-            *pairs.templates().values(),
-            *(make() for both in tasks.TEMPLATES.values() for make in both),
-        )
-        for pair in contrasts
-        for t in (*pair[1:4], *pair.minus)
-    ]
-    names = sorted({word for text in texts for word in text.split()})
-    return ["[UNK]", *names]
+    makers = [make for both in tasks.TEMPLATES.values() for make in both]
+    contrasts = [*pairs.templates().values(), *(make() for make in makers)]
+    every = [pair for of_task in contrasts for pair in of_task]
+    texts = [text for pair in every for text in (*pair[1:4], *pair.minus)]
+    return sorted({word for text in texts for word in text.split()})
 
 
 def lines(path):
@@ -51,22 +42,8 @@ def few_words():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
-    names = words()
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(names),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.6,
-        max_position_embeddings=64,
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    save_model(path / "model", LlamaForCausalLM(config), tokenizer)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    save_llama(path / "model", words(), **heads, initializer_range=0.6, max_position_embeddings=64)
     return path
 
 

@@ -1,6 +1,7 @@
 """Ground truth: a program whose weights are known by hand, and circuits of induction."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -31,17 +32,12 @@ def program(tmp_path):
     for token, name in enumerate(("tokens:a", "tokens:b", "tokens:BOS")):
         weights["token_embed/embeddings"][token, place[name]] = 1
     weights["token_embed/embeddings"][:, place["one"]] = 1
-    for layer in range(2):
-        source = f"transformer/layer_{layer}"
-        for name in ("query", "key", "value"):
-            weights[f"{source}/attn/{name}/w"] = torch.zeros(width, heads * key)
-            weights[f"{source}/attn/{name}/b"] = torch.zeros(heads * key)
-        weights[f"{source}/attn/linear/w"] = torch.zeros(heads * key, width)
-        weights[f"{source}/attn/linear/b"] = torch.zeros(width)
-        weights[f"{source}/mlp/linear_1/w"] = torch.zeros(width, 4)
-        weights[f"{source}/mlp/linear_1/b"] = torch.zeros(4)
-        weights[f"{source}/mlp/linear_2/w"] = torch.zeros(4, width)
-        weights[f"{source}/mlp/linear_2/b"] = torch.zeros(width)
+    shapes = dict.fromkeys(("attn/query", "attn/key", "attn/value"), (width, heads * key))
+    shapes |= {"attn/linear": (heads * key, width)}
+    shapes |= {"mlp/linear_1": (width, 4), "mlp/linear_2": (4, width)}
+    for layer, (name, shape) in product(range(2), shapes.items()):
+        weights[f"transformer/layer_{layer}/{name}/w"] = torch.zeros(shape)
+        weights[f"transformer/layer_{layer}/{name}/b"] = torch.zeros(shape[1])
     weights["transformer/layer_0/attn/value/w"][place["tokens:a"], key] = 1
     weights["transformer/layer_0/attn/linear/w"][key, place["share_2"]] = 1
     # Queries and keys of one head have the same score everywhere.

@@ -122,20 +122,6 @@ def test_components_that_come_back_are_counted():
     assert (in_place < 1).any()
 
 
-def test_the_svd_recipe_starts_from_the_models():
-    numbers = ran("case_svd", "small").numbers
-    data = digits()
-    models = BriefContext("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
-    accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-    assert numbers["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
-    drops = []
-    for model, accuracy in zip(models, accuracies, strict=True):
-        logits = model.unembed(layer_tensor(model).svd(3)(data.test_images))
-        right = (logits.argmax(-1) == data.test_labels).double().mean()
-        drops.append(accuracy - float(right))
-    assert numbers["drop_at_3"]["mean"] == pytest.approx(sum(drops) / 2)
-
-
 @torch.no_grad()
 def test_both_kinds_of_activations_are_compared():
     model, data = digit_model(), digits()
@@ -150,13 +136,13 @@ def test_both_kinds_of_activations_are_compared():
     assert 24 < int(active.sum()) < 60
     assert torch.equal(result.relu, f[:, active])
     assert result.dictionary.rank == 24
-    assert result.pseudo_recovered == pytest.approx(1, abs=1e-4)
+    assert result.numbers["pseudoinverse_recovered"] == pytest.approx(1, abs=1e-4)
     F = autoencoder.features[:, active]
     assert close(result.pseudo, y @ torch.linalg.pinv(F).T, 1e-3)
     rebuilt = f @ autoencoder.features.T + autoencoder.decoder_bias
     expected = loss_recovered(model(data.test_images), model.unembed(rebuilt), data.test_labels)
-    assert result.relu_recovered == pytest.approx(expected, abs=1e-4)
-    numbers = result.numbers()
+    assert result.numbers["relu_recovered"] == pytest.approx(expected, abs=1e-4)
+    numbers = result.numbers
     on = result.relu != 0
     a, b = result.relu[on].double(), result.pseudo[on].double()
     a, b = a - a.mean(), b - b.mean()

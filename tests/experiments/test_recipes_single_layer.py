@@ -1,7 +1,6 @@
 """The recipes for Pearce et al. 2024, on the bundled digits with tiny models."""
 
 import json
-import re
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -87,19 +86,12 @@ def test_recipes_run(name, scale):
         assert figure.layout.height > 0
 
 
-def test_titles_name_the_figures():
-    for name in FIGURES.keys() - {"noises"}:
-        title = import_module(f"experiments.{name}").__doc__.splitlines()[0]
-        assert re.match(rf"Figures? {name.removeprefix('fig')}\b", title)
-        assert title.endswith(".")
-
-
 @pytest.fixture
 def small():
     return TinyContext("small", Path("nowhere"))
 
 
-def test_figure_2_counts_ranks_by_eigenvalue(small):
+def test_figure_2_counts_ranks_by_eigenvalue():
     rows = torch.eye(4)[None]
     values = torch.tensor([[-9.0, 4.0, 3.0, 1.0]])
     spectrum = Spectrum(values, rows, torch.zeros(1, 4))[0]
@@ -111,12 +103,6 @@ def test_figure_2_counts_ranks_by_eigenvalue(small):
             test_images = x
 
         assert eigenvalue_rank_of_most_active(spectrum, Planted()) == rank
-    numbers = ran("fig2", "small").numbers
-    (model,) = small.classifiers(digits(), ClassifierTraining(), 1)
-    accuracy = model.accuracy(digits().test_images, digits().test_labels)
-    assert numbers["mnist"]["accuracy"] == accuracy
-    assert numbers["fashion_mnist"] != numbers["mnist"]
-    assert all(rank >= 1 for rank in numbers["mnist"]["eigenvalue_rank_of_most_active"].values())
 
 
 def test_figure_3_stays_strictly_under():
@@ -133,20 +119,6 @@ def test_figure_3_stays_strictly_under():
         assert needed_under(exact, 0.01, 10_000) == 2
         just = TruncationCurve(((right - 99) / 10_000, right / 10_000), right / 10_000)
         assert needed_under(just, 0.01, 10_000) == 1
-
-
-def test_figure_3_starts_from_the_model(small):
-    outcome = ran("fig3", "small")
-    data = digits()
-    for size, result in outcome.numbers["sizes"].items():
-        models = small.classifiers(data, ClassifierTraining(), 2, d_model=int(size))
-        accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-        assert result["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
-        assert (
-            1 <= result["needed_under_1_point"]["mean"] <= result["needed_under_0.1_point"]["mean"]
-        )
-    _, line = outcome.figures["truncation"].data[:2]
-    assert line.y[-1] == pytest.approx(100 / len(data.test_labels))
 
 
 def test_figure_4_finds_what_was_planted():
@@ -191,25 +163,6 @@ def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
         assert torch.equal(vectors, spectrum.vectors[label, order])
 
 
-def test_figure_4_compares_models_of_each_noise_among_themselves(small):
-    numbers = ran("fig4", "small").numbers
-    kinds = {
-        "d = 300": ClassifierTraining(),
-        "d = 300, latent noise": ClassifierTraining(input_noise=0.0, latent_noise=0.33),
-        "d = 300, no noise": ClassifierTraining(input_noise=0.0),
-    }
-    for name, training in kinds.items():
-        models = small.classifiers(digits(), training, 2)
-        bases = {"top_five": "model", "top_five_orthonormal_in_pixels": "pixels"}
-        for key, basis in bases.items():
-            vectors = [positive_vectors(model, basis) for model in models]
-            (single, other) = similarity_curves(vectors, vectors)
-            expected = (sum(single[:5]) + sum(other[:5])) / 10
-            assert numbers[name][key]["mean"] == pytest.approx(expected)
-    means = {numbers[name][key]["mean"] for name in kinds for key in bases}
-    assert len(means) == 6
-
-
 def test_figure_5_measures_the_border():
     middle, edge = torch.zeros(28, 28), torch.zeros(28, 28)
     middle[4:-4, 4:-4] = 2.0
@@ -219,23 +172,6 @@ def test_figure_5_measures_the_border():
     assert border_share(vectors[1:], (28, 28)) == 1
     assert border_share(vectors, (28, 28)) == 0.5
     assert border_share(torch.ones(1, 64), (8, 8)) == pytest.approx(28 / 64)
-
-
-def test_figure_5_compares_what_it_says(small):
-    numbers = ran("fig5", "small").numbers
-    ranks = {}
-    for decay in (0.0, 0.5):
-        for noise in (0.0, 1.0):
-            training = ClassifierTraining(weight_decay=decay, input_noise=noise)
-            models = small.classifiers(digits(), training, 5)
-            result = [float(spectra(m).effective_rank().mean()) for m in models]
-            ranks[decay, noise] = sum(result) / len(result)
-    names = {(0, 0): "none", (0, 1): "input noise", (0.5, 0): "weight decay", (0.5, 1): "both"}
-    for setting, name in names.items():
-        assert numbers[name]["effective_rank"]["mean"] == pytest.approx(ranks[setting])
-    sweep = numbers["sweep, with weight decay"]
-    assert [point["noise"] for point in sweep] == [0.0, 0.4, 1.0]
-    assert sweep[0]["accuracy"]["n"] == 1
 
 
 def test_figure_9_reads_the_ends_of_the_spectrum():
@@ -278,28 +214,17 @@ def test_pictures_stand_in_their_rows():
 
 
 def test_noises_are_held_against_all_three_goals(small):
-    outcome = ran("noises", "small")
+    numbers = dict(ran("noises", "small").numbers)
     models = small.classifiers(digits(), ClassifierTraining(input_noise=0.0, latent_noise=0.33), 5)
-    result = outcome.numbers["latent_noise=0.33"]
-    accuracies = [m.accuracy(digits().test_images, digits().test_labels) for m in models]
-    assert result["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     vectors = [positive_vectors(model, "pixels") for model in models]
     curves = similarity_curves(vectors, vectors)
-    assert result["match_in_pixels"]["mean"] == pytest.approx(
+    assert numbers["latent_noise=0.33"]["match_in_pixels"]["mean"] == pytest.approx(
         sum(sum(curve[:5]) / 5 for curve in curves) / 2
     )
-    goals = outcome.numbers["goals"]
-    for name, single in outcome.numbers.items():
-        if name != "goals":
-            best = max(single["match"]["mean"], single["match_in_pixels"]["mean"])
-            assert single["goals_met"] == (single["accuracy"]["mean"] >= goals["accuracy"]) + (
-                single["drop_at_10"]["mean"] < goals["drop_at_10"]
-            ) + (best >= goals["match"])
-    assert outcome.numbers["input_noise=0.0"] == outcome.numbers["latent_noise=0.0"]
-    (table,) = outcome.parts
-    assert [row[0] for row in table.rows][-1] == "latent noise 0.33"
-    # Figures are in words and in the units that these say.
-    figure = outcome.figures["drop_at_10"]
-    assert figure.layout.yaxis.title.text == "points lost with ten eigenvectors"
-    lost = outcome.numbers["latent_noise=0.33"]["drop_at_10"]["mean"]
-    assert figure.data[-1].y[-1] == pytest.approx(100 * lost)
+    goals = numbers.pop("goals")
+    for single in numbers.values():
+        best = max(single["match"]["mean"], single["match_in_pixels"]["mean"])
+        met = [single["accuracy"]["mean"] >= goals["accuracy"], best >= goals["match"]]
+        met.append(single["drop_at_10"]["mean"] < goals["drop_at_10"])
+        assert single["goals_met"] == sum(met)
+    assert numbers["input_noise=0.0"] == numbers["latent_noise=0.0"]

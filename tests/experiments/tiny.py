@@ -1,0 +1,19 @@
+"""A Llama of two layers with random weights, whose tokens are words."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bilens.convert import save_model
+
+
+def save_llama(path, words, **settings):
+    """Save the model of these words."""
+    words = {word: number for number, word in enumerate(["[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes, **settings))
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    save_model(path, model, wrapped)
