@@ -37,14 +37,6 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
         del d_U, d_L, d_R, d_hidden, d_E
 
 
-def seconds_of_an_epoch(
-    config: ClassifierConfig, data: ImageData, kind: ClassifierTraining
-) -> float:
-    """Return the seconds of an epoch of training."""
-    _, history = train_classifier(config, data, kind)
-    return float(history[0]["train_seconds"])
-
-
 def main() -> None:
     """Print each kind of training as a multiple of the products timed beside it."""
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +49,11 @@ def main() -> None:
     print(f"{IMAGES} images of {PIXELS} pixels, width {WIDTH}, batch {BATCH}; seconds an epoch")
     for name, kind in KINDS.items():
         products = partial(products_of_an_epoch, images)
-        training = partial(seconds_of_an_epoch, config, data, kind)
+
+        def training(kind: ClassifierTraining = kind) -> float:
+            _, history = train_classifier(config, data, kind)
+            return float(history[0]["train_seconds"])
+
         products(), training()
         turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
         ratios = sorted(taken / floor for floor, taken in turns)

@@ -69,17 +69,21 @@ def run(context: RecipeContext) -> Outcome:
         )
         for name in NAMES
     }
-    middle, end = ({name: _validation(h)[at] for name, h in histories.items()} for at in (0, 1))
+    losses = {
+        NAMES[name]: [record["eval_loss"] for record in history if "eval_loss" in record]
+        for name, history in histories.items()
+    }
+    annealed, fine_tuned = (losses[NAMES[name]][-1] for name in ("linear", "held"))
     numbers = {
         "tokens": tokens,
         "validation": {
             "base model": before,
             "beta = 0 at once, no training": at_once,
             "bilinear in closed form, no training": in_closed_form,
-            "half of the tokens": {NAMES[name]: loss for name, loss in middle.items()},
-            "all tokens": {NAMES[name]: loss for name, loss in end.items()},
+            "half of the tokens": {name: both[0] for name, both in losses.items()},
+            "all tokens": {name: both[-1] for name, both in losses.items()},
         },
-        "bilinear_above_fine_tuned_base": end["linear"] / end["held"] - 1,
+        "bilinear_above_fine_tuned_base": annealed / fine_tuned - 1,
         "source": SOURCE,
     }
     lines = [
@@ -132,12 +136,6 @@ def _train(
         save_every=100,
     )
     return anneal(model.requires_grad_(), corpus, training, folder, resume=is_begun(folder))
-
-
-def _validation(history: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return the losses in the middle and at the end."""
-    losses = [record["eval_loss"] for record in history if "eval_loss" in record]
-    return losses[0], losses[-1]
 
 
 def _curve(history: list[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:

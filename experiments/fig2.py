@@ -44,7 +44,11 @@ def run(context: RecipeContext) -> Outcome:
         spectrum = spectra(model)
         names = data.class_names[:CLASSES]
         for label, name in enumerate(names):
-            figures[f"{key}-{label}"] = _panel(spectrum[label], data, f"{data.name}: {name}")
+            size = spectrum[label].activations(data.test_images).mean(0).abs()
+            ordered = spectrum[label].ordered_by(size).oriented(data.test_images)
+            figures[f"{key}-{label}"] = eigenvector_figure(
+                ordered, data.test_images, data.shape, title=f"{data.name}: {name}", k=SHOWN
+            )
         numbers[key] = {
             "accuracy": model.accuracy(data.test_images, data.test_labels),
             "source_accuracy": source,
@@ -59,18 +63,7 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, figures)
 
 
-def by_mean_activation(spectrum: Spectrum, data: ImageData) -> Spectrum:
-    """Order eigenvectors by the magnitude of their mean activation, the largest first."""
-    return spectrum.ordered_by(spectrum.activations(data.test_images).mean(0).abs())
-
-
 def eigenvalue_rank_of_most_active(spectrum: Spectrum, data: ImageData) -> int:
     """Return the rank by eigenvalue, from 1, of the eigenvector of largest mean activation."""
     most = spectrum.activations(data.test_images).mean(0).argmax()
     return 1 + int((spectrum.values > spectrum.values[most]).sum())
-
-
-def _panel(spectrum: Spectrum, data: ImageData, title: str) -> go.Figure:
-    """Draw one class of panel A."""
-    ordered = by_mean_activation(spectrum, data).oriented(data.test_images)
-    return eigenvector_figure(ordered, data.test_images, data.shape, title=title, k=SHOWN)

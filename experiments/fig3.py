@@ -17,12 +17,10 @@ Paper: 20, some 4 hours. The source plots one model and one size only.
 from collections.abc import Sequence
 from typing import Any
 
-from bilens.data import ImageData
-from bilens.nn import ImageClassifier
 from bilens.read import TruncationCurve, spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
-from experiments.curves import Line, line_figure, spread_line
+from experiments.curves import line_figure, spread_line
 
 SHOWN = 60
 FEW = 10
@@ -39,12 +37,14 @@ def run(context: RecipeContext) -> Outcome:
     lines = []
     for d_model, count in seeds.items():
         models = context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
-        curves = [_curve(model, data) for model in models]
+        curves = [truncation_curve(spectra(m), data.test_images, data.test_labels) for m in models]
         sizes[str(d_model)] = {
             **_numbers(curves, len(data.test_labels)),
             "needed_under_0.1_point_elsewhere": NEEDED_BY_OTHERS[d_model],
         }
-        lines.append(_line(f"d = {d_model}", curves))
+        ks = range(1, min(SHOWN, len(curves[0].accuracy)) + 1)
+        drops = [[100 * curve.drop(k) for k in ks] for curve in curves]
+        lines.append(spread_line(f"d = {d_model}", ks, drops))
     figure = line_figure(
         lines,
         title="Accuracy lost by keeping k eigenvectors a digit",
@@ -64,10 +64,6 @@ def needed_under(curve: TruncationCurve, drop: float, n_samples: int) -> int:
     return curve.needed(drop - 0.5 / n_samples)
 
 
-def _curve(model: ImageClassifier, data: ImageData) -> TruncationCurve:
-    return truncation_curve(spectra(model), data.test_images, data.test_labels)
-
-
 def _numbers(curves: Sequence[TruncationCurve], n_samples: int) -> dict[str, Any]:
     few = min(FEW, len(curves[0].accuracy))
     return {
@@ -76,9 +72,3 @@ def _numbers(curves: Sequence[TruncationCurve], n_samples: int) -> dict[str, Any
         "needed_under_1_point": interval([needed_under(c, 0.01, n_samples) for c in curves]),
         "needed_under_0.1_point": interval([needed_under(c, 0.001, n_samples) for c in curves]),
     }
-
-
-def _line(name: str, curves: Sequence[TruncationCurve]) -> Line:
-    """Return the drop in points for the first k."""
-    ks = range(1, min(SHOWN, len(curves[0].accuracy)) + 1)
-    return spread_line(name, ks, [[100 * curve.drop(k) for k in ks] for curve in curves])

@@ -26,7 +26,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from bilens.data import Corpus
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -66,7 +65,8 @@ def run(context: RecipeContext) -> Outcome:
     corpus = context.corpus("tinystories", config.n_ctx, config.vocab_size)
     girl, quote = (read_ngrams(model, direction.token, layer=0) for direction in (GIRL, QUOTE))
     direct, mlp = bigrams(model, layer=0, part="direct"), bigrams(model, layer=0, part="mlp")
-    frequent = _frequent(corpus)
+    counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
+    frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
     directions = [
         read_direction(model, corpus, direction.token, minus=direction.minus, layer=0)
         for direction in (SWIM, QUOTE)
@@ -116,12 +116,6 @@ def talk_share(frame: pd.DataFrame) -> float:
 
 def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -> float:
     return talk_share(skip_trigrams(model, QUOTE.token, head, layer=0, k=100, among=among))
-
-
-def _frequent(corpus: Corpus) -> list[int]:
-    counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
-    frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
-    return frequent
 
 
 def _records(frame: pd.DataFrame) -> list[list[Any]]:

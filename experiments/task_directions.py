@@ -30,7 +30,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
 
-KS, SIDES = (8, 16, 64), ("PCA of Dy", "PCA of w")
+KS = (8, 16, 64)
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -42,7 +42,11 @@ def run(context: RecipeContext) -> Outcome:
         if numbers and context.scale == "small":
             break
         numbers[name] = measured(model, finding, tasks)
-        rows = [(k, method, *values) for (k, method), values in _flat(numbers[name]["shares"])]
+        rows = [
+            (k, method, *held)
+            for k, methods in numbers[name]["shares"].items()
+            for method, held in methods.items()
+        ]
         frame = pd.DataFrame(rows, columns=["k", "directions", "same task", "other tasks"])
         parts.append(Table(frame, f"{name}: share of the flow on other questions"))
         exchanges = pd.DataFrame(numbers[name]["exchanges"]).T.rename_axis("task").reset_index()
@@ -61,7 +65,13 @@ def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
         of_methods: dict[str, list[list[float]]] = {}
         for task, of_task in moves.items():
             others = [m for name, group in moves.items() if name != task for m in group[finding:]]
-            for method, directions in (_learned(of_task[:finding], k) | fixed).items():
+            found = of_task[:finding]
+            by_method = {
+                "of the task": learned(found, k)[0],
+                "PCA of Dy": principal_directions(found, 0, k),
+                "PCA of w": principal_directions(found, 1, k),
+            }
+            for method, directions in (by_method | fixed).items():
                 held = [share_held(m, directions)[0] for m in (of_task[finding:], others)]
                 of_methods.setdefault(method, []).append(held)
         shares[str(k)] = {
@@ -78,12 +88,6 @@ def exchanged(model: ResidualModel, questions: Sequence[Question]) -> dict[str, 
     flows, effects = ([getattr(x, name) for x in found.strongest] for name in ("flow", "effect"))
     slope = statistics.linear_regression(flows, effects, proportional=True).slope
     return {"r2": found.r2, "correlation": statistics.correlation(flows, effects), "slope": slope}
-
-
-def _learned(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
-    """Return directions of each layer that questions give, by method."""
-    principal = {name: principal_directions(moves, side, k) for side, name in enumerate(SIDES)}
-    return {"of the task": learned(moves, k)[0], **principal}
 
 
 def _without_questions(model: ResidualModel, k: int) -> dict[str, list[MLPDirections]]:
@@ -112,7 +116,3 @@ def random_directions(widths: Iterable[int], k: int) -> list[MLPDirections]:
 
 def _orthonormal(rows: torch.Tensor) -> MLPDirections:
     return MLPDirections(rows, rows)
-
-
-def _flat(shares: dict[str, dict[str, list[float]]]) -> list[tuple[tuple[str, str], list[float]]]:
-    return [((k, method), x) for k, methods in shares.items() for method, x in methods.items()]

@@ -7,9 +7,8 @@ coordinates. Tables:
 - Answers: eigenvectors of the last MLP along a difference of two answers, such as he minus she,
   from weights. Their activation predicts the answer at held-out positions whose next token is one
   of the two. The number is the area under the ROC curve, with a bootstrap interval of 95 %; 0.5 is
-  chance. Beside it are 100 random directions and the unembedding's direction. From other texts come
-  the difference of the means of both answers' inputs, and a ridge probe on these inputs. The last
-  row is the model's own logits.
+  chance. Beside it are 100 random directions, the unembedding's direction, a ridge probe on inputs
+  of other texts, and the model's own logits.
 - Effects: every head and MLP takes its mean output, in the original and in its tensor; correlation
   of the rises of the loss.
 - Edits: the strongest eigenvectors are removed from the MLP. The change of the difference of the
@@ -125,17 +124,11 @@ def answers(model: ResidualModel, learned: Tensor, held_out: Tensor) -> pd.DataF
         spectrum = model.mlp(layer).interaction(u).eigh()
         generator = torch.Generator().manual_seed(0)
         random = torch.randn(RANDOM, x.shape[1], generator=generator, dtype=x.dtype)
-        mean = x0[y0].mean(0) - x0[~y0].mean(0)
-        # The constant of the form is 1 in every input.
-        center = x0.mean(0) if not spectrum.constant else torch.cat([x0.mean(0), x0.new_ones(1)])
-        slope = (spectrum.dense() @ center)[: x.shape[1]]
         scores = {
             "strongest eigenvector of each sign, from weights": _ends(spectrum, 1)(x),
             f"{2 * FEW} strongest eigenvectors": _ends(spectrum, FEW)(x),
             "all eigenvectors (the whole form)": spectrum(x),
-            "slope of the form at the mean input": x @ slope,
             "the unembedding's direction, from weights": x @ u.to(x),
-            "difference of means, from texts": x @ mean,
             "ridge probe, from texts": x @ _probe(x0, y0),
             "the model's logits": difference,
         }
