@@ -3,10 +3,10 @@
 First every kernel is compared with the chunked one in float64, and repeated, also as a CUDA graph.
 A race between programs shows as other bits in another run, and needs more programs than the card
 runs at once. Then each d_head, length and direction of the pass has a line in bfloat16. A second
-line has the same launches in a CUDA graph, without the host. `parallel_rebased`, the squared
-attention of flash-linear-attention, is timed if it is installed. The floor is the time of the
-kernels' matrix products only, at the rate of one large product here. `python -m benchmarks.step`
-has training steps.
+line has the same launches in a CUDA graph, without the host. Squared attention of other packages is
+timed if they are installed: `parallel_rebased` of flash-linear-attention, and `power_retention` of
+degree 2 of retention. The floor is the time of the kernels' matrix products only, at the rate of
+one large product here. `python -m benchmarks.step` has training steps.
 """
 
 import math
@@ -89,6 +89,13 @@ def rebased() -> Attend | None:
     if "head_first" in signature(attend).parameters:
         return partial(attend, use_normalize=False, head_first=True)
     return _with_time_first(partial(attend, use_normalize=False))
+
+
+def retention() -> Attend | None:
+    """Return squared attention of retention, its rows normalised; None without it."""
+    if find_spec("retention") is None:
+        return None
+    return _with_time_first(partial(import_module("retention").power_retention, deg=2))
 
 
 def _with_time_first(attend: Attend) -> Attend:
@@ -175,7 +182,7 @@ def row(length: int, width: int, rate: float) -> None:
     attend = partial(bilinear_attention, kernel=KERNEL)
     full = partial(bilinear_attention, kernel="reference")
     softmax = partial(scaled_dot_product_attention, is_causal=True)
-    other = rebased() if width <= REBASED else None
+    others = rebased() if width <= REBASED else None, retention()
     fits = HEADS * length**2 <= PATTERN
     for backward, clock in product((False, True), (milliseconds, graph_milliseconds)):
 
@@ -197,7 +204,7 @@ def row(length: int, width: int, rate: float) -> None:
         way = "eager" if clock is milliseconds else "graph"
         cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {way:5} {soft:9.3f}"]
         cells.append(f"{took(full if fits else None, q1, k1, v, q2, k2):9.3f}")
-        cells.append(f"{took(other, q1, k1, v):9.3f}")
+        cells += [f"{took(theirs, q1, k1, v):9.3f}" for theirs in others]
         for name, item in result.items():
             least = floor(length, width, rate, squared=name == "squared", backward=backward)
             cells.append(f"{item:9.3f} {soft / item:6.2f}x {least / item:6.1%}")
@@ -223,7 +230,7 @@ def main() -> None:
     print(f"a product of {RATE} x {RATE} matrices: {rate / 1e12:.0f} TFLOP/s")
     print("milliseconds; by Triton also the gain over softmax and the floor's share of the time")
     print(
-        "   d  tokens pass     way     softmax   pattern   rebased           squared"
+        "   d  tokens pass     way     softmax   pattern   rebased retention           squared"
         "            bilinear"
     )
     for width in WIDTHS:
