@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.read.flow.contrast import Against, Other
 from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.patching import runs_of
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Against, Other, Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.read.linear.projections import Reads

@@ -48,9 +48,8 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.read.flow.circuit_search import Interval
-from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import patched_effects, runs_of
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel

@@ -34,8 +34,8 @@ from transformers.models.llama import modeling_llama
 
 from bilens.errors import BilensError
 from bilens.models import load
-from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import runs_of
+from bilens.read.flow.question import Other
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import logit_of

@@ -22,6 +22,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 ROUNDING = 4e-6
 """Relative error of sums in float32; norms of transformers compute in it whatever the weights."""
+EPS = 1e-20
+"""Least divisor in attention: tiny, since products of small scores are very small."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types of weights that are read."""
 

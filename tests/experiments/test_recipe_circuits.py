@@ -7,9 +7,8 @@ from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
 from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import runs_of
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel

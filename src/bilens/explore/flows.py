@@ -27,9 +27,8 @@ from bilens.explore.screen import (
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
-from bilens.read.flow.contrast import Against, Other, Target, second_run
 from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Against, Other, Question, Target, second_run
 from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection, token_names
 from bilens.residual import ResidualModel

@@ -154,8 +154,7 @@ class Canvas:
     def __init__(
         self, width: float, height: float, *, unit: int, title: str, alt: str = ""
     ) -> None:
-        self.width, self.height, self.unit, self.title = width, height, unit, title
-        self.alt = alt
+        self.width, self.height, self.unit, self.title, self.alt = width, height, unit, title, alt
         self._images: list[dict[str, Any]] = []
         self._shapes: list[dict[str, Any]] = []
         self._labels: list[dict[str, Any]] = []
@@ -275,12 +274,8 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
     An edge is as thick as its |eigenvalue| is large among those of its layer. Positive ones are
-    blue, negative ones red. Below a leaf is its effective eigenvalue.
-
-    `root` is the name of the direction.
-
-    Raises:
-        BilensError: the paths are of several directions, or more than can be drawn.
+    blue, negative ones red. Below a leaf is its effective eigenvalue. `root` is the name of the
+    direction.
 
     Source: Pearce et al. 2024, figures 1C and 6.
     """

@@ -30,10 +30,6 @@ else:  # The extra `figures` installs it; `paper.require_matplotlib` says so.
 
 POINT = 72 / 96
 """Points of a CSS pixel."""
-SYMBOLS = {
-    **{"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "star": "*"},
-    **{"triangle-up": "^", "triangle-down": "v"},
-}
 # What is above covers what is below, in plotly's order.
 TRACES, LABELS = 3, 6
 CLEAR, GREY = "rgba(0,0,0,0)", "#444"
@@ -107,15 +103,17 @@ def _draw_markers(
     shades = np.array([rgba(one, marker["opacity"]) for one in colors])
     sizes = np.broadcast_to(marker.get("size", 6), len(x)) * POINT
     symbols = np.broadcast_to(marker.get("symbol", "circle"), len(x))
+    known = {"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "star": "*"}
+    known |= {"triangle-up": "^", "triangle-down": "v"}
     for symbol in dict.fromkeys(symbols.tolist()):
-        if symbol not in SYMBOLS:
-            raise BilensError(f"marker.symbol={symbol!r}, expected one of {', '.join(SYMBOLS)}")
+        if symbol not in known:
+            raise BilensError(f"marker.symbol={symbol!r}, expected one of {', '.join(known)}")
         these = symbols == symbol
         plot.axes.scatter(
             x[these],
             y[these],
             s=sizes[these] ** 2,
-            marker=SYMBOLS[symbol],
+            marker=known[symbol],
             c=shades[these],
             linewidths=edge.get("width", 0) * POINT,
             edgecolors=rgba(edge["color"]) if "color" in edge else "none",

@@ -47,11 +47,7 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
 
 
 def require_matplotlib() -> None:
-    """Raise an error, before figures are computed, if they cannot be saved.
-
-    Raises:
-        BilensError: matplotlib is missing.
-    """
+    """Raise an error, before figures are computed, if they cannot be saved."""
     if find_spec("matplotlib") is None:
         raise BilensError("figures are saved by matplotlib: pip install 'bilens[figures]'")
 
@@ -75,9 +71,8 @@ def save_figure(
     dates: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with own_style(), written_whole(path) as temporary:
         sheet = paper_figure(figure, width)
-        sheet.savefig(
-            temporary, format=path.suffix[1:], dpi=96 * scale, metadata=dates[path.suffix]
-        )
+        about = {"format": path.suffix[1:], "metadata": dates[path.suffix]}
+        sheet.savefig(temporary, dpi=96 * scale, **about)
 
 
 @checked
@@ -138,12 +133,10 @@ def paper_figure(figure: "go.Figure", width: int | None = None) -> "mpl_figure.F
     )
     plot.axes.set_facecolor(rgba(layout.get("plot_bgcolor", "white")))
     _draw_traces(plot, traces)
-    for picture in layout.get("images", ()):
-        draw_picture(plot, picture)
-    for shape in layout.get("shapes", ()):
-        draw_shape(plot, shape)
-    for note in layout.get("annotations", ()):
-        draw_annotation(plot, note)
+    drawn = {"images": draw_picture, "shapes": draw_shape, "annotations": draw_annotation}
+    for name, draw in drawn.items():
+        for item in layout.get(name, ()):
+            draw(plot, item)
     _draw_axis(plot, plot.across, plot.axes.xaxis, ("bottom", "top"))
     _draw_axis(plot, plot.up, plot.axes.yaxis, ("left", "right"))
     if "scaleanchor" in plot.up.layout:

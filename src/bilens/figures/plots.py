@@ -137,22 +137,15 @@ def heat_figure(
         )
     )
     named = 40
-    for axis, names, heading in (("xaxis", columns, across), ("yaxis", rows, down)):
+    for update, names, heading in (
+        (figure.update_xaxes, columns, across),
+        (figure.update_yaxes, rows, down),
+    ):
         # Too many names would be unreadable; the hover text has them all.
-        shown = len(names) <= named
-        figure.update_layout(
-            {
-                axis: {
-                    "title": plotly_text(heading),
-                    "tickvals": list(range(len(names))) if shown else [],
-                    "ticktext": [plotly_text(name) for name in names] if shown else [],
-                    "ticks": "",
-                    "showline": False,
-                }
-            }
-        )
+        shown = [plotly_text(name) for name in names] if len(names) <= named else []
+        update(title=plotly_text(heading), tickvals=list(range(len(shown))), ticktext=shown)
+        update(ticks="", showline=False, automargin=True)
     # Matrices are read from the top.
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(autorange="reversed")
     height = 130 + len(rows) * (22 if len(rows) <= named else 10)
     return dress(figure, height=height, title=plotly_text(title))

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bilens.checks import EPS
 from bilens.kernels.products import Inputs, attend, no_autocast
-
-EPS = 1e-20
-"""Least sum of a row that is divided by: products of small scores are very small."""
 
 Attend = Callable[[Inputs, float], tuple[Tensor, Tensor | None]]
 """From inputs and scale to plain attention, differentiable, and the state after it."""

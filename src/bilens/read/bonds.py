@@ -31,7 +31,7 @@ from bilens.read.fidelity import (
     product_accuracies,
     rank_accuracies,
 )
-from bilens.sections import Fact, Percent, Picture, Section, Table
+from bilens.sections import Fact, Percent, Picture, Section
 from bilens.settings import Share
 from bilens.tensor import (
     BilinearTensor,
@@ -148,28 +148,23 @@ class BondReading(Reading):
     def sections(self) -> list[Section]:
         reading, shape, held = self.cut_reading, self.data.shape, self.held_out
         low, high = held.interval
-        networks = [
-            [Picture(f"network-{label}", partial(network_figure, reading, label, shape))]
-            for label in range(self.data.n_classes)
-        ]
-        directions = [
-            [Picture(f"directions-{number}", partial(directions_figure, reading, number, shape))]
-            for number in range(len(self.cut.cores))
-        ]
-        matrices = [
-            [Picture(f"matrices-{number}", partial(matrices_figure, reading, number))]
-            for number in range(len(self.cut.cores))
-        ]
+        networks, directions, matrices = [], [], []
+        for label in range(self.data.n_classes):
+            draw = partial(network_figure, reading, label, shape)
+            networks.append([Picture(f"network-{label}", draw)])
+        for number in range(len(self.cut.cores)):
+            draw = partial(directions_figure, reading, number, shape)
+            directions.append([Picture(f"directions-{number}", draw)])
+            draw = partial(matrices_figure, reading, number)
+            matrices.append([Picture(f"matrices-{number}", draw)])
         curve = partial(kept_directions_figure, self.by_rank, self.accuracy, mark=self.few)
         accuracies = self.accuracies()
         named = {str(self.few), _sum(self.cut.ranks), str(self.by_rank[-1][0])}
         shown = accuracies[accuracies["directions at each bond"].isin(named)]
         products = f"{len(reading.products):,} products of two coordinates"
-        # The first number of products that is enough, if any is.
-        for count, accuracy in self.by_products:
-            if accuracy >= self.accuracy - self.drop:
-                products += f"; the {count:,} largest keep the accuracy within {self.drop:.1%}"
-                break
+        enough = [k for k, share in self.by_products if share >= self.accuracy - self.drop]
+        if enough:
+            products += f"; the {enough[0]:,} largest keep the accuracy within {self.drop:.1%}"
         # Names of the inputs that a metric uses.
         inputs = {
             "images": "the training images",
@@ -183,12 +178,10 @@ class BondReading(Reading):
                 f"On {held.n_images:,} test images the model on {_sum(self.cut.ranks)} directions "
                 f"is right for {held.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
                 f"changes {held.changed:.1%} of the predictions of the whole model.",
-                [[Table(shown, "", chain.ACCURACY_FORMATS, 0)]],
+                [[chain.accuracy_table(shown)]],
             ),
             Section(
-                "Accuracy by the number of directions",
-                "",
-                [[Table(accuracies, "", chain.ACCURACY_FORMATS, 0)]],
+                "Accuracy by the number of directions", "", [[chain.accuracy_table(accuracies)]]
             ),
             Section(
                 "How fast the directions lose weight",
@@ -423,15 +416,9 @@ def kept_directions_figure(
     figure.update_traces(customdata=errors, hovertemplate=hover)
     if mark is not None:
         kept = accuracies[rank.index(mark)]
-        figure.add_annotation(
-            x=log10(mark),
-            y=100 * kept,
-            text=f"{mark}: {kept:.1%}",
-            ax=40,
-            ay=28,
-            arrowhead=0,
-            arrowcolor=GREY,
-        )
+        place = {"x": log10(mark), "y": 100 * kept, "ax": 40, "ay": 28}
+        text = f"{mark}: {kept:.1%}"
+        figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
     return figure
 
 

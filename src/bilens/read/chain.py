@@ -11,7 +11,7 @@ from bilens.checks import check_finite, check_labels, check_sum
 from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
 from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Fact, Table
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import affine, fit_input
 
@@ -25,8 +25,7 @@ def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, 
     """Return a model's layer tensors and its embedding, on a device that has float64.
 
     Raises:
-        NotBilinearError: a layer is not a tensor.
-        BilensError: the model has no layers, or they do not fit one another.
+        BilensError: the model has no layers, one is not a tensor, or they do not fit one another.
     """
     tensors = list(model.layer_tensors())
     if not tensors:
@@ -44,11 +43,7 @@ def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, 
 
 
 def open_layer(model: TensorChain) -> tuple[BilinearTensor, Float[Tensor, "n n_in"]]:
-    """Return the only layer of a model and its embedding, as `open_chain` does.
-
-    Raises:
-        NotBilinearError: the model has several layers.
-    """
+    """Return the only layer of a model and its embedding, as `open_chain` does."""
     tensors, embedding = open_chain(model)
     if len(tensors) > 1:
         raise NotBilinearError(
@@ -157,10 +152,6 @@ def size_facts(model: TensorChain) -> list[Fact]:
     return facts
 
 
-ACCURACY_FORMATS = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the logits": ".3g"}
-"""Formats of the columns of accuracy tables."""
-
-
 def accuracy_frame(
     unit: str, rows: Sequence[tuple[int | str, float]], full: float
 ) -> "pd.DataFrame":
@@ -169,3 +160,9 @@ def accuracy_frame(
     # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]
     return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
+
+
+def accuracy_table(frame: "pd.DataFrame") -> Table:
+    """Return the table of an `accuracy_frame`."""
+    formats = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the logits": ".3g"}
+    return Table(frame, "", formats, 0)

@@ -1,6 +1,6 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -30,13 +30,12 @@ from bilens.read.explanation import (
 )
 from bilens.read.fidelity import (
     BLOCK,
-    CONFIDENCE,
     TruncationCurve,
     clopper_pearson,
     truncation_curve,
     truncation_figure,
 )
-from bilens.sections import Fact, Percent, Picture, Section, Table, signed
+from bilens.sections import Fact, Percent, Picture, Section, signed
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
@@ -153,20 +152,16 @@ class ClassifierReading(Reading):
     def sections(self) -> list[Section]:
         shape, names = self.data.shape, self.data.class_names
         n_images, rank = len(self.data.test_labels), self.spectrum.effective_rank().mean()
-        low, high = clopper_pearson(round(self.accuracy * n_images), n_images, CONFIDENCE)
+        low, high = clopper_pearson(round(self.accuracy * n_images), n_images)
         classes = []
-        for label, name in enumerate(names):
-            spectrum = partial(_ordered, self, label)
-            rows = [
-                Picture(f"spectrum-{label}", partial(_spectrum, spectrum, name)),
-                Picture(f"eigenvectors-{label}", partial(_eigenvectors, self, spectrum, name)),
-            ]
-            classes.append(rows)
+        for label in range(len(names)):
+            bars = Picture(f"spectrum-{label}", partial(self._draw_spectrum, label))
+            vectors = Picture(f"eigenvectors-{label}", partial(self._draw_eigenvectors, label))
+            classes.append([bars, vectors])
         examples = explanation_pictures(self.model, self.data, self.spectrum)
-        order_text = {
-            "eigenvalue": "eigenvalue",
-            "activation": "mean activation over the test images",
-        }
+        order = "eigenvalue"
+        if self.order == "activation":
+            order = "mean activation over the test images"
         return [
             Section(
                 self.title,
@@ -180,7 +175,7 @@ class ClassifierReading(Reading):
                 "one for each eigenvector v, and the table keeps those of largest |λ|. "
                 f"{float(rank):.1f} equally strong eigenvectors would weigh as much as all of a "
                 "class's together (effective rank, mean over classes).",
-                [[Table(self.curve.frame(), "", chain.ACCURACY_FORMATS, 0)]],
+                [[chain.accuracy_table(self.curve.frame())]],
             ),
             Section(
                 "Why these logits",
@@ -199,10 +194,27 @@ class ClassifierReading(Reading):
                 "negative λ, which only ever lower it. An eigenvector reacts to its blue part or "
                 "to its red part, but not to both at once: overlaps cancel before they are "
                 "squared. Beside each are the three test images that it reacts to most. Ordered "
-                f"by {order_text[self.order]}.",
+                f"by {order}.",
                 classes,
             ),
         ]
+
+    def _ordered(self, label: int) -> Spectrum:
+        spectrum = self.spectrum[label]
+        scores = spectrum.values
+        if self.order == "activation":
+            scores = spectrum.activations(self.data.test_images).mean(0)
+        # From the outside in: the most positive and the most negative come first in their rows.
+        return spectrum.ordered_by(torch.as_tensor(scores).abs())
+
+    def _draw_spectrum(self, label: int) -> "go.Figure":
+        title = f"Spectrum of {self.data.class_names[label]}"
+        return spectrum_figure(self._ordered(label), title=title)
+
+    def _draw_eigenvectors(self, label: int) -> "go.Figure":
+        x, shape = self.data.test_images, self.data.shape
+        title = f"Eigenvectors of {self.data.class_names[label]}"
+        return eigenvector_figure(self._ordered(label), x, shape, title=title)
 
 
 @analysis("eigenvectors")
@@ -275,26 +287,6 @@ def eigenvector_figure(
     return canvas.figure()
 
 
-def _spectrum(spectrum: Callable[[], Spectrum], name: str) -> "go.Figure":
-    return spectrum_figure(spectrum(), title=f"Spectrum of {name}")
-
-
-def _eigenvectors(
-    reading: ClassifierReading, spectrum: Callable[[], Spectrum], name: str
-) -> "go.Figure":
-    x, shape = reading.data.test_images, reading.data.shape
-    return eigenvector_figure(spectrum(), x, shape, title=f"Eigenvectors of {name}")
-
-
-def _ordered(reading: ClassifierReading, label: int) -> Spectrum:
-    spectrum = reading.spectrum[label]
-    scores = spectrum.values
-    if reading.order == "activation":
-        scores = spectrum.activations(reading.data.test_images).mean(0)
-    # From the outside in: the most positive and the most negative come first in their rows.
-    return spectrum.ordered_by(torch.as_tensor(scores).abs())
-
-
 @dataclass(frozen=True, repr=False)
 class Attack(Reading):
     """Effect of a mask on the images of all other classes.
@@ -328,9 +320,6 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     The spectrum is that of a class in pixels, or a batch over classes:
     `model.tensor().interaction(output=3).eigh()`. A constant coordinate counts, and is left out of
     the mask.
-
-    Raises:
-        BilensError: no positive eigenvector overlaps with an even image.
     """
     # Negative eigenvalues can only lower the logit.
     raising = spectrum.positive()
@@ -388,12 +377,7 @@ def attack(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageExplanation(Explanation):
-    """The explanation of an image, with its picture.
-
-    Attributes:
-        shape: rows and columns of the image.
-        class_names: name of each class.
-    """
+    """The explanation of an image, with its picture."""
 
     shape: tuple[int, int]
     class_names: Sequence[str]

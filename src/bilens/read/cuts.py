@@ -54,13 +54,10 @@ class BondDirection:
 
 @dataclass(frozen=True, eq=False)
 class CutReading:
-    """A cut model, and the effect of each coordinate on test images.
+    """A cut model in a sparse basis, and the effect of each coordinate on test images.
 
-    Attributes:
-        cut: the model, in a sparse basis.
-        data: the data that it is tested on.
-        coordinates: coordinates of the test images at each bond, the input's first, and then the
-            logits.
+    The coordinates are those of the test images at each bond, the input's first, and then the
+    logits.
     """
 
     cut: Cut
@@ -85,13 +82,10 @@ class CutReading:
         # A few images would be chance, and many would not be at the end.
         near = max(1, round(0.02 * len(z)))
         order = z[:, number].argsort(descending=True)
-        ends = [
-            End(
-                images=tuple(images[:4].tolist()),
-                effects=tuple(_effects(self.cut, bond, z[images[:near]], number).tolist()),
-            )
-            for images in (order, order.flip(0))
-        ]
+        ends = []
+        for images in (order, order.flip(0)):
+            effects = _effects(self.cut, bond, z[images[:near]], number)
+            ends.append(End(tuple(images[:4].tolist()), tuple(effects.tolist())))
         # The environment is all of the model but one use of the bond, so its diagonal has the
         # squared norm that this use carries.
         share = float(self.cut.environments[bond][number, number])
@@ -137,11 +131,8 @@ def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> Tensor:
 class Edge:
     """A product of two coordinates that adds to a third, or to an output.
 
-    Attributes:
-        target: number of the bond after the layer, and of the coordinate there.
-        sources: the two coordinates of the bond before; twice the same for a square.
-        coefficient: of the product.
-        part: its share of the squared norm of the target.
+    A coordinate is the number of its bond and its own. The sources are twice the same for a square.
+    The part is the product's share of the squared norm of the target.
     """
 
     target: BondNode
@@ -298,11 +289,8 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     images = len(rows[0].ends[0].images)
     names = 1.7
     side = images * 1.04 + names
-    title = (
-        "Coordinates of the pixels"
-        if bond == 0
-        else f"Coordinates between layers {bond} and {bond + 1}"
-    )
+    where = "of the pixels" if bond == 0 else f"between layers {bond} and {bond + 1}"
+    title = f"Coordinates {where}"
     canvas = Canvas(start + 2 * side, rise * len(rows), unit=56, title=title)
     for place, direction in enumerate(rows):
         y = rise * place
@@ -328,12 +316,9 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
     matrices = core.dense()
     # One scale for all, so that weak matrices look weak.
     limit = float(matrices.abs().max())
-    is_last = layer == len(reading.cut.cores) - 1
-    names = (
-        [plotly_text(name) for name in reading.data.class_names]
-        if is_last
-        else [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
-    )
+    names = [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
+    if layer == len(reading.cut.cores) - 1:
+        names = [plotly_text(name) for name in reading.data.class_names]
     n_columns = 7
     n_rows = -(-len(names) // n_columns)
     title = f"Layer {layer + 1}: {core.n_out} matrices of {core.n_in} x {core.n_in}"
@@ -356,11 +341,10 @@ def _moved(end: End, names: Sequence[str]) -> str:
     lines = []
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):
         # Effects below a quarter of the largest are not named.
-        by_size = sorted(
-            (i for i, e in enumerate(end.effects) if sign * e > 0.25 * largest),
-            key=lambda i: -sign * end.effects[i],
-        )
-        if by_size:
-            text = plotly_text(", ".join(names[i] for i in by_size[:3]))
+        of_classes = zip(end.effects, names, strict=True)
+        moved = [(sign * x, name) for x, name in of_classes if sign * x > 0.25 * largest]
+        moved.sort(key=lambda effect: -effect[0])
+        if moved:
+            text = plotly_text(", ".join(name for _, name in moved[:3]))
             lines.append(f'<span style="color:{color}">{mark} {text}</span>')
     return "<br>".join(lines)

@@ -16,7 +16,7 @@ from bilens.figures.plots import path_figure
 from bilens.lazy_imports import pd
 from bilens.read import chain
 from bilens.read.explanation import SharedFeatures, shared_by_paths, shared_section
-from bilens.sections import Fact, Percent, Picture, Section, Table
+from bilens.sections import Fact, Percent, Picture, Section
 from bilens.tensor import Paths, TensorChain, decompile
 from bilens.tensor.chain import make_chain
 
@@ -73,10 +73,8 @@ class DeepReading(Reading):
         for label, name in enumerate(names):
             paths = self.paths.of(label)
             if len(paths):
-                few = paths.truncate(min(6, len(paths)))
-                draw = partial(
-                    tree_figure, few, shape, title=f"Strongest paths of {name}", root=name
-                )
+                few, title = paths.truncate(min(6, len(paths))), f"Strongest paths of {name}"
+                draw = partial(tree_figure, few, shape, title=title, root=name)
                 trees.append([Picture(f"tree-{label}", draw)])
         curve = Picture("paths", partial(path_figure, self.by_paths, self.accuracy))
         table = chain.accuracy_frame("paths", self.by_paths, self.accuracy)
@@ -87,7 +85,7 @@ class DeepReading(Reading):
                 "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
                 "before, with eigenvectors of its own, down to the pixels. The paths are ranked "
                 "over all classes by effective eigenvalue, and the tree is cut to the best k.",
-                [[Table(table, "", chain.ACCURACY_FORMATS, 0)]],
+                [[chain.accuracy_table(table)]],
             ),
             Section(
                 "The strongest paths of each class",

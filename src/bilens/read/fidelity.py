@@ -99,10 +99,6 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     return figure.update_traces(marker={"size": 4})
 
 
-CONFIDENCE = 0.95
-"""Confidence of the interval of the accuracy."""
-
-
 @dataclass(frozen=True)
 class HeldOut:
     """The error of a smaller model on held-out images.
@@ -150,14 +146,14 @@ def held_out(
     return HeldOut(
         n_images=n_images,
         accuracy=right / n_images,
-        interval=clopper_pearson(right, n_images, CONFIDENCE),
+        interval=clopper_pearson(right, n_images),
         changed=float(changed),
         error=math.sqrt(ratio),
         error_bound=math.sqrt(ratio + 6 * deviation),
     )
 
 
-def clopper_pearson(successes: int, n: int, confidence: float) -> tuple[float, float]:
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact interval of the probability of a success, from successes in n trials.
 
     Source: Clopper & Pearson 1934.
@@ -222,12 +218,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
         reference = is_right(model_bonds.cut(full), torch.ones_like(searched))
 
         def score(cut: Cut) -> float:
-            bound = loss_bound(cut, searched)
-            bar.update(
-                task,
-                advance=1,
-                note=f"{' + '.join(map(str, cut.ranks))} directions: {bound:.2%} lost",
-            )
+            bound, ranks = loss_bound(cut, searched), " + ".join(map(str, cut.ranks))
+            bar.update(task, advance=1, note=f"{ranks} directions: {bound:.2%} lost")
             return -bound
 
         ranks = model_bonds.ranks_scoring(score, -drop)

@@ -145,9 +145,6 @@ def read_summary(
         direction: the token whose logit is split; by default the next token, minus the most likely
             other one.
         n_tokens: number of tokens of the validation texts that the loss is measured on.
-
-    Raises:
-        BilensError: a token is unknown.
     """
     texts = (row["input_ids"] for row in corpus.validation)
     loss = measure_loss(model, texts, n_tokens)
@@ -179,13 +176,9 @@ def read_summary(
 def measure_loss(
     model: ResidualModel, texts: Iterable[torch.Tensor], n_tokens: int, length: int = 32
 ) -> TextLoss:
-    """Measure the loss of the first tokens of texts, and the margins of the right tokens there.
+    """Measure the loss of the first `length` tokens of texts, and the margins of the right tokens.
 
-    Args:
-        model: the model.
-        texts: token ids.
-        n_tokens: number of tokens to measure, at least.
-        length: tokens of a text that count, so that more texts do.
+    Texts are read until they have `n_tokens`.
     """
     sums: list[float] = []
     counts: list[int] = []
@@ -201,9 +194,8 @@ def measure_loss(
         first, right = logits[:PROMPT_TOKENS], right[:PROMPT_TOKENS, None]
         others = first.scatter(1, right, -torch.inf).max(1)
         margins = first.gather(1, right)[:, 0] - others.values
-        for at, (token, other, margin) in enumerate(
-            zip(right[:, 0].tolist(), others.indices.tolist(), margins.tolist(), strict=True)
-        ):
+        columns = (right[:, 0].tolist(), others.indices.tolist(), margins.tolist())
+        for at, (token, other, margin) in enumerate(zip(*columns, strict=True)):
             places.append(NextToken(tuple(ids[: at + 1].tolist()), token, other, margin))
     loss, n_texts = sum(sums) / max(sum(counts), 1), len(sums)
     # Tokens of a text are alike, so texts are what varies: the error of a ratio of two sums.
@@ -219,14 +211,8 @@ def largest_margin(
     """Return the text of the largest margin, and its next token minus the most likely other one.
 
     If no text has the same tokens when it is written out and read again, it comes without these.
-
-    Args:
-        model: the model, with its tokenizer.
-        places: the largest margin first.
-        wanted: number of a next token; if it is the next token somewhere, only those places count.
-
-    Raises:
-        BilensError: no text has any words.
+    The places have the largest margin first. If the token `wanted` is the next one somewhere, only
+    those places count.
     """
     tokenizer = require_tokenizer(model.tokenizer)
     for place in [p for p in places if p.right == wanted] or places:

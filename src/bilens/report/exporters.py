@@ -148,11 +148,9 @@ def _pair(node: PageNode) -> tuple[Any, ...]:
 
 
 def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
-    """Write SLUG.json, and enter it in the folder's list of graphs.
+    """Write an `attribution_graph` as SLUG.json, and enter it in the folder's list of graphs.
 
-    Args:
-        folder: the argument of `circuit-tracer start-server --graph_file_dir`.
-        graph: see `attribution_graph`.
+    The folder is the argument of `circuit-tracer start-server --graph_file_dir`.
 
     Raises:
         BilensError: the folder's list of graphs is damaged.

@@ -19,14 +19,8 @@ def report_readings(
 ) -> list[Reading]:
     """Return the readings of a model's report: those of its kind, then added ones.
 
-    Args:
-        model: A classifier or a language model.
-        settings: Options of `bilens report` by name; None stands for the default.
-        source: Name or folder of the model, which says what data it was trained on.
-        add: Names of further readings, and files with readings.
-
-    Raises:
-        BilensError: this kind of model has no report, or a setting does not fit or has no effect.
+    The settings are options of `bilens report`, where None stands for the default. `source` is the
+    name or folder of the model, which says what data it was trained on.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     added = [entry for name in add for entry in named_analyses(name)]

@@ -76,27 +76,21 @@ def render_page(
         sections: Sections; those that are folded are closed until a reader opens them.
         about: A line above the heading, such as the name of the model.
     """
-    return (
-        page_templates()
-        .get_template("page.html")
-        .render(
-            title=title,
-            summary=summary,
-            about=about,
-            facts=facts,
-            sections=sections,
-            line=lambda facts: ", ".join(fact_text(*fact) for fact in facts),
-            draw=_figure_json,
-            pack=_safe_json,
-            config=_safe_json({"config": CONFIG, "colours": DARK}),
-            plotly=_packed_plotly() if _has_figures(sections) else "",
-        )
+    template = page_templates().get_template("page.html")
+    parts = [part for section in sections for part in section.parts]
+    has_figures = any(isinstance(part, Picture | go.Figure) for part in parts)
+    return template.render(
+        title=title,
+        summary=summary,
+        about=about,
+        facts=facts,
+        sections=sections,
+        line=lambda facts: ", ".join(fact_text(*fact) for fact in facts),
+        draw=_figure_json,
+        pack=_safe_json,
+        config=_safe_json({"config": CONFIG, "colours": DARK}),
+        plotly=_packed_plotly() if has_figures else "",
     )
-
-
-def _has_figures(sections: Sequence[Section]) -> bool:
-    parts = (part for section in sections for part in section.parts)
-    return any(isinstance(part, Picture | go.Figure) for part in parts)
 
 
 @cache
@@ -176,11 +170,8 @@ def report(
     Raises:
         BilensError: this kind of model has no report, or a setting does not exist or fit.
     """
-    # Settings of a model's report; `bilens report --help` has a line on each.
-    options = (
-        *("basis", "drop", "metric", "order"),
-        *("token", "minus", "layer", "among", "prompt"),
-    )
+    # `bilens report --help` has a line on each.
+    options = ("basis", "drop", "metric", "order", "token", "minus", "layer", "among", "prompt")
     if unknown := settings.keys() - set(options):
         raise BilensError(f"{unknown.pop()} is no setting of a report, expected {options}")
     readings = [source] if isinstance(source, Reading) else source

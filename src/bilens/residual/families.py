@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -244,9 +245,6 @@ def register_family(architecture: str, family: Family) -> None:
     """Let bilens read and process models of an architecture, the name of their class.
 
     The family is checked against the first model that is read.
-
-    Raises:
-        BilensError: the architecture is known already.
     """
     if architecture in known_families():
         raise BilensError(f"architecture={architecture!r} is known already; expected a new name")
@@ -263,19 +261,11 @@ def _family_of(model: Any) -> Family:
     return own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
 
 
-CLIPPED = "clip_qkv"
-"""Setting by which OLMo cuts queries, keys and values off, so that they are not linear."""
-
-
 def config_numbers(model: Any) -> dict[str, Any]:
-    """Return the numbers that a model's configuration gives its forward pass, by their name.
-
-    Raises:
-        BilensError: a factor is not finite.
-    """
+    """Return the numbers that a model's configuration gives its forward pass, by their name."""
     family, config = _family_of(model), model.config
     # Its modules were made by these settings.
-    made_by = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", CLIPPED)
+    made_by = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "clip_qkv")
     numbers: dict[str, Any] = {name: getattr(config, name, None) for name in made_by}
     for name in ("embed_scale", "residual_scale", "logit_scale"):
         try:
@@ -333,10 +323,8 @@ class _Finder:
     def __init__(self, model: nn.Module, family: Family) -> None:
         self.model, self.family = model, family
         self.config: Any = model.config
-        self.layers = [
-            f"{family.layers}.{number}"
-            for number in range(len(self._module(family.layers)))  # type: ignore[arg-type]
-        ]
+        n_layers = len(self._module(family.layers))  # type: ignore[arg-type]
+        self.layers = [f"{family.layers}.{number}" for number in range(n_layers)]
         self._require_all()
         self._check_sizes()
         self.numbers = config_numbers(model)
@@ -346,10 +334,8 @@ class _Finder:
         return Parts(
             layers=[self._layer(name) for name in self.layers],
             embed=self._embedding(family.embed, self.numbers["embed_scale"]),
-            positions=self._embedding(family.positions) if family.positions else None,
-            hidden_positions=self._embedding(family.hidden_positions)
-            if family.hidden_positions
-            else None,
+            positions=self._positions(family.positions),
+            hidden_positions=self._positions(family.hidden_positions),
             norm=self._norm(family.norm),
             unembed=self._map(family.unembed),
             parallel=self.numbers["parallel"],
@@ -393,9 +379,10 @@ class _Finder:
                 f"{kind} has {len(self.layers)} layers and num_hidden_layers={n_layers} in its "
                 "configuration, expected the same number, 1 or more"
             )
-        if getattr(config, CLIPPED, None) is not None:
+        # OLMo may cut queries, keys and values off.
+        if getattr(config, "clip_qkv", None) is not None:
             raise BilensError(
-                f"{kind} has {CLIPPED}={config.clip_qkv}, so that queries, keys and values are not "
+                f"{kind} has clip_qkv={config.clip_qkv}, so that queries, keys and values are not "
                 "linear maps; expected None"
             )
         for layer in self.layers:
@@ -525,6 +512,9 @@ class _Finder:
             raise self._unknown(name, "an embedding")
         return Embedding(name, module, scale)
 
+    def _positions(self, name: str | None) -> Embedding | None:
+        return self._embedding(name) if name else None
+
     def _number(self, layer: str, name: str | None) -> nn.Parameter | None:
         return self._get(layer + name) if name else None
 
@@ -620,11 +610,8 @@ def known_norm(name: str, module: nn.Module) -> Norm:
     with torch.no_grad():
         # A copy in float32 or float64: rounding of 16 bits would hide a gain that is 0.5 % off.
         expected = deepcopy(module).to(wide)(x)
-        norms = [
-            Norm(name, module, centres, offset, eps)
-            for centres in (False, True)
-            for offset in (0.0, 1.0)
-        ]
+        formulas = product((False, True), (0.0, 1.0))
+        norms = [Norm(name, module, centres, offset, eps) for centres, offset in formulas]
         errors = [_norm_error(norm, x, expected) for norm in norms]
     best = min(range(len(norms)), key=errors.__getitem__)
     # Norms of transformers compute in float32, also in a model of float64.

@@ -55,11 +55,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, address: str, model: ResidualModel) -> "Part":
-        """Return the head or MLP of an address such as head.26.0@4.
-
-        Raises:
-            BilensError: it is no address, or the model has no such part.
-        """
+        """Return the head or MLP of an address such as head.26.0@4."""
         found = re.fullmatch(r"(?:head\.(\d+)\.(\d+)|mlp\.(\d+))(?:@(\d+))?", address)
         if found is None:
             raise BilensError(
@@ -154,11 +150,7 @@ def exchanging(
 
 
 def exchanged(part: Part, other: "Run") -> Change:
-    """Return the change of a head or MLP to its value of another run, at its positions.
-
-    Raises:
-        BilensError: the part is neither.
-    """
+    """Return the change of a head or MLP to its value of another run, at its positions."""
     if part.kind not in ("head", "mlp"):
         raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
     model, layer, columns = other.model, part.layer or 0, slice(None)
@@ -187,10 +179,8 @@ def mixture(
 ) -> list[Change]:
     """Return the changes by which every part keeps a share, and takes the others of another run.
 
-    Args:
-        other: the other run.
-        keep: the share of each head of a layer, and of its MLP as the last, at all positions or at
-            each. 1 is the part as it is.
+    `keep` is the share of each head of a layer, and of its MLP as the last, at all positions or at
+    each. 1 is the part as it is.
     """
     changes = []
     for layer, shares in enumerate(keep):
@@ -307,9 +297,8 @@ class Run:
             kept: number of first positions at which all runs are as this one, since nothing is
                 changed there. Their maps and MLPs are not computed again.
         """
-        first = [self.model.n_layers] * len(sets)
-        for number, of_run in enumerate(sets):
-            first[number] = min((c.site.layer for c in of_run), default=first[number])
+        n_layers = self.model.n_layers
+        first = [min((x.site.layer for x in of_run), default=n_layers) for of_run in sets]
         order = sorted(range(len(sets)), key=first.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())
@@ -331,10 +320,7 @@ class Run:
     ) -> Float[Tensor, "rows time d_model"]:
         """Return the last streams of runs side by side, with sites changed for all rows at once.
 
-        Args:
-            first: first layer of each run that is computed, in ascending order.
-            changes: a function of the whole batch for each site.
-            kept: see `again`.
+        `first` are the first layers that are computed of each run, in ascending order.
         """
         model, n_layers = self.model, self.model.n_layers
         inside = {site: f for site, f in changes.items() if site.layer < n_layers}

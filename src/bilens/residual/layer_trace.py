@@ -113,11 +113,8 @@ class LayerTrace:
         # Functions that can be stored with a flow: no local ones.
         follows: Callable[[str], Tensor] = partial(_of_only_text, self.follows)
         if keeps:
-            kept = {name: self.follows(name)[row] for name in FOLLOWING}
-            kept = {
-                name: x[..., :time, :time] if name == "pattern" else x[:time]
-                for name, x in kept.items()
-            }
+            kept = {name: self.follows(name)[row, ..., :time, :] for name in FOLLOWING}
+            kept["pattern"] = kept["pattern"][..., :time]
             follows = kept.__getitem__
         fields = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         of_row = {name: x[row, :time] for name, x in fields.items()}
@@ -148,13 +145,10 @@ def layer_trace(
     follows: Callable[[str], Tensor] = again
     if keeps:
         kept = {name: again(name) for name in ("attn_n", "mlp_n")}
-        kept["pattern"], kept["mixed"] = (
-            seen["pattern", heads.module],
-            seen["mixed", heads.out.module],
-        )
-        kept["gate_ratio"] = (
-            again("gate_ratio") if mlp.router else _ratio(mlp, seen["acted", mlp.reads[0].module])
-        )
+        kept["pattern"] = seen["pattern", heads.module]
+        kept["mixed"] = seen["mixed", heads.out.module]
+        acted = seen.get(("acted", mlp.reads[0].module))
+        kept["gate_ratio"] = again("gate_ratio") if acted is None else _ratio(mlp, acted)
         follows = kept.__getitem__
     return LayerTrace(
         stream=seen["input", layer.module],
@@ -204,9 +198,8 @@ class Again:
             return ratio
         # Experts run on their own tokens only, inside one module. Here all of them read each token,
         # and the weight 0 of those that did not run removes their hidden units.
-        return ratio * self.routing.repeat(1, 1, ratio.shape[-1] // self.routing.shape[-1]).to(
-            ratio
-        )
+        n_sets = ratio.shape[-1] // self.routing.shape[-1]
+        return ratio * self.routing.repeat(1, 1, n_sets).to(ratio)
 
     def _of_attention(self, kind: Literal["pattern", "mixed"]) -> Tensor:
         heads, arguments = self.layer.heads, self.arguments

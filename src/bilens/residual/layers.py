@@ -127,10 +127,7 @@ class HeadWeights:
 class ValueSource(NamedTuple):
     """Weights of the heads' values that read one normalised stream.
 
-    Attributes:
-        layer: number of the layer whose stream is read.
-        value: V.
-        bias: the values' bias.
+    `layer` is the one whose stream is read.
     """
 
     layer: int
@@ -307,9 +304,6 @@ class MLP(NormedInput):
         With the gate ratios of a `Trace` as weights of its hidden units the same factors are the
         MLP on a text, exactly. An MLP without a gate is D (up(x) * 1), with the constant
         coordinate. If act(0) is not 0, a second set of hidden units holds up(x) * 1.
-
-        Raises:
-            BilensError: the slope is not finite.
         """
         check_finite(slope=torch.tensor(slope))
         left, left_bias = folded_input(self.up, self.norm)
@@ -365,11 +359,7 @@ class MLP(NormedInput):
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare the module with its parts on random numbers.
-
-        Raises:
-            BilensError: it computes something else.
-        """
+        """Raise unless the module computes, on random numbers, what its parts say."""
         weight = self.up.stored
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(4, self.up.n_in, generator=generator).to(weight)
@@ -491,11 +481,7 @@ class Parts(NormedInput):
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
     ) -> Float[Tensor, "n d_model"]:
-        """Return the stream before the first layer of tokens at one position, (n, d_model).
-
-        Raises:
-            BilensError: the model has learned positions and `position` is missing or out of range.
-        """
+        """Return the stream before the first layer of tokens at one position, (n, d_model)."""
         check_ids(self, tokens, "tokens")
         x, table = self.embed.rows(tokens), self.positions
         if table is None:
@@ -517,9 +503,8 @@ class Parts(NormedInput):
         part = self.unembed
         if tokens is not None:
             # Folding the norm into all rows would cost more than the few that are asked for.
-            part = replace(
-                part, rows=torch.as_tensor(tokens, device=self.embed.module.weight.device).long()
-            )
+            device = self.embed.module.weight.device
+            part = replace(part, rows=torch.as_tensor(tokens, device=device).long())
         weight, bias = folded_input(part, self.norm)
         # A constant factor of the logits is part of the map, like a gain.
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
@@ -565,8 +550,7 @@ class Parts(NormedInput):
         for number, layer in enumerate(self.layers):
             if layer.residual_mix is not None:
                 entry = Moment.input(number)
-                # All that was written before this layer is multiplied once, for all reads from here
-                # on.
+                # All that was written before this layer is multiplied, for all reads from here on.
                 mixing[entry:, :entry] *= float(layer.residual_mix[0])
         return mixing
 
@@ -577,10 +561,8 @@ class Parts(NormedInput):
     @property
     def writes(self) -> list[LinearMap]:
         """Maps whose outputs are added to the stream."""
-        writes = []
-        for layer in self.layers:
-            writes += [layer.heads.out, layer.mlp.down]
-        return writes
+        pairs = [(layer.heads.out, layer.mlp.down) for layer in self.layers]
+        return list(chain.from_iterable(pairs))
 
     def fold_groups(self) -> list[FoldGroup]:
         """Return the maps that read the stream, in the order of the model, grouped by norm."""

@@ -158,15 +158,10 @@ class ResidualModel:
         The difference of their logits is the product of this direction and the final normalised
         stream, up to the unembedding's bias. Tokens are given by name or by number.
 
-        Raises:
-            BilensError: a token is not in the vocabulary.
-
         Source: Pearce et al. 2024, figure 7.
         """
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
-        numbers = [self._number("token", token)]
-        for other in others:
-            numbers.append(self._number("minus", other))
+        numbers = [self._number("token", token), *(self._number("minus", x) for x in others)]
         self._check_model()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
@@ -249,9 +244,6 @@ class ResidualModel:
             Two batches for bilinear and differential attention, otherwise one. The batch axis is
             the heads.
 
-        Raises:
-            BilensError: the distance is negative.
-
         Source: Elhage et al. 2021, as for `ov`.
         """
         answered = query_key_maps(self, layer, 0)
@@ -277,11 +269,8 @@ class ResidualModel:
                 token.
         """
         if isinstance(text, str):
-            ids = torch.tensor(
-                text_ids(text, self.tokenizer, self.model.config), device=self.device
-            )
-        else:
-            ids = text.to(self.device)
+            text = torch.tensor(text_ids(text, self.tokenizer, self.model.config))
+        ids = text.to(self.device)
         check_ids(self.parts, ids)
         if not -len(ids) <= until < len(ids):
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")

@@ -55,11 +55,7 @@ def check_unchanged(
 
 
 def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> None:
-    """Check W_U n + b_U at the last position of a trace against the logits of the model.
-
-    Raises:
-        BilensError: they differ by more than rounding.
-    """
+    """Check W_U n + b_U at the last position of a trace against the logits of the model."""
     n = model.parts.normalised(trace.stream[-1])
     W_U, b_U = model.parts.logit_weights(tokens)
     size = float(n.norm() * W_U.norm(dim=0).max())
@@ -74,11 +70,7 @@ def check_split(
     *,
     size: float,
 ) -> None:
-    """Check sums of parts of logits, before the soft-cap, against the logits of the model.
-
-    Raises:
-        BilensError: they differ by more than rounding.
-    """
+    """Check sums of parts of logits, before the soft-cap, against the logits of the model."""
     # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
     check_sum(reading, model.parts.capped(total), logits, size=size, dtype=_stored(model))
 
@@ -95,9 +87,6 @@ def check_alone(
     """Check logits of a single token, through one MLP only, against a run of the model.
 
     Everything else that writes to the stream is silenced in that run.
-
-    Raises:
-        BilensError: they differ by more than rounding.
     """
     # A token without context: nothing but its embedding and this MLP writes to the stream.
     silent = [part.heads.out.module for part in model.parts.layers]
@@ -113,12 +102,7 @@ def check_alone(
 
 @torch.no_grad()
 def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) -> None:
-    """Check the tensor of an MLP on one stream x against the modules of the model.
-
-    Raises:
-        NotBilinearError: the MLP is not a tensor.
-        BilensError: they differ by more than rounding.
-    """
+    """Check the tensor of an MLP on one stream x against the modules of the model."""
     tensor, mlp = model.mlp(layer), model.layer(layer).mlp
     n = mlp.normalised(x)
     total = tensor(n)
@@ -134,11 +118,7 @@ def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) ->
 
 @torch.no_grad()
 def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) -> None:
-    """Check values and outputs of the heads on one stream x, each with weight 1.
-
-    Raises:
-        BilensError: they differ from the modules of the model by more than rounding.
-    """
+    """Check values and outputs of the heads on one stream x, each with weight 1."""
     heads = model.layer(layer).heads
     weights = heads.weights()
     if heads.v_first_share is not None:

@@ -40,16 +40,9 @@ KEPT_BYTES = 256 * 1024**2
 def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
-    They include rotation, the scores' scale and the gains of norms of queries and keys.
-
-    Args:
-        view: a `ResidualModel`.
-        layer: number of the layer.
-        position: of the rows.
-
-    Returns:
-        One or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases
-        and of positions that are vectors.
+    They include rotation, the scores' scale and the gains of norms of queries and keys. They are
+    one or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases and of
+    positions that are vectors. `view` is a `ResidualModel`.
     """
     norm = view.layer(layer).heads.norm
     basis = torch.eye(view.d_model, dtype=view.parts.dtype, device=view.device)
@@ -92,9 +85,6 @@ def queries_keys(
 
     Returns:
         One or two pairs of (rows, heads, d_head), whose inner products are the scores.
-
-    Raises:
-        BilensError: the rows do not have the width of the stream.
     """
     if n.shape[-1] != view.d_model:
         raise BilensError(
@@ -197,12 +187,7 @@ def max_tokens(config: Any) -> int:
 
 
 def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
-    """Return the token ids of a text, after the token that the model's texts begin with.
-
-    Raises:
-        BilensError: the model has no tokenizer, or the text is empty, too long or has no known
-            token.
-    """
+    """Return the token ids of a text, after the token that the model's texts begin with."""
     tokenizer = require_tokenizer(tokenizer)
     check_text("text", text)
     if trained_on_clean_text(tokenizer):

@@ -6,8 +6,8 @@ from experiments.patching import gradient_effects
 
 from bilens.errors import BilensError
 from bilens.read.flow import patch
-from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import parts_of, runs_of
+from bilens.read.flow.question import Other
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel

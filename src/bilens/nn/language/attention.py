@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from bilens.checks import EPS
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 
@@ -307,10 +308,6 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 def _softmax(scores: Tensor, seen: Tensor) -> Tensor:
     return scores.masked_fill(~seen, -torch.inf).softmax(-1)
-
-
-EPS = 1e-20
-"""Lower bound of divisors: tiny, since products of small scores are very small."""
 
 
 class StateLayer(CacheLayerMixin):

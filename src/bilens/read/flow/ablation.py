@@ -63,13 +63,8 @@ class Ablation(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return one row with the part and both changes."""
-        return ablation_frame([self])
-
-
-def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
-    """Return the predicted and the actual change of the logit for each part, one row each."""
-    rows = [(result.part, result.predicted, result.actual) for result in ablations]
-    return pd.DataFrame(rows, columns=["without", "predicted", "actual"])
+        row = (self.part, self.predicted, self.actual)
+        return pd.DataFrame([row], columns=["without", "predicted", "actual"])
 
 
 @torch.no_grad()
@@ -96,17 +91,13 @@ def measure(
     first text, and added to that of the second; the effect is the mean of both.
 
     Args:
-        model: the model of the flow.
-        flow: the flow.
+        model: that of the flow.
+        flow: on one text or between two.
         parts: numbers of nodes, or pairs of numbers (above, below) for edges.
         scale: factor of the flow of a node, or of the input along an edge.
         tokens: most tokens that a part is said to raise, and to lower.
-
-    Raises:
-        BilensError: a node or edge does not exist, or is the logit, a remainder or, on one text, a
-            bias. Or an edge is asked for between two texts.
     """
-    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, scale)
+    measured = _measurement(model, flow, scale)
     planned = [measured.plan(part) for part in parts]
     runs = measured.run([changes for _, changes in planned])
     results = []
@@ -150,14 +141,11 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
 
     The predicted change is the flow that leaves the group: what its nodes send to each other counts
     once.
-
-    Raises:
-        BilensError: numbers is empty, or a node is the logit or a remainder, or does not exist.
     """
     numbers = sorted({*numbers})
     if not numbers:
         raise BilensError("numbers is empty, expected the numbers of nodes")
-    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, 0.0)
+    measured = _measurement(model, flow, 0.0)
     together = [change for number in numbers for change in measured.plan(number)[1]]
     inside = float(flow.edges_between([numbers])[0, 0])
     predicted = inside - sum(flow.nodes[i].flow for i in numbers)
@@ -176,8 +164,8 @@ def without_written(
     # On one text it is removed; between two it is added to the second run, and taken off the first.
     scale = (-1 if flow.before is None else 1) / model.parts.layers[layer].mlp.residual_scale
     site = written_site(model, layer, "mlp")
-    measured = (_Removals if flow.before is None else _Exchanges)(model, flow, 0.0)
-    return _changes(flow, measured.run([[Change(site, adding(scale * x))] for x in written]))
+    sets = [[Change(site, adding(scale * x))] for x in written]
+    return _changes(flow, _measurement(model, flow, 0.0).run(sets))
 
 
 def _changes(flow: Flow, runs: Sequence[Ends]) -> list[float]:
@@ -189,6 +177,10 @@ def _changes(flow: Flow, runs: Sequence[Ends]) -> list[float]:
 def is_measurable(flow: Flow, node: Node) -> bool:
     """Return whether a node is one part of the model, whose effect `measure` returns."""
     return node.is_removable if flow.before is None else node.is_part
+
+
+def _measurement(model: ResidualModel, flow: Flow, scale: float) -> "_Removals | _Exchanges":
+    return (_Removals if flow.before is None else _Exchanges)(model, flow, scale)
 
 
 def _name(flow: Flow, part: FlowPart) -> tuple[str, str]:
@@ -256,10 +248,9 @@ class _Removals:
 
     def plan(self, part: FlowPart) -> tuple[float, list[Change]]:
         """Return the predicted change and the changes of a run for a part."""
-        return self.edge(*part) if isinstance(part, tuple) else self.node(part)
+        return self._edge(*part) if isinstance(part, tuple) else self._node(part)
 
-    def node(self, number: int) -> tuple[float, list[Change]]:
-        """Return the predicted change and the changes of a run for a node."""
+    def _node(self, number: int) -> tuple[float, list[Change]]:
         node = self.flow.node(number)
         predicted = (self.scale - 1) * node.flow
         match node.kind:
@@ -274,8 +265,7 @@ class _Removals:
             "expected a token, position, head, MLP or direction"
         )
 
-    def edge(self, above: int, below: int) -> tuple[float, list[Change]]:
-        """Return the predicted change and the changes of a run for an edge."""
+    def _edge(self, above: int, below: int) -> tuple[float, list[Change]]:
         a, b = self.flow.node(above), self.flow.node(below)
         through = float(self.flow.edges([above, below])[0, 1])
         if b.kind == "bias" or above >= below:
@@ -311,7 +301,7 @@ class _Removals:
         )
 
     def run(self, sets: Sequence[Sequence[Change]]) -> list[Ends]:
-        """Return the last streams with all parts, and without those of each set of changes."""
+        """Return the last streams with all parts, and without those of each set."""
         n = last_normalised(self.model, Run.of(self.model, self.flow.ids).again([[], *sets]))
         return [Ends(n[:1], n[1:])]
 

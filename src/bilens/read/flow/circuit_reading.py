@@ -1,9 +1,8 @@
 """Circuits of one task or several as a reading: the answer, its parts, and where it transfers."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -18,7 +17,7 @@ from bilens.options import MinusNames
 from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
-from bilens.read.flow.question import Question, of_equal_kind, read_questions
+from bilens.read.flow.question import Question, by_task, read_questions
 from bilens.read.flow.split import flow
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
@@ -33,12 +32,7 @@ Level = Literal["parts", "edges"]
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """What the circuits of some tasks do on the questions of every task.
-
-    Attributes:
-        restored: f of the circuit of a task (row) on the questions of a task (column).
-        left: f of everything else there.
-    """
+    """f of the circuit of each task (row), and of all else, on the questions of each (column)."""
 
     restored: tuple[tuple[Interval, ...], ...]
     left: tuple[tuple[Interval, ...], ...]
@@ -111,17 +105,10 @@ class CircuitReading(Reading):
         rows = []
         for circuit in self.circuits:
             for effect in circuit.effects:
-                rows.append(
-                    (
-                        circuit.task,
-                        str(effect.part),
-                        effect.noising,
-                        effect.denoising,
-                        ", ".join(effect.raises),
-                        ", ".join(effect.lowers),
-                        "needed by any circuit" if effect.part in circuit.needed else "",
-                    )
-                )
+                numbers = (effect.noising, effect.denoising)
+                words = (", ".join(effect.raises), ", ".join(effect.lowers))
+                note = "needed by any circuit" if effect.part in circuit.needed else ""
+                rows.append((circuit.task, str(effect.part), *numbers, *words, note))
         columns = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
@@ -171,22 +158,22 @@ class CircuitReading(Reading):
         return sections
 
     def _edges(self) -> pd.DataFrame:
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for circuit, of_circuit in zip(self.circuits, self.edges, strict=True):
             for edge in of_circuit.edges:
                 source = "embedding" if edge.source is None else str(edge.source)
                 readers = ", ".join(map(str, edge.readers)) or "logits"
                 rows.append((circuit.task, source, readers, edge.role or "input", edge.share))
-        frame = pd.DataFrame(rows, columns=["task", "from", "to", "through", "share"])
-        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
+        return self._by_task(rows, "from", "to", "through", "share")
 
     def _sizes(self) -> pd.DataFrame:
-        rows = [
-            (circuit.task, count, value)
-            for circuit in self.circuits
-            for count, value in circuit.curve
-        ]
-        frame = pd.DataFrame(rows, columns=["task", "parts", "restored"])
+        rows: list[tuple[Any, ...]] = []
+        for circuit in self.circuits:
+            rows += [(circuit.task, *point) for point in circuit.curve]
+        return self._by_task(rows, "parts", "restored")
+
+    def _by_task(self, rows: list[tuple[Any, ...]], *columns: str) -> pd.DataFrame:
+        frame = pd.DataFrame(rows, columns=["task", *columns])
         return frame if len(self.circuits) > 1 else frame.drop(columns="task")
 
     def _curves(self) -> "go.Figure":
@@ -236,17 +223,9 @@ def circuit(
         level: with "edges" the same search goes on over the edges between the parts: it keeps the
             share `keep` of what the parts keep. Parts of a single question are at all positions.
         bootstraps: number of circuits of resampled questions, which say how stable it is.
-
-    Raises:
-        BilensError: there are no questions, one has no second text, texts do not fit, or the token
-            is as probable after both.
     """
-    of_equal_kind(questions)
-    by_task: dict[str, list[Question]] = defaultdict(list)
-    for question in questions:
-        by_task[question.task].append(question)
     found, measuring, edges = [], [], []
-    for of_task in by_task.values():
+    for of_task in by_task(questions):
         single = len(questions) == 1 and level == "parts"
         count = min(ordering, max(1, len(of_task) // 2))
         first = Cases(model, of_task[:count], by_position=single)
@@ -331,9 +310,6 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         level: Parts, or also the edges between them that carry the answer.
         bootstraps: Number of circuits of resampled questions, to see how stable it is; each takes a
             search.
-
-    Raises:
-        BilensError: neither a question nor a file is given, or both, or texts do not fit.
     """
     if bool(pairs) == bool(prompt):
         raise BilensError(

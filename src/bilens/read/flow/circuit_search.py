@@ -17,10 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.contrast import Other
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change, runs_of
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Other, Question
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
@@ -28,14 +27,7 @@ from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A question with the runs of its two texts.
-
-    Attributes:
-        question: the question.
-        runs: the runs of the first text and of the second.
-        number: the logit, or difference of logits.
-        ends: the number in the run of the first text and of the second.
-    """
+    """A question, the runs of its first text and of its second, and its number in both."""
 
     question: Question
     runs: tuple[Run, Run]
@@ -44,11 +36,7 @@ class Case:
 
     @classmethod
     def of(cls, model: ResidualModel, question: Question) -> "Case":
-        """Run a model on both texts of a question.
-
-        Raises:
-            BilensError: the texts do not have as many tokens, or the number does not change.
-        """
+        """Run a model on both texts of a question."""
         ids = model.ids(question.text)
         runs = runs_of(model, ids, Other(model, ids, question.against))
         number = logit_of(model, question.output_direction(model))
@@ -76,10 +64,7 @@ class Case:
 class Cases:
     """Questions about a model, on which masks are measured.
 
-    Attributes:
-        model: the model.
-        cases: the questions with their runs.
-        by_position: whether masks hold a share for each position; only for one question.
+    With `by_position`, for a single question, masks have a share of each position.
     """
 
     def __init__(
@@ -155,12 +140,7 @@ def search(
 
     The parts of the smallest integrated gradients are dropped: half of all, or the largest of some
     smaller shares that keeps f. Where not even one can go by that order, each of the smallest 24 is
-    tried alone.
-
-    Args:
-        cases: the questions that order.
-        keep: least f of a circuit.
-        start: the parts that it begins with; by default all.
+    tried alone. The search begins with the parts `start`, by default all.
     """
     trail: list[Tensor] = []
     everything = torch.ones(cases.shape, dtype=torch.bool)
@@ -243,7 +223,6 @@ class PartEffect:
     """What one part of a circuit does, on the questions that measure.
 
     Attributes:
-        part: its address.
         noising: share of the change that is lost when the part alone is that of the second text.
         denoising: share that is gained when the part alone is that of the first text.
         raises: tokens that become less probable without it.
@@ -298,13 +277,9 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
     mask = trail[-1]
     effects = part_effects(measuring, mask)
     # Such parts of early layers encode the tokens themselves, for whatever is asked about them.
-    early = finding.model.n_layers / 2
-    needed = tuple(
-        effect.part
-        for effect in effects
-        # Without a part that any circuit needs, most of the change is lost.
-        if effect.noising > 0.75 and (effect.part.layer or 0) < early
-    )
+    early = [x for x in effects if (x.part.layer or 0) < finding.model.n_layers / 2]
+    # Without a part that any circuit needs, most of the change is lost.
+    needed = tuple(effect.part for effect in early if effect.noising > 0.75)
     masks = torch.stack([*trail, _complement(mask, needed)]).double()
     values, changes = measuring.values(masks), measuring.changes
     return Circuit(

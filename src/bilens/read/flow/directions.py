@@ -84,11 +84,7 @@ class TaskDirections(Reading):
     )
 
     def check_fits(self, model: ResidualModel) -> None:
-        """Raise unless the directions are those of MLPs as a model has them.
-
-        Raises:
-            BilensError: they are of another number of layers or of another width.
-        """
+        """Raise unless the directions are of the MLPs of a model's layers, and of its width."""
         widths = {of_layer.written.shape[1] for of_layer in self.directions}
         if len(self.directions) != model.n_layers or widths != {model.d_model}:
             raise BilensError(

@@ -55,9 +55,6 @@ class Reader(NamedTuple):
 class EdgeGraph:
     """The parts of a model in order, and the readers of its stream.
 
-    Args:
-        model: a model whose layers run heads and then an MLP.
-
     Attributes:
         readers: of each layer queries by head, keys and values by group, and the MLP; the logits.
         n_sources: number of parts: the embedding, and of each layer its heads and its MLP.
@@ -69,11 +66,8 @@ class EdgeGraph:
     def __init__(self, model: ResidualModel) -> None:
         parts = model.parts
         layers = parts.layers
-        if (
-            parts.parallel
-            or any(layer.residual_mix is not None for layer in layers)
-            or any(layer.heads.v_first_share is not None for layer in layers)
-        ):
+        mixed = [(layer.residual_mix, layer.heads.v_first_share) for layer in layers]
+        if parts.parallel or any(share is not None for shares in mixed for share in shares):
             raise BilensError(
                 f"Layers of this {type(model.model).__name__} run heads and MLP side by side, or "
                 "read more than the stream; expected one after the other. Circuits of parts are "
@@ -144,14 +138,10 @@ class EdgeGraph:
 
 
 class EdgeRuns:
-    """Runs in which only some edges carry what they do on the first text.
+    """Runs of a question in which only some edges carry what they do on the first text.
 
     All others carry what they do on the second text, so that only layers with readers of such edges
     are run at all.
-
-    Args:
-        graph: parts and readers of the model.
-        case: the question.
     """
 
     def __init__(self, graph: EdgeGraph, case: Case) -> None:
@@ -177,13 +167,12 @@ class EdgeRuns:
     def _outputs(self) -> list[tuple[Tensor, Tensor]]:
         """What the heads and the MLP of each layer write on the second text."""
         graph, second = self.graph, self.second
+        written = []
         with torch.no_grad():
-            return [
-                (graph.head_outputs(layer, mixed), graph.mlp_output(layer, output))
-                for layer, (mixed, output) in enumerate(
-                    zip(second.mixed, second.outputs, strict=True)
-                )
-            ]
+            for layer, mixed in enumerate(second.mixed):
+                output = graph.mlp_output(layer, second.outputs[layer])
+                written.append((graph.head_outputs(layer, mixed), output))
+        return written
 
     @cached_property
     def _mlp_inputs(self) -> list[Tensor]:
@@ -226,24 +215,18 @@ class EdgeRuns:
                 site = Site(part.module, False, 0)
                 maps[site].append(partial(read_by, reader, part, rows))
         if maps:
-            sites |= {site: partial(_in_turn, outputs) for site, outputs in maps.items()}
             sites[Site(layer.heads.out.module, True, 0)] = keep_heads
+        for site, functions in maps.items():
+            sites[site] = partial(_in_turn, functions)
         if of_mlp in readers:
-            stream_of_mlp = self._mlp_inputs[number]
-            sites[Site(layer.mlp.norm_or_module, True, 0)] = lambda _: written.into(
-                of_mlp, stream_of_mlp
-            )
+            before, into_mlp = self._mlp_inputs[number], Site(layer.mlp.norm_or_module, True, 0)
+            sites[into_mlp] = lambda _: written.into(of_mlp, before)
             sites[Site(layer.mlp.module, False, 0)] = keep_mlp
         return sites
 
 
 class _Written:
-    """What parts write more than on the second text, as far as a run has come.
-
-    Args:
-        shares: the share of each edge.
-        embedding: the change of the embedding.
-    """
+    """What parts write more than on the second text, as far as a run has come."""
 
     def __init__(self, shares: Tensor, embedding: Tensor) -> None:
         self.shares, self.sources, self.changes = shares, [0], embedding
@@ -260,11 +243,7 @@ class _Written:
 
 
 class EdgeCases(Cases):
-    """Questions about a model, on which masks of edges are measured.
-
-    Args:
-        cases: the questions with their runs.
-    """
+    """Questions about a model, on which masks of edges are measured."""
 
     def __init__(self, cases: Cases) -> None:
         self.model, self.by_position, self.cases = cases.model, False, cases.cases
@@ -282,13 +261,9 @@ class EdgeCases(Cases):
 
 
 class CircuitEdge(NamedTuple):
-    """An edge of a circuit.
+    """An edge from a part, or the embedding, to parts of the circuit that read, or the logits.
 
-    Attributes:
-        source: the part that writes; None for the embedding.
-        readers: parts of the circuit that read; none for the logits.
-        role: queries, keys or values of heads; empty for MLPs and the logits.
-        share: its integrated gradient, a share of the change.
+    The role is as of a `Reader`. The share is its integrated gradient, a share of the change.
     """
 
     source: Part | None

@@ -27,6 +27,11 @@ DRAWN = 20
 """Nodes of a figure, and those that are measured and named."""
 
 
+def notebook_picture(reading: Reading, **options: Any) -> dict[str, Any]:
+    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
+    return {"text/plain": repr(reading), **reading.plot()._repr_mimebundle_()}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow(Reading):
     """An exact split of a logit, or of its change between two texts.
@@ -87,9 +92,7 @@ class Flow(Reading):
         """Draw the graph of the strongest nodes over the tokens of the text."""
         return self.top(DRAWN).plot()
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        """Return its picture, for the last line of a notebook cell."""
-        return notebook_picture(self)
+    _repr_mimebundle_ = notebook_picture
 
     @cached_property
     def sinks(self) -> tuple[int, ...]:
@@ -123,19 +126,11 @@ class Flow(Reading):
         return self.absolute / abs(self.value) if self.value else 0.0
 
     def node(self, number: int) -> Node:
-        """Return one of the nodes.
-
-        Raises:
-            BilensError: the node does not exist.
-        """
+        """Return one of the nodes."""
         return self.nodes[self._checked(number)]
 
     def vector(self, number: int) -> Float[Tensor, " d_model_and_1"]:
-        """Return the vector of a node that is a direction, a row of `vectors`.
-
-        Raises:
-            BilensError: the node is not a direction.
-        """
+        """Return the vector of a node that is a direction, a row of `vectors`."""
         node = self.node(number)
         if node.kind != "direction":
             raise BilensError(f"number={number} is a node of kind {node.kind}, not a direction")
@@ -157,21 +152,13 @@ class Flow(Reading):
     def edges(self, numbers: Sequence[int] | None = None) -> Float[Tensor, "n n"]:
         """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
-        Args:
-            numbers: of the nodes; all by default, which takes n^2 numbers.
-
-        Raises:
-            BilensError: the node does not exist.
+        All nodes by default take n^2 numbers.
         """
         picked = range(len(self.nodes)) if numbers is None else numbers
         return self.edges_between([[number] for number in picked])
 
     def edges_between(self, groups: Sequence[Sequence[int]]) -> Float[Tensor, "n n"]:
-        """Return the flow between groups of nodes: row a, column b is the flow from b up to a.
-
-        Raises:
-            BilensError: the node does not exist.
-        """
+        """Return the flow between groups of nodes: row a, column b is the flow from b up to a."""
         n, device = len(groups), self.constants.device
         group = torch.full((len(self.nodes),), -1, device=device)
         for number, members in enumerate(groups):
@@ -202,22 +189,14 @@ class Flow(Reading):
                 edges[group[number], column] += constant
 
     def graph(self, numbers: Sequence[int]) -> "FlowGraph":
-        """Return the graph of some of the nodes, with the logit.
-
-        Raises:
-            BilensError: the node does not exist.
-        """
+        """Return the graph of some of the nodes, with the logit."""
         picked = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
         nodes = tuple(self.nodes[i] for i in picked)
         held = sum(abs(node.flow) for node in nodes[1:])
         return FlowGraph(self, picked, nodes, self.edges(picked), held / (self.absolute or 1.0))
 
     def top(self, k: int) -> "FlowGraph":
-        """Return the graph of the k parts with the largest |flow|, without remainders.
-
-        Raises:
-            BilensError: k is not positive.
-        """
+        """Return the graph of the k parts with the largest |flow|, without remainders."""
         check_count("k", k)
         return self.graph(self.strongest()[:k])
 
@@ -292,9 +271,7 @@ class FlowGraph(Reading):
         layers = len(flow.trace.layers)
         return graph_figure(self.nodes, flow.tokens, self.path_weights, layers, caption)
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        """Return its picture, for the last line of a notebook cell."""
-        return notebook_picture(self)
+    _repr_mimebundle_ = notebook_picture
 
     @cached_property
     def path_weights(self) -> Float[Tensor, "n n"]:
@@ -325,12 +302,6 @@ class FlowGraph(Reading):
         leaves = [i for i, node in enumerate(self.nodes) if node.kind in LEAVES]
         total = float(self.path_weights[:, leaves].sum())
         return total / self.flow.value if self.flow.value else 0.0
-
-
-def notebook_picture(reading: Reading) -> dict[str, Any]:
-    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
-    bundle = reading.plot()._repr_mimebundle_()
-    return {"text/plain": repr(reading), **bundle}
 
 
 class FlowBuilder:
@@ -373,10 +344,6 @@ class FlowBuilder:
         if written.any():
             self.outs[layer, part] = written, float((w * written).sum())
 
-    def bias_flows(self) -> list[float]:
-        """Return the flows of the nodes that are biases."""
-        return [node.flow for node in self.nodes if node.kind == "bias"]
-
     def add_biases(self) -> None:
         """Add the last nodes: biases of each layer's attention, MLP, and the unembedding."""
         flows: dict[tuple[int | None, Sublayer | None], float] = defaultdict(float)
@@ -394,31 +361,21 @@ class FlowBuilder:
                 moment = Moment.attention(layer) if part == "attention" else Moment.mlp(layer)
                 self.write(number.expand(len(places)), places, moment, written)
 
-    def flow(
-        self,
-        u: Float[Tensor, " d_model"],
-        value: float,
-        frozen: tuple[str, ...],
-        before: Trace | None,
-        values: tuple[float, ...],
-    ) -> Flow:
-        """Return the nodes that were collected."""
+    def flow(self, u: Float[Tensor, " d_model"], **about: Any) -> Flow:
+        """Return the nodes that were collected; `about` are the other fields of the flow."""
         reads, writes = (_joined(self.rows.pop(name)) for name in ("reads", "writes"))
         vectors = u.new_zeros(0, self.model.d_model + 1)
         return Flow(
             trace=self.trace,
             direction=u,
-            value=value,
             nodes=tuple(self.nodes),
             reads=reads,
             writes=writes,
             constants=torch.cat(self.constants),
             mixing=self.model.parts.mixing().to(u),
             vectors=torch.cat([vectors, *self.vectors]),
-            frozen=frozen,
-            before=before,
-            values=values,
             tokens=tuple(shown_tokens(self.model, self.trace.ids)),
+            **about,
         )
 
 

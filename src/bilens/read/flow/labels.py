@@ -19,9 +19,7 @@ LIKELY = 200
 class Ends(NamedTuple):
     """Normalised streams at the last position, in runs with a part and in runs without it.
 
-    Attributes:
-        present: of each part, or one row for all of them.
-        absent: likewise.
+    Each is a row of each part, or one row for all of them.
     """
 
     present: Float[Tensor, "_ d_model"]
@@ -43,12 +41,7 @@ def token_scores(
     (log p1 - log p0) sqrt((p1 + p0) / 2), p1 and p0 the token's probabilities with the part and
     without it, if it is among the most probable ones of either run, else 0. Without the root the
     changes of tokens that nobody expects would be the largest; with p itself only one or two
-    tokens would count.
-
-    Args:
-        model: the model.
-        present: normalised streams at the last position in runs with each part, or one for all.
-        absent: the same without the part.
+    tokens would count. `present` and `absent` are those of `Ends`.
     """
     W, b = model.parts.logit_weights()
     likely = min(LIKELY, model.vocab_size)
@@ -88,10 +81,8 @@ def token_words(model: ResidualModel, numbers: Int[Tensor, " n"], k: int) -> tup
 
     Tokens that differ by a space only are one word.
     """
-    words = dict.fromkeys(
-        in_words(text.strip() or text) for text in readable_tokens(model, numbers)
-    )
-    return tuple(words)[:k]
+    texts = readable_tokens(model, numbers)
+    return tuple(dict.fromkeys(in_words(text.strip() or text) for text in texts))[:k]
 
 
 def sources(flow: Flow, numbers: Sequence[int], k: int = 2) -> list[tuple[str, ...]]:

@@ -125,15 +125,9 @@ def strongest_first(nodes: Sequence[Node]) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Vectors that nodes read from the stream, or write to it.
+    """Vectors that nodes read from the stream, or write to it, a row each.
 
     Moments are those of `bilens.residual.Moment`.
-
-    Attributes:
-        node: the node of each row.
-        position: its position.
-        moment: its moment.
-        vector: the vector.
     """
 
     node: Int[Tensor, " rows"]
@@ -186,14 +180,7 @@ def graph_figure(
 
     A head is a line from the position that it attends to, with a square where it writes. Curves are
     the edges with the largest weights on paths to the logit. The nodes with the largest sums of
-    these weights are labelled.
-
-    Args:
-        nodes: the logit first.
-        tokens: of the text.
-        weights: of the edges; see `FlowGraph.path_weights`.
-        n_layers: of the model.
-        caption: its title.
+    these weights, those of `FlowGraph.path_weights`, are labelled. The logit is the first node.
     """
     xs, ys, ticks = _arranged(nodes, n_layers)
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.read.flow.contrast import Against, Other, other_of
+from bilens.errors import BilensError
+from bilens.read.flow.question import Against, Other, replaced
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Change, Number, Part, Run, exchanged, logit_of
@@ -101,20 +102,20 @@ def patch(
 
     Args:
         model: any.
-        text: the text.
+        text: the first text.
         token: the answer, by name.
-        position: the position whose next token is predicted, counted from the end if negative.
+        position: whose next token is predicted, counted from the end if negative.
         minus: answers whose mean is subtracted.
         against: the second run; see `flow`.
         replace: words of the text and their replacements in the second run.
 
-    Raises:
-        BilensError: the texts or tokens do not fit the model or each other.
-
     Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
+    if (against is None) == (replace is None):
+        raise BilensError("against and replace name the second run, expected one of them")
     ids = model.ids(text, position)
-    other = other_of(model, text, against, replace).cut(len(ids))
+    second = replaced(text, replace or {}) if against is None else against
+    other = Other(model, model.ids(text), second).cut(len(ids))
     if isinstance(token, str):
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
     answers = [answer_ids(model, name) for name in (token.token, *token.minus)]

@@ -1,17 +1,146 @@
-"""Questions: a text, the token that is predicted after it, and a second text."""
+"""Questions: a text, the token that is predicted after it, and a second run."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.read.flow.contrast import Against, Target
-from bilens.read.language.names import TokenDirection, token_text
-from bilens.residual import ResidualModel
+from bilens.read.language.names import TokenDirection, shown_tokens, token_text
+from bilens.read.linear.secants import logarithmic_mean, secant_slope
+from bilens.residual import ResidualModel, Trace
+from bilens.residual.interventions import embedded
+from bilens.residual.sums import check_logits
+
+Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
+"""A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
+Target = Literal["logit", "log-probability", "probability"]
+
+
+def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
+    """Return a text with some of its words replaced."""
+    if not isinstance(text, str):
+        raise BilensError(
+            "replace needs the text as a string, got numbers of tokens; pass the other text's "
+            "numbers as against"
+        )
+    for word, other in replace.items():
+        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        text, count = other.join(words), len(words) - 1
+        if not count:
+            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
+    return text
+
+
+def second_run(
+    model: ResidualModel,
+    text: str,
+    *,
+    against: str | None = None,
+    mean: bool = False,
+    replace: str = "",
+    texts: Sequence[Int[Tensor, " _"]] = (),
+) -> tuple[Against | None, str]:
+    """Return the second run that options of `read_flow` or of a page name, and its name.
+
+    It is None, without a name, if there are none. `texts` are those whose mean embedding is taken;
+    without them it is that of the vocabulary.
+    """
+    if sum(map(bool, (against, mean, replace))) > 1:
+        raise BilensError(
+            "against, mean and replace each name the second run, and more than one is given; "
+            "expected one of them"
+        )
+    if mean:
+        rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
+        return rows.mean(0), "mean embeddings"
+    if replace:
+        pairs = [pair.partition("=") for pair in replace.split(",")]
+        if not all(word and sign for word, sign, _ in pairs):
+            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
+        second = replaced(text, {word: other for word, _, other in pairs})
+        return second, second
+    if against and "|" in against:
+        return against.split("|"), against
+    return against or None, against or ""
+
+
+class Other:
+    """The second run, in place of the text `ids`.
+
+    Attributes:
+        ids: the second text's numbers; the first text's where embeddings are given.
+        embeddings: given embeddings; None if the second run is a text.
+    """
+
+    def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
+        self.model, self.ids = model, ids
+        self.embeddings: Tensor | None = None
+        if isinstance(against, str):
+            self.ids = self._of_equal_length(ids, model.ids(against))
+        elif isinstance(against, Tensor) and not against.is_floating_point():
+            self.ids = self._of_equal_length(ids, against.to(ids))
+        elif isinstance(against, Tensor):
+            self.embeddings = self._fitted(against)
+        else:
+            if not against:
+                raise BilensError("against holds no texts, expected at least one")
+            texts = [self._of_equal_length(ids, model.ids(text)) for text in against]
+            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
+
+    @property
+    def tokens(self) -> Float[Tensor, "time d_model"]:
+        """The second run's token embeddings."""
+        return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
+
+    def trace(self) -> Trace:
+        """Run the model."""
+        if self.embeddings is None:
+            return self.model.trace(self.ids)
+        with embedded(self.model, self.embeddings):
+            return self.model.trace(self.ids)
+
+    def cut(self, time: int) -> "Other":
+        """Return the run up to a position."""
+        self.ids = self.ids[:time]
+        if self.embeddings is not None:
+            self.embeddings = self.embeddings[:time]
+        return self
+
+    def followed_by(self, answer: Int[Tensor, " n"]) -> "Other":
+        """Return the run with tokens after its text, the same as after the first text."""
+        rows = torch.cat([self.tokens, self.model.parts.embed.rows(answer)])
+        against = torch.cat([self.ids, answer]) if self.embeddings is None else rows
+        return Other(self.model, torch.cat([self.ids, answer]), against)
+
+    def _fitted(self, against: Tensor) -> Tensor:
+        time, width = len(self.ids), self.model.d_model
+        if against.shape not in ((width,), (time, width)):
+            raise BilensError(
+                f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
+                f"({width},), embeddings of the text's {time} tokens or one for all"
+            )
+        check_finite(against=against)
+        return against.to(self.model.device, self.model.parts.dtype).expand(time, width)
+
+    def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
+        if len(ids) == len(other):
+            return other
+        names = [shown_tokens(self.model, row) for row in (ids, other)]
+        pairs = enumerate(zip(*names, strict=False))
+        first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
+        raise BilensError(
+            f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
+            f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
+            "Choose words of equally many tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -48,11 +177,7 @@ class Question:
         against: Against | None = None,
         **others: Any,
     ) -> "Question":
-        """Return the question with tokens and a second run in any of their forms.
-
-        Raises:
-            BilensError: tokens to subtract are given twice, or beside a vector.
-        """
+        """Return the question with tokens and a second run in any of their forms."""
         if not isinstance(token, str) and minus:
             raise BilensError(
                 "minus needs token as a string; TokenDirection(token, minus) has both"
@@ -120,14 +245,90 @@ def read_questions(path: str | Path) -> list[Question]:
     return questions
 
 
-def of_equal_kind(questions: Sequence[Question]) -> None:
-    """Raise unless all questions have a second text.
-
-    Raises:
-        BilensError: one has none, or there are none.
-    """
+def by_task(questions: Sequence[Question]) -> list[list[Question]]:
+    """Return the questions of each task; raise unless all have a second text."""
     if not questions or not all(question.has_two_texts for question in questions):
         raise BilensError(
             "questions need a second text each, and there must be at least one; add the other "
             "text as the fourth column, or as against"
         )
+    of_tasks: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        of_tasks[question.task].append(question)
+    return list(of_tasks.values())
+
+
+class Measured:
+    """The number u . n + bias that a flow splits, n the last normalised stream, in each run."""
+
+    u: Float[Tensor, " d_model"]
+    bias: float
+    values: tuple[float, ...]
+
+    def __init__(
+        self,
+        model: ResidualModel,
+        traces: Sequence[Trace],
+        direction: TokenDirection | Tensor,
+        target: Target,
+    ) -> None:
+        self.model, self.direction, self.target = model, direction, target
+        self.bias = 0.0
+        if isinstance(direction, Tensor):
+            for trace in traces:
+                check_logits(model, trace, [int(trace.next_logits.argmax())])
+            self._of_vector(traces, direction)
+            return
+        tokens = [model.token(name) for name in (direction.token, *direction.minus)]
+        for trace in traces:
+            check_logits(model, trace, tokens)
+        shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
+        shares = shares.to(model.device, model.parts.dtype)
+        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
+        if target == "logit":
+            W, b = model.parts.logit_weights(tokens)
+            self.u, self.bias = W @ shares, float(shares @ b)
+            self.values = tuple(float(self.u @ x) + self.bias for x in n)
+            return
+        if len(traces) == 1:
+            raise BilensError(
+                f"target={target!r} needs two runs; add against, or take target='logit'"
+            )
+        self._of_probability(n, tokens, shares)
+
+    def _of_vector(self, traces: Sequence[Trace], direction: Tensor) -> None:
+        model = self.model
+        if self.target != "logit":
+            raise BilensError(
+                f"target={self.target!r} with a direction, expected a token; or target='logit'"
+            )
+        if direction.shape != (model.d_model,):
+            raise BilensError(
+                f"direction has {direction.numel()} numbers, expected {model.d_model}, the width "
+                "of the model's stream; ResidualModel.direction() returns that of a token"
+            )
+        check_finite(direction=direction)
+        self.u = direction.to(model.device, model.parts.dtype)
+        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
+        self.values = tuple(float(self.u @ x) for x in n)
+
+    def _of_probability(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
+        """Take probabilities by the secants of the soft cap and of the softmax."""
+        W, b = self.model.parts.logit_weights()
+        z = [x @ W + b for x in n]
+        slope = torch.ones_like(z[0])
+        if self.model.parts.softcap is not None:
+            slope = secant_slope(self.model.parts.capped, z[0], z[1])
+            z = [self.model.parts.capped(y) for y in z]
+        logs = [y.log_softmax(-1) for y in z]
+        means = logarithmic_mean(logs[0], logs[1])
+        along = torch.zeros_like(means)
+        if self.target == "probability":
+            shares = shares * means[tokens]
+        # D log p_t = Dz_t - sum L Dz / sum L, and Dp_t = L_t D log p_t.
+        along.index_add_(0, torch.tensor(tokens, device=along.device), shares)
+        along = (along - shares.sum() * means / means.sum()) * slope
+        self.u = W @ along
+        numbers = [log.exp() if self.target == "probability" else log for log in logs]
+        plain = shares / means[tokens] if self.target == "probability" else shares
+        self.values = tuple(float(plain @ number[tokens]) for number in numbers)

@@ -20,11 +20,10 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurement, remove
-from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.question import Question, Target, read_questions, second_run
 from bilens.read.flow.recurring import task_directions
 from bilens.read.flow.split import Directions, split
 from bilens.read.flow.weights import PartWeights, open_part
@@ -71,19 +70,15 @@ class PageNode:
 class FlowPage:
     """The strongest nodes of a flow, their edges, and their share of it, for pages and JSON.
 
+    Attributes without a line are those of `Flow`.
+
     Attributes:
         number: the number that is split, in words.
-        tokens: of the text.
-        value: of the number, or its change.
-        values: the number in each run.
-        absolute: sum of all |flow|.
-        frozen: everything that is held fixed.
         layers: number of layers.
         n_nodes: number of nodes of the flow, without the logit.
         n_rest: number of remainders among them.
         sum: flow of all nodes without remainders.
         sum_rest: flow of remainders.
-        sinks: positions of attention sinks.
         nodes: the logit first, then the largest |flow| first: the first n are the graph of the
             n - 1 strongest.
         edges: numbers of the upper and the lower node, and the flow between them.
@@ -114,13 +109,9 @@ class FlowPage:
 
 
 def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) -> FlowPage:
-    """Return the k strongest nodes of a flow for a page.
+    """Return the k strongest nodes of a flow for a page, and its `number` in words.
 
-    `number` names what is split; `opened` is the flow with directions of MLPs, to which the MLPs of
-    the page open.
-
-    Raises:
-        BilensError: k is not positive.
+    `opened` is the flow with directions of MLPs, to which the MLPs of the page open.
     """
     graph = flow.top(k)
     remainders = [i for i, node in enumerate(flow.nodes) if node.kind == "rest"]
@@ -168,21 +159,14 @@ def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) ->
 
 
 def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] = ()) -> PageNode:
+    same = ["kind", "flow", "measured", "sources", "layer", "part"]
+    same += ["position", "source", "number", "role"]
     return PageNode(
+        **{name: getattr(node, name) for name in same},
         index=index,
-        kind=node.kind,
         name=node.name(flow.tokens),
         label=node.label,
-        flow=node.flow,
-        measured=node.measured,
         effect=node.effect(),
-        sources=node.sources,
-        layer=node.layer,
-        part=node.part,
-        position=node.position,
-        source=node.source,
-        number=node.number,
-        role=node.role,
         removable=is_measurable(flow, node),
         sink=node.kind != "output" and not {*flow.sinks}.isdisjoint({node.position, node.source}),
         inside=inside,
@@ -190,7 +174,6 @@ def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] 
 
 
 def _leaves(flow: Flow) -> dict[str, float]:
-    """Return the flows of tokens, positions and biases, which add up to the logit."""
     together = {"position": "positions", "bias": "biases"}
     leaves: dict[str, float] = defaultdict(float)
     for node in flow.nodes:
@@ -244,9 +227,8 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
 
     The title has Pearson's correlation. The largest changes have labels where there is room.
     """
-    changes = torch.tensor(
-        [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
-    )
+    pairs = [[result.predicted, result.actual] for result in ablations]
+    changes = torch.tensor(pairs, dtype=torch.float64)
     title = f"{len(ablations)} parts removed alone"
     if len(ablations) > 2:
         # A phone has room for as many letters.
@@ -284,15 +266,14 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
         if free and len(sides) < 10:
             _, sides[i], centre = min(free, key=lambda place: place[0])
             centres.append(centre)
+    # The address alone: the tokens are in the table.
+    addresses = [result.part.split(" ")[0] for result in ablations]
     for kind in dict.fromkeys(result.kind for result in ablations):
         members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
             x=[ablations[i].predicted for i in members],
             y=[ablations[i].actual for i in members],
-            # The address alone: the tokens are in the table.
-            text=[
-                plotly_text(ablations[i].part.split(" ")[0]) if i in sides else "" for i in members
-            ],
+            text=[plotly_text(addresses[i]) if i in sides else "" for i in members],
             customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
             textposition=[sides.get(i, "middle right") for i in members],
@@ -363,16 +344,17 @@ class FlowReading(Reading):
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
         quantity = "change" if two else "value"
-        text = (
-            f"The {quantity}, {signed(flow.value)}, starts mostly at “{flow.tokens[start].strip()}”"
-        )
+        token = flow.tokens[start].strip()
+        text = f"The {quantity}, {signed(flow.value)}, starts mostly at “{token}”"
         if parts:
-            n = self.together.part.count(" and ") + 1
-            left = signed(flow.value + self.together.actual)
-            text += (
-                f" and passes through {', '.join(parts)}; without the {n} strongest parts: {left}"
-            )
+            n, left = self._n_together, signed(flow.value + self.together.actual)
+            text += f" and passes through {', '.join(parts)}; without the {n} strongest parts: "
+            text += left
         return f"{text}."
+
+    @property
+    def _n_together(self) -> int:
+        return self.together.part.count(" and ") + 1
 
     @property
     def ablated(self) -> list[Ablation]:
@@ -422,9 +404,8 @@ class FlowReading(Reading):
             )
             # Only the paths are estimates, what is removed or exchanged is measured.
             text = (
-                f"{how} All {self.together.part.count(' and ') + 1} heads and MLPs among them at "
-                f"once: predicted {signed(self.together.predicted)}, measured "
-                f"{signed(self.together.actual)}."
+                f"{how} All {self._n_together} heads and MLPs among them at once: predicted "
+                f"{signed(self.together.predicted)}, measured {signed(self.together.actual)}."
             )
             picture = Picture("interventions", lambda: ablation_figure(ablated))
             sections.append(Section("How well it holds", text, [[picture]]))

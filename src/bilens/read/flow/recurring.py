@@ -1,6 +1,5 @@
 """Directions of a task: the few of each MLP through which the flows of its questions pass."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from bilens.read.flow.circuit_search import Case, named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change
-from bilens.read.flow.question import Question, of_equal_kind, read_questions
+from bilens.read.flow.question import Question, by_task, read_questions
 from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
@@ -25,9 +24,8 @@ from bilens.settings import Count
 class Moves(NamedTuple):
     """Changes of the outputs of all MLPs between the texts of a question, and their adjoints.
 
-    Attributes:
-        changes: as the stream receives them.
-        adjoints: gradients of the change of the logit, exact between the two texts.
+    Changes are as the stream receives them. Adjoints are gradients of the change of the logit,
+    exact between the two texts.
     """
 
     changes: Float[Tensor, "layers time d_model"]
@@ -35,7 +33,7 @@ class Moves(NamedTuple):
 
     @classmethod
     def of(cls, model: ResidualModel, question: Question) -> "Moves":
-        """Return those of a question, of its change of the logit 1."""
+        """Return those of a question, scaled to a change of the logit of 1."""
         through = split(model, question)
         changes, adjoints = [], []
         for layer in range(model.n_layers):
@@ -113,17 +111,9 @@ def task_directions(
 
     Every question has a second text of as many tokens. The `strongest` directions are exchanged
     and named.
-
-    Raises:
-        BilensError: there are fewer than two questions of each task, one has no second text, texts
-            do not fit, or the token is as probable after both.
     """
-    of_equal_kind(questions)
-    by_task: dict[str, list[Question]] = defaultdict(list)
-    for question in questions:
-        by_task[question.task].append(question)
     finding, measuring = list[Question](), list[Question]()
-    for of_task in by_task.values():
+    for of_task in by_task(questions):
         half = (len(of_task) + 1) // 2
         finding += of_task[:half]
         measuring += of_task[half:]

@@ -32,7 +32,7 @@ class PartWeights(Reading):
 
     Attributes:
         part: its address, with the token there.
-        flow: the flow through it.
+        flow: through it.
         measured: its effect in the running model: removed on one text, exchanged between two.
         share: of an MLP, the share of its measured effect that its strongest eigenvectors carry
             when all others are removed; None of a head.
@@ -136,9 +136,7 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     sets[0, position] = output
     sets[1, position] = output - parts.written[:k].sum(0)
     sets[2:, position] = parts.written[:k]
-    whole, without_others, *single = (
-        -change for change in without_written(model, flow, layer, sets)
-    )
+    whole, without_others, *single = (-x for x in without_written(model, flow, layer, sets))
     assert parts.value is not None
     columns = {
         "eigenvalue": parts.value[:k].tolist(),
@@ -207,14 +205,11 @@ def _words(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> str:
 
 def _numbers(flow: Flow, part: Part) -> list[int]:
     """Return the numbers of the nodes of a head or MLP at all positions."""
-    of_part = {"head": ("head",), "mlp": ("mlp", "direction")}[part.kind]
-    return [
-        i
-        for i, node in enumerate(flow.nodes)
-        if node.kind in of_part
-        and node.layer == part.layer
-        and (part.kind == "mlp" or node.number == part.number)
+    kinds = {"head": ("head",), "mlp": ("mlp", "direction")}[part.kind]
+    of_layer = [
+        i for i, node in enumerate(flow.nodes) if node.kind in kinds and node.layer == part.layer
     ]
+    return [i for i in of_layer if part.kind == "mlp" or flow.nodes[i].number == part.number]
 
 
 def _position(flow: Flow, part: Part) -> int:

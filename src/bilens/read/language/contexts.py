@@ -33,14 +33,9 @@ from bilens.tensor import Spectrum
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A position in a text at which an eigenvector has an activation lambda (v . n)^2.
+    """A position in a text, its token ids, and an eigenvector's activation lambda (v . n)^2 there.
 
     Tokens after the position have no influence.
-
-    Attributes:
-        ids: the text.
-        position: position of the activation.
-        activation: lambda (v . n)^2.
     """
 
     ids: Int[Tensor, " time"]
@@ -139,7 +134,7 @@ def _add_best(
     """Add the position of each text at which an eigenvector is most active."""
     activations = spectrum.activations(inputs)
     # Padding comes after all tokens of a text, so no activation there may count.
-    is_token = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None].to(ids.device)
+    is_token = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     positions = activations.abs().where(is_token[..., None], -1).argmax(1)
     strongest = activations.gather(1, positions[:, None])[:, 0]
     for number, contexts in enumerate(best):
@@ -251,17 +246,11 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
     tokenizer: Any = require_tokenizer(model.tokenizer)
     # Texts in another form would be rare tokens to the model.
     if trained_on_clean_text(model.tokenizer):
-        return load_corpus(
-            data,
-            n_ctx=model.model.config.n_ctx,
-            vocab_size=model.vocab_size,
-            tokenizer=tokenizer,
-            data_dir=data_dir,
-        )
+        sizes = {"n_ctx": model.model.config.n_ctx, "vocab_size": model.vocab_size}
+        return load_corpus(data, **sizes, tokenizer=tokenizer, data_dir=data_dir)
     # Contexts are looked up in texts of at most 256 tokens.
-    return load_documents(
-        data, tokenizer, n_ctx=min(256, max_tokens(model.model.config)), data_dir=data_dir
-    )
+    n_ctx = min(256, max_tokens(model.model.config))
+    return load_documents(data, tokenizer, n_ctx=n_ctx, data_dir=data_dir)
 
 
 @checked
@@ -288,18 +277,13 @@ def generate_text(
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
-    return str(
-        require_tokenizer(model.tokenizer).decode(written[0], skip_special_tokens=True)
-    ).removeprefix(" ")
+    tokenizer = require_tokenizer(model.tokenizer)
+    return str(tokenizer.decode(written[0], skip_special_tokens=True)).removeprefix(" ")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Continuation(Reading):
-    """A text that a model has continued.
-
-    Attributes:
-        text: the prompt and its continuation.
-    """
+    """A text that a model has continued: the prompt and its continuation."""
 
     text: str
 

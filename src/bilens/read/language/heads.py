@@ -24,12 +24,9 @@ from bilens.tensor import FactoredMatrix
 
 
 class Group(NamedTuple):
-    """Heads of a layer, or its MLP, as writers or readers of the stream.
+    """Heads of a layer, or its MLP, as writers or readers of the stream at a moment.
 
-    Attributes:
-        moment: moment of the stream that they read, or write to.
-        names: name of each.
-        cores: matrices with the Frobenius norms of their maps, (names, r, n).
+    The cores are matrices with the Frobenius norms of their maps.
     """
 
     moment: Moment
@@ -70,11 +67,7 @@ class Composition(Reading):
         ]
 
     def frame(self, k: int = 20) -> pd.DataFrame:
-        """Return the k pairs of highest score.
-
-        Returns:
-            Columns writer, reader, score and excess, the score minus the baseline.
-        """
+        """Return the k pairs of highest score, and the excess of each over the baseline."""
         scores = self.scores.nan_to_num(-1).flatten()
         order = scores.argsort(descending=True, stable=True)[: min(k, int((scores >= 0).sum()))]
         rows, columns = order // len(self.readers), order % len(self.readers)
@@ -174,12 +167,7 @@ def _scores(writer: Group, reader: Group) -> Float64[Tensor, "writers readers"]:
 
 @dataclass(frozen=True, eq=False)
 class HeadPairs:
-    """Pairs of tokens with the largest and with the smallest values, the extremes first.
-
-    Attributes:
-        highest: largest values.
-        lowest: smallest values.
-    """
+    """Pairs of tokens with the largest and with the smallest values, the extremes first."""
 
     highest: pd.DataFrame
     lowest: pd.DataFrame
@@ -216,7 +204,7 @@ class AttentionReading(Reading):
 
     Attributes:
         heads: reading of each head.
-        layer: number of the layer.
+        layer: its number.
         distance: distance from a query back to its keys, in tokens.
         composition: composition scores of the model.
     """
@@ -346,14 +334,14 @@ def attention_pairs(
     # Bilinear attention multiplies two scores, whose signs are worth showing.
     names = ["first", "second"] if len(scores) == 2 else ["score"]
 
-    def pairs(head: int) -> HeadPairs:
+    pairs = []
+    for head in heads:
         number = check_index("head", head, model.n_heads)
         # The pattern as a product of scores: [0, 1] in bilinear, [0, 0] in squared attention.
         factors = [scores[pair][number] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
-        return _pairs(model, ("query", "key"), factors, parts, k, among)
-
-    return [pairs(head) for head in heads]
+        pairs.append(_pairs(model, ("query", "key"), factors, parts, k, among))
+    return pairs
 
 
 @checked
@@ -416,12 +404,11 @@ def token_components(
     most = min(matrix.rank, len(tokens))
     check_count("components", components, most, "all components")
     svd, names, frames = matrix.svd(components), token_names(model, tokens), []
-    for number, (sigma, left, right) in enumerate(
-        zip(svd.values, svd.left, svd.right, strict=True)
-    ):
+    for number, sigma in enumerate(svd.values.tolist()):
+        left, right = svd.left[number], svd.right[number]
         # A component has no sign of its own.
         sign = torch.where(left[left.abs().argmax()] < 0, -1, 1).to(left)
-        columns = {"component": [number] * k, "sigma": [float(sigma)] * k}
+        columns = {"component": [number] * k, "sigma": [sigma] * k}
         # Both sides are turned, so that their product stays.
         for side, vector in zip(sides, (sign * left, sign * right), strict=True):
             best = vector.abs().topk(k).indices

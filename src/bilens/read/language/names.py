@@ -1,6 +1,6 @@
 """Tokens by name: single tokens, and directions in the logits."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -49,11 +49,8 @@ class TokenDirection:
     ) -> "TokenDirection":
         """Return the record of tokens that are given by name or number."""
         others = [minus] if isinstance(minus, (str, int)) else minus
-        name, *names = (
-            item if isinstance(item, str) else token_names(model, [item])[0]
-            for item in (token, *others)
-        )
-        return cls(name, tuple(names))
+        names = [x if isinstance(x, str) else token_names(model, [x])[0] for x in (token, *others)]
+        return cls(names[0], tuple(names[1:]))
 
     @checked
     def vector(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
@@ -71,11 +68,7 @@ class TokenDirection:
 
 
 def answer_ids(model: ResidualModel, name: str) -> Int[Tensor, " n"]:
-    """Return the numbers of the tokens of an answer, such as " New York".
-
-    Raises:
-        BilensError: the model has no tokenizer, or the answer is empty.
-    """
+    """Return the numbers of the tokens of an answer, such as " New York"."""
     try:
         numbers = [model.token(name)]
     except BilensError:
@@ -131,24 +124,16 @@ def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -
 
     A piece of a letter is shown as �.
     """
-    return [
-        "�" if _is_piece(model, number, name) else token_text(name)
-        for number, name in _numbered(model, ids)
-    ]
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    texts = []
+    for number, name in zip(numbers, token_names(model, numbers), strict=True):
+        texts.append("�" if _is_piece(model, number, name) else token_text(name))
+    return texts
 
 
 def readable_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """Return tokens as text, without those that are pieces of a letter."""
-    return [
-        token_text(name)
-        for number, name in _numbered(model, ids)
-        if not _is_piece(model, number, name)
-    ]
-
-
-def _numbered(model: ResidualModel, ids: Tensor | Iterable[int]) -> Iterator[tuple[int, str]]:
-    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    return zip(numbers, token_names(model, numbers), strict=True)
+    return [text for text in shown_tokens(model, ids) if text != "�"]
 
 
 def _is_piece(model: ResidualModel, number: int, name: str) -> bool:
@@ -209,12 +194,8 @@ def top_pairs(
     # Blocks of the product are searched one by one and dropped.
     top = factors[0].top_entries(k, times=factors[1:], largest=largest)
     tokens = token_range(model, among)
-    frame = pd.DataFrame(
-        {
-            side: token_names(model, tokens[indices])
-            for side, indices in zip(sides, (top.rows, top.columns), strict=True)
-        }
-    )
+    rows, columns = (token_names(model, tokens[numbers]) for numbers in (top.rows, top.columns))
+    frame = pd.DataFrame({sides[0]: rows, sides[1]: columns})
     for name, part in parts.items():
         frame[name] = part.entries(top.rows, top.columns).tolist()
     return frame.assign(value=top.values.tolist())

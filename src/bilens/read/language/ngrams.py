@@ -79,8 +79,7 @@ def bigram_parts(
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
-    # One row is compared with a run in which everything else is silent.
-    # A row is checked against 32 of the model's own logits.
+    # 32 logits of one row are compared with a run in which everything else is silent.
     token, checked_tokens = int(tokens[0]), tokens[:32].tolist()
     W_U, b_U = model.parts.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
@@ -296,10 +295,8 @@ class NGramReading(Reading):
                 "it most in the MLP"
             )
         text += f". {self.left_out}" if self.left_out else "."
-        pairs = [
-            ngram_table(self.preceding, f"before {token}"),
-            ngram_table(self.following, f"after {token}"),
-        ]
+        sides = {f"before {token}": self.preceding, f"after {token}": self.following}
+        pairs = [ngram_table(frame, caption) for caption, frame in sides.items()]
         heads = [ngram_table(f, f"head {number}") for number, f in enumerate(self.heads)]
         return [Section(f"N-grams of {self.direction.words}", text, [pairs, heads])]
 
@@ -335,10 +332,8 @@ def read_ngrams(
     # Bigrams need no tensor, and are read even where skip-trigrams cannot be.
     left_out = ""
     try:
-        heads = [
-            skip_trigrams(model, token, head, minus=minus, among=among, **options)
-            for head in range(model.n_heads)
-        ]
+        for head in range(model.n_heads):
+            heads.append(skip_trigrams(model, token, head, minus=minus, among=among, **options))
     except NotBilinearError as error:
         left_out = str(error)
     direction = TokenDirection.of(model, token, minus)

@@ -253,17 +253,15 @@ def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], 
 def eigenvector_names(values: Sequence[float]) -> list[str]:
     """Return a name for each eigenvalue: P1, P2, ... and N1, N2, ... in the order given."""
     signs = ["P" if value > 0 else "N" for value in values]
-    return [
-        f"{sign}{signs[: i + 1].count(sign)}  λ = {signed(value)}"
-        for i, (sign, value) in enumerate(zip(signs, values, strict=True))
-    ]
+    numbers = [signs[: i + 1].count(sign) for i, sign in enumerate(signs)]
+    rows = zip(signs, numbers, values, strict=True)
+    return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
 
 
 def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
     context = explained.context
-    # A line of a page has room for few tokens.
-    # 28 tokens before the focal one and 4 after it.
+    # A line of a page has room for few tokens: 28 before the focal one and 4 after it.
     start = max(0, context.position - 28)
     ids = context.ids[start : context.position + 5]
     shares = explained.contribution.tokens()[start:].tolist()

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bilens.checks import EPS
 from bilens.errors import BilensError
-from bilens.nn.language.attention import EPS
 from bilens.read.linear.projections import (
     AttentionCall,
     Pairs,
@@ -31,12 +31,6 @@ from bilens.read.linear.secants import (
 from bilens.residual import ResidualModel, Trace
 
 Role = Literal["values", "queries", "keys"]
-INPUTS = 5
-"""Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
-CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest difference of mixed values from the model's own, over the largest, by its dtype."""
-COARSE = 0.1
-"""The same for models of half precision."""
 BLOCK_BYTES = 32 * 1024**2
 """Heads are taken side by side as long as one pattern of them takes no more than this."""
 
@@ -97,12 +91,9 @@ class RowResponse:
 
 
 class Mix(NamedTuple):
-    """Changes of mixed values.
+    """Changes of mixed values: those of scores, when they are asked for, and rows of values.
 
-    Attributes:
-        scores: a function that returns changes of scores. Only the split over nodes needs them.
-        rows: of values.
-        response: of values to scores. Weights of the pattern itself have the response 1.
+    The response of values to weights of the pattern itself is 1.
     """
 
     scores: Callable[[], Float[Tensor, "heads time time"]]
@@ -180,11 +171,7 @@ class HeadsMap:
 class FrozenHeads(HeadsMap):
     """The attention of a layer on one text, with norms' scales and patterns held fixed.
 
-    Args:
-        model: the model.
-        trace: it on the text.
-        layer: number of the layer.
-        through_patterns: let polynomial patterns vary with the streams that they are made of.
+    With `through_patterns` polynomial patterns vary with the streams that they are made of.
     """
 
     def __init__(
@@ -204,8 +191,8 @@ class FrozenHeads(HeadsMap):
     def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the one way through the heads: patterns times values."""
         # A product of n factors that all vary has degree n: each factor carries an nth, as in
-        # Euler's theorem on homogeneous functions.
-        share = 1.0 if self.asked is None else 1 / INPUTS
+        # Euler's theorem on homogeneous functions. Two queries, two keys and a value are five.
+        share = 1.0 if self.asked is None else 0.2
         reads = [Reads(part, True, share * self.pattern, back) for part in self.sources]
         along = back @ self.values.mT
         if self.asked is not None:
@@ -227,9 +214,7 @@ class FrozenHeads(HeadsMap):
 class _PolynomialPattern:
     """Queries and keys of a polynomial pattern, delta_p (q1.k1) (q2.k2), each linear in a stream.
 
-    Attributes:
-        pairs: queries and keys, twice the same for a score that is squared.
-        row: delta, the factor of each row.
+    Both pairs are the same for a score that is squared. `row` is delta, the factor of each row.
     """
 
     def __init__(self, model: ResidualModel, trace: Trace, layer: int) -> None:
@@ -239,7 +224,8 @@ class _PolynomialPattern:
         (q1, k1), (q2, k2) = self.pairs
         raw = (q1.change @ k1.change.mT) * (q2.change @ k2.change.mT) * call.mask
         # The factor of a row is found by least squares, which serves every way to scale a row.
-        self.row = _ratio((raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1))
+        above, below = (raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1)
+        self.row = torch.where(below > 0, above / below, 0)
 
     def reads(self, along: Float[Tensor, "heads time time"]) -> list[Reads]:
         """Return the reads of queries and keys, given the flow of a pattern of ones."""
@@ -253,22 +239,12 @@ class _PolynomialPattern:
         return reads
 
 
-def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 0, above / below, torch.zeros_like(above))
-
-
 @dataclass(frozen=True, eq=False)
 class _LayerBetween:
     """The attention of a layer between two texts, of all heads.
 
-    Attributes:
-        model: the model.
-        layer: number of the layer.
-        call: the options of its attention.
-        pairs: queries and keys, one or two pairs.
-        sources: values.
-        mixed: the model's own mixed values in both runs, of all heads side by side.
-        out: the map from them to the stream.
+    `mixed` are the model's own mixed values in both runs, and `out` the map from these to the
+    stream.
     """
 
     model: ResidualModel
@@ -313,15 +289,7 @@ def secant_heads(
 
 
 class SecantHeads(HeadsMap):
-    """Heads of a layer between two texts, patterns included, with nothing held fixed.
-
-    Args:
-        whole: the layer.
-        block: the heads.
-
-    Raises:
-        BilensError: they mix other values than follow from queries, keys and values.
-    """
+    """Heads of a layer between two texts, patterns included, with nothing held fixed."""
 
     def __init__(self, whole: _LayerBetween, block: slice) -> None:
         self.model, self.layer, self.call = whole.model, whole.layer, whole.call
@@ -333,8 +301,7 @@ class SecantHeads(HeadsMap):
         self.sources = [part.of_heads(block) for part in whole.sources]
         self.middle = torch.stack([part.middle for part in self.sources]).sum(0)
         change = torch.stack([part.change for part in self.sources]).sum(0)
-        runs = (1, 0)
-        scores = [self._scores(run) for run in runs]
+        scores = [self._scores(run) for run in (1, -1)]
         patterns, self.responses = self._patterns(scores[0], scores[1])
         self.pattern = (patterns[0] + patterns[1]) / 2
         # middle and half of the change restore the values of both runs.
@@ -373,17 +340,19 @@ class SecantHeads(HeadsMap):
             by_key = partial(torch.matmul, q.middle, k.change.mT)
             mixes["queries"].append(Mix(by_query, self.middle, response))
             mixes["keys"].append(Mix(by_key, self.middle, response))
-        return [
-            HeadBranch(
-                role, torch.stack([part.flows() for part in parts]).sum(0), parts, mixes[role]
-            )
-            for role, parts in reads.items()
-        ]
+        branches = []
+        for role, parts in reads.items():
+            flows = torch.stack([part.flows() for part in parts]).sum(0)
+            branches.append(HeadBranch(role, flows, parts, mixes[role]))
+        return branches
 
-    def _scores(self, run: int) -> list[Float[Tensor, "heads time time"]]:
-        sign = 1 if run else -1
-        ends = [[part.middle + sign * part.change / 2 for part in pair] for pair in self.pairs]
-        return [self.call.scale * (q @ k.mT) for q, k in ends]
+    def _scores(self, sign: int) -> list[Float[Tensor, "heads time time"]]:
+        """Return the scores of the first run (sign 1) or of the second (sign -1)."""
+        scores = []
+        for pair in self.pairs:
+            q, k = (part.middle + sign * part.change / 2 for part in pair)
+            scores.append(self.call.scale * (q @ k.mT))
+        return scores
 
     def _patterns(
         self, scores1: list[Tensor], scores0: list[Tensor]
@@ -431,7 +400,9 @@ class SecantHeads(HeadsMap):
 
     def _check(self, mixed: Tensor, of_model: Tensor) -> None:
         # A family with another formula would get a flow that adds up to a different model.
-        close = CLOSE.get(self.model.parts.layers[self.layer].heads.out.stored.dtype, COARSE)
+        # By how much they may differ, over the largest: models of half precision are coarse.
+        by_dtype = {torch.float64: 1e-5, torch.float32: 1e-3}
+        close = by_dtype.get(self.model.parts.layers[self.layer].heads.out.stored.dtype, 0.1)
         expected = of_model.unflatten(1, (-1, mixed.shape[2]))[:, self.block].transpose(0, 1)
         gap = float((mixed - expected).abs().max())
         largest = float(of_model.abs().max())

@@ -15,12 +15,6 @@ from bilens.residual import ResidualModel, Trace
 from bilens.tensor.factors import with_constant
 from bilens.tensor.quadratic import apply_factored
 
-GONE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""A vector that orthogonalisation leaves this share of its length lies in the space already."""
-DENSE_BYTES = 128 * 1024**2
-"""Working memory of the maps whose singular vectors are all taken at once."""
-TINY = 1e-30
-"""Least length of a vector that is scaled to 1."""
 EVERY = slice(None)
 """All positions."""
 
@@ -161,10 +155,6 @@ class LinearMLP:
         """Return D'w: the weight of each hidden unit along directions of the stream."""
         return self.out.pull(w) @ self.out.weight
 
-    def units(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time rank"]:
-        """Return the flow through each hidden unit, given their weights."""
-        return weights * self.hidden(self.z, slice(None))
-
     def pulled(
         self, w: Float[Tensor, "m d_model"], at: Int[Tensor, " m"] | slice = EVERY
     ) -> Float[Tensor, "m n_in"]:
@@ -190,21 +180,19 @@ class LinearMLP:
         """Return J applied to rows at some positions, without the bias."""
         return self.out.push(self.hidden(rows, position) @ self.out.weight.T, position)
 
-    def hidden(self, rows: Tensor, at: Tensor | slice) -> Float[Tensor, "m rank"]:
+    def hidden(self, rows: Tensor, at: Tensor | slice = EVERY) -> Float[Tensor, "m rank"]:
         """Return the hidden units that J has for rows at some positions."""
-        rows = self._gained(rows)
+        rows = rows if self.gain is None else self.norm.centred(rows) * self.gain
         hidden = self.through_left[at] * (rows @ self.left.T)
         if self.right is None or self.through_right is None:
             return hidden
         return hidden + self.through_right[at] * (rows @ self.right.T)
 
-    def _gained(self, rows: Tensor) -> Tensor:
-        return rows if self.gain is None else self.norm.centred(rows) * self.gain
-
     def _form(self, weights: Tensor, rows: Tensor) -> Tensor:
         """Return products of the forms Q of some positions, given q, with vectors."""
         assert self.right is not None
-        images = apply_factored(self.left, self.right, weights, self._gained(rows))
+        rows = rows if self.gain is None else self.norm.centred(rows) * self.gain
+        images = apply_factored(self.left, self.right, weights, rows)
         return images if self.gain is None else self.norm.centred(images * self.gain)
 
     def pairs(
@@ -253,7 +241,8 @@ class LinearMLP:
         """
         # Positions without flow or without change have no directions, and would cost a space each.
         active = ((p != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
-        at_once = max(1, DENSE_BYTES // (2 * p.element_size() * self.left.numel()))
+        # Maps whose singular vectors are all taken at once have 128 MB of working memory.
+        at_once = max(1, 128 * 1024**2 // (2 * p.element_size() * self.left.numel()))
         parts, of_input = [], self.quadratic or of_form
         for at in active.split(at_once if m is None else max(1, len(active))):
             if of_input:
@@ -266,9 +255,7 @@ class LinearMLP:
                 values, vectors, along = ritz_pairs(apply, starts, m)
             else:
                 ends = torch.stack([output[at], w[at]], 1)
-                back, forth = (
-                    partial(self._at_positions, f, at) for f in (self.pulled, self.write)
-                )
+                back, forth = (partial(_by_position, f, at) for f in (self.pulled, self.write))
                 values, vectors, along = ritz_pairs(back, ends, m, forth)
             # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
             overlap, pull = (vectors @ ends.mT).unbind(-1)
@@ -283,7 +270,7 @@ class LinearMLP:
                 along, written = v, self.write(overlap * v, places)
             else:
                 along, written = along[row, which], overlap * v
-            vector = torch.where(overlap < 0, -1, 1) * functional.normalize(along, dim=-1, eps=TINY)
+            vector = _unit(overlap, along)
             read, columns = pull * along, (values[row, which], flow[row, which])
             parts.append(Directions(places, rank, *columns, read, written, vector))
         return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
@@ -298,14 +285,8 @@ class LinearMLP:
     ) -> Directions:
         """Return given directions of the output at each position, whose flows are at least `least`.
 
-        Direction i writes t_i (r_i . J z) and reads (w . t_i) J'r_i.
-
-        Args:
-            written: the vectors t.
-            read: the vectors r.
-            w: directions of the stream.
-            output: J z.
-            least: flow below which a direction is left out.
+        Direction i writes t_i (r_i . J z) and reads (w . t_i) J'r_i. The vectors t are `written`,
+        the r `read`, and J z is the output.
         """
         t, r = written.to(w), read.to(w)
         amounts, pulls = output @ r.T, w @ t.T
@@ -313,15 +294,19 @@ class LinearMLP:
         at, which = ((sizes >= least) & (sizes > 0)).nonzero(as_tuple=True)
         amount, pull = amounts[at, which, None], pulls[at, which, None]
         along, flow = self.pulled(r[which], at), (amount * pull)[:, 0]
-        vector = torch.where(amount < 0, -1, 1) * functional.normalize(along, dim=-1, eps=TINY)
-        return Directions(at, which, None, flow, pull * along, amount * t[which], vector)
+        read, written = pull * along, amount * t[which]
+        return Directions(at, which, None, flow, read, written, _unit(amount, along))
 
-    def _at_positions(
-        self, apply: Callable[[Tensor, Tensor], Tensor], at: Tensor, rows: Tensor
-    ) -> Tensor:
-        """Return J or J' applied to k vectors at each position."""
-        places = at.repeat_interleave(rows.shape[1])
-        return apply(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])
+
+def _by_position(apply: Callable[[Tensor, Tensor], Tensor], at: Tensor, rows: Tensor) -> Tensor:
+    """Return J or J' applied to k vectors at each position."""
+    places = at.repeat_interleave(rows.shape[1])
+    return apply(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])
+
+
+def _unit(amount: Float[Tensor, "m 1"], along: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    """Return vectors of unit length, reversed where an amount along them is negative."""
+    return torch.where(amount < 0, -1, 1) * functional.normalize(along, dim=-1, eps=1e-30)
 
 
 def ritz_pairs(
@@ -388,4 +373,6 @@ def _orthogonalised(x: Float[Tensor, "forms n"], basis: list[Tensor]) -> Float[T
         y = y - ((space @ y[..., None]).mT @ space)[:, 0]
         size = y.norm(dim=-1, keepdim=True)
         left, y = left * size, y / size.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where((left > GONE[x.dtype]) & (length > 0), y, 0)
+    # A vector of which less is left lies in the space already.
+    least = {torch.float64: 1e-9, torch.float32: 1e-4}[x.dtype]
+    return torch.where((left > least) & (length > 0), y, 0)

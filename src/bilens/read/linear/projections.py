@@ -15,6 +15,7 @@ from bilens.errors import BilensError
 from bilens.nn.language.attention import rotate
 from bilens.read.linear.secants import NormMap, frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
+from bilens.residual.layer_trace import AttentionArguments
 from bilens.residual.layers import Heads, folded_input
 from bilens.residual.parts import LinearMap, Norm
 from bilens.residual.running import attention_call
@@ -43,12 +44,8 @@ class Rotation:
     ) -> tuple["Rotation", "Rotation"]:
         """Return the rotations of queries and of keys, which turn the same planes.
 
-        Args:
-            rotate: turns rows of vectors (rows, time, d), as queries and as keys.
-            one: a row of ones.
-
-        Raises:
-            BilensError: the positions are no rotations.
+        They are shown by a function that turns rows of vectors (rows, time, d), as queries and as
+        keys; `one` is a row of ones.
         """
         time, d = one.shape
         # Unit vectors, each at some position but the first, where nothing turns, show the partners.
@@ -172,7 +169,7 @@ class Projection:
         if self.gain is not None:
             rows = rows * self.gain[shared]
         if self.inner is not None and self.over_heads:
-            # The norm divides by the size of all heads together.
+            # As in `_pull_whole`.
             all_heads = rows.new_zeros(len(rows), *self.weight.shape[:2])
             all_heads[:, shared] = rows
             rows = self.inner.pull(all_heads.flatten(1)).reshape(all_heads.shape)
@@ -271,12 +268,8 @@ class Reads:
 class AttentionCall:
     """The options of a layer's attention on texts of one length.
 
-    Attributes:
-        rotations: of queries and of keys; None without rotary positions.
-        scale: of the scores.
-        mask: the positions (columns) that each position (rows) attends to.
-        softcap: c where scores are c tanh(z / c).
-        sink: a constant score of each head in the softmax's denominator.
+    The mask has the positions (columns) that each position (rows) attends to. With a soft cap c
+    scores are c tanh(z / c), and a sink is a constant score in the softmax's denominator.
     """
 
     rotations: tuple[Rotation, Rotation] | None
@@ -287,94 +280,67 @@ class AttentionCall:
 
 
 def attention_call_of(model: ResidualModel, trace: Trace, layer: int) -> AttentionCall:
-    """Return the options of a layer's attention on a text."""
-    return _Caller(model, trace, layer).call()
+    """Return the options of a layer's attention on a text.
 
-
-class _Caller:
-    """Calls of a layer's attention module, as it was called on a text."""
-
-    def __init__(self, model: ResidualModel, trace: Trace, layer: int) -> None:
-        self.model, self.time = model, len(trace.ids)
-        self.heads, self.arguments = model.parts.layers[layer].heads, trace.layers[layer].arguments
-
-    def call(self) -> AttentionCall:
-        """Return the options."""
-        module = self.heads.module
-        causal = torch.ones(self.time, self.time, dtype=torch.bool, device=self.model.device).tril()
-        if hasattr(module, "queries_keys"):
-            return AttentionCall(self._own_rotations(), float(module.scale), causal)  # type: ignore[arg-type]
-        if self.model.parts.queries_keys is not None:
-            raise BilensError(
-                f"{type(self.model.model).__name__} was registered with a function of its own for "
-                "queries and keys; expected attention on transformers' interface. A flow of one "
-                "text, without against, is available"
-            )
-        return self._called(causal)
-
-    def _own_rotations(self) -> tuple[Rotation, Rotation] | None:
-        ids = torch.zeros(1, self.time, dtype=torch.int64, device=self.model.device)
-        places = torch.arange(self.time, device=ids.device)[None]
-        _, _, rope = self.model.model.embed_text(ids, places)
-        if rope is None:
-            return None
-        d_head = self.model.parts.layers[0].heads.pairs[0][0].n_out // self.model.n_heads
-        one = torch.ones(self.time, d_head, dtype=self.model.parts.dtype, device=ids.device)
-        return Rotation.shown_by(lambda rows: [rotate(rows[:, None], rope)[:, 0]] * 2, one)
-
-    def _called(self, causal: Tensor) -> AttentionCall:
-        """Return the options of attention of transformers, by calls of the module itself.
-
-        In the calls queries and keys before their norms are given, and norms do nothing. So the
-        module shows its rotations, for every kind of rotary positions.
-        """
-        heads = self.heads
-        query, _ = heads.pairs[0]
-        options: dict[str, Any] = {}
-
-        def rotated(rows: Tensor) -> list[Tensor]:
-            options.update(self._options(rows))
-            return [options[name][:, 0].to(rows) for name in ("query", "key")]
-
-        wide = self.model.parts.dtype
-        one = torch.ones(self.time, query.n_out // heads.n_heads, dtype=wide)
-        rotations = Rotation.shown_by(rotated, one.to(self.model.device))
-        # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
-        mask = options["mask"]
-        if mask is not None:
-            seen = mask[0, 0, :, : self.time]
-            causal = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
-        sink = options.get("s_aux", getattr(heads.module, "sinks", None))
-        return AttentionCall(
-            rotations=rotations,
-            scale=float(options["scaling"]),
-            mask=causal,
-            softcap=options.get("softcap"),
-            sink=None if sink is None else sink.detach().to(wide),
+    In calls of a module of transformers queries and keys before their norms are given, and norms do
+    nothing. So the module shows its rotations, for every kind of rotary positions.
+    """
+    heads, time, options = model.parts.layers[layer].heads, len(trace.ids), dict[str, Any]()
+    mask = torch.ones(time, time, dtype=torch.bool, device=model.device).tril()
+    d_head = heads.pairs[0][0].n_out // heads.n_heads
+    one = torch.ones(time, d_head, dtype=model.parts.dtype, device=model.device)
+    if hasattr(heads.module, "queries_keys"):
+        places = torch.arange(time, device=model.device)[None]
+        _, _, rope = model.model.embed_text(torch.zeros_like(places), places)
+        rotations = None
+        if rope is not None:
+            rotations = Rotation.shown_by(lambda x: [rotate(x[:, None], rope)[:, 0]] * 2, one)
+        return AttentionCall(rotations, float(heads.module.scale), mask)  # type: ignore[arg-type]
+    if model.parts.queries_keys is not None:
+        raise BilensError(
+            f"{type(model.model).__name__} was registered with a function of its own for queries "
+            "and keys; expected attention on transformers' interface. A flow of one text, without "
+            "against, is available"
         )
 
-    def _options(self, rows: Float[Tensor, "batch time d_head"]) -> dict[str, Any]:
-        """Return the options of attention if all queries and keys before their norms are rows."""
-        heads = self.heads
-        rows = rows.to(heads.out.stored.dtype)
-        # What the module reads does not matter, as its maps return the rows.
-        x = rows[..., :1].expand(*rows.shape[:2], self.model.d_model)
-        with ExitStack() as stack:
-            for module in {part.module for part in (*heads.pairs[0], heads.value)}:
-                filled = _in_every_head(module, heads.pairs[0], rows)
-                stack.enter_context(_instead(module, partial(_given, filled)))
-            for norm in heads.inner:
-                stack.enter_context(_instead(norm.module, lambda y: y))
-            options = attention_call(
-                self.model.model, partial(self.arguments.call, heads.module, x)
-            )
-        if options is None:
-            raise BilensError(
-                f"{type(heads.module).__name__} is not built on the attention interface of "
-                "transformers, which a flow between two texts needs. A flow of one text, without "
-                "against, is available"
-            )
-        return options
+    def rotated(rows: Tensor) -> list[Tensor]:
+        options.update(_options(model, heads, trace.layers[layer].arguments, rows))
+        return [options[name][:, 0].to(rows) for name in ("query", "key")]
+
+    shown = Rotation.shown_by(rotated, one)
+    # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
+    if options["mask"] is not None:
+        mask = options["mask"][0, 0, :, :time]
+        mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    sink = options.get("s_aux", getattr(heads.module, "sinks", None))
+    sink = None if sink is None else sink.detach().to(model.parts.dtype)
+    return AttentionCall(shown, float(options["scaling"]), mask, options.get("softcap"), sink)
+
+
+def _options(
+    model: ResidualModel,
+    heads: Heads,
+    arguments: AttentionArguments,
+    rows: Float[Tensor, "batch time d_head"],
+) -> dict[str, Any]:
+    """Return the options of attention if all queries and keys before their norms are rows."""
+    rows = rows.to(heads.out.stored.dtype)
+    # What the module reads does not matter, as its maps return the rows.
+    x = rows[..., :1].expand(*rows.shape[:2], model.d_model)
+    with ExitStack() as stack:
+        for module in {part.module for part in (*heads.pairs[0], heads.value)}:
+            filled = _in_every_head(module, heads.pairs[0], rows)
+            stack.enter_context(_instead(module, partial(_given, filled)))
+        for norm in heads.inner:
+            stack.enter_context(_instead(norm.module, lambda y: y))
+        options = attention_call(model.model, partial(arguments.call, heads.module, x))
+    if options is None:
+        raise BilensError(
+            f"{type(heads.module).__name__} is not built on the attention interface of "
+            "transformers, which a flow between two texts needs. A flow of one text, without "
+            "against, is available"
+        )
+    return options
 
 
 def _in_every_head(module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor) -> Tensor:
@@ -415,19 +381,9 @@ def projections(
 
     Without a second text its trace is None.
     """
-    read = partial(_Projector(model, traces, layer).queries_or_keys, rotations)
-    return [
-        (read(pair, 0), read(pair, 1)) for pair in range(len(model.parts.layers[layer].heads.pairs))
-    ]
-
-
-def _score_constant(heads: Heads, pair: int, side: int) -> Float[Tensor, " heads"] | None:
-    """Return c / scale of each head for queries, and 1 for keys; None without constants."""
-    constants = getattr(heads.module, "score_constant", None)
-    if constants is None:
-        return None
-    queries = constants[pair].detach() / heads.module.scale
-    return torch.ones_like(queries) if side else queries
+    projector = _Projector(model, traces, layer)
+    read = partial(projector.queries_or_keys, rotations)
+    return [(read(pair, 0), read(pair, 1)) for pair in range(len(projector.heads.pairs))]
 
 
 def values(
@@ -494,10 +450,12 @@ class _Projector:
         if rotation is not None:
             runs = [rotation.push(y) for y in runs]
         runs = [y.transpose(0, 1).repeat_interleave(heads.n_heads // count, 0) for y in runs]
-        constant = _score_constant(heads, number, side)
+        constant = getattr(heads.module, "score_constant", None)
         if constant is not None:
-            # After the rotation, which must not turn it.
-            constant = constant.to(runs[0])
+            # c / scale of each head for queries, and 1 for keys. After the rotation, which must not
+            # turn it.
+            constant = (constant[number].detach() / heads.module.scale).to(runs[0])
+            constant = torch.ones_like(constant) if side else constant
             last = constant[:, None, None].expand(*runs[0].shape[:2], 1)
             runs = [torch.cat([y, last], -1) for y in runs]
         return self._projection(

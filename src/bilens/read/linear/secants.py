@@ -19,9 +19,6 @@ from torch import Tensor
 
 from bilens.residual.parts import ConstantNorm, LinearMap, Norm
 
-NOISE = 1e3
-"""A change below this many units of rounding counts as none: its quotient would be noise."""
-
 
 @dataclass(frozen=True, eq=False)
 class NormMap:
@@ -175,9 +172,9 @@ def secant_slope(
 ) -> Float[Tensor, "*n"]:
     """Return [f(x1) - f(x0)] / (x1 - x0), and the slope at the mean if the change is noise."""
     y1, y0, change = function(x1), function(x0), x1 - x0
-    # A quotient of two differences that are rounding would be noise of any size.
+    # A change below 1,000 units of rounding counts as none, as its quotient would be noise.
     size = torch.stack([x1.abs(), x0.abs(), y1.abs(), y0.abs()]).amax(0)
-    tiny = change.abs() <= NOISE * torch.finfo(x1.dtype).eps * size
+    tiny = change.abs() <= 1e3 * torch.finfo(x1.dtype).eps * size
     with torch.enable_grad():
         middle = ((x1 + x0) / 2).detach().requires_grad_()
         (slope,) = torch.autograd.grad(function(middle).sum(), middle)
