@@ -41,10 +41,10 @@ from bilens.read.flow.circuit_search import (
     found_circuit,
     integrated_gradients,
     jaccards,
-    parts_in,
     resampled,
 )
 from bilens.read.flow.edges import EdgeCases, found_edges
+from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part

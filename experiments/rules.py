@@ -53,7 +53,8 @@ from bilens.data.languages import (
     VERBS,
 )
 from bilens.nn.settings import LanguageSettings
-from bilens.read.flow.circuit_search import Cases, parts_in, search
+from bilens.read.flow.circuit_search import Cases, search
+from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table

@@ -23,33 +23,22 @@ BondNode = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """Effect of a direction at one end: at its largest or smallest coordinates.
+    """Effect of a direction at one end: at its largest or smallest coordinates."""
 
-    Attributes:
-        images: numbers of the test images at the very end.
-        effects: loss of each logit when the coordinate is set to zero, minus the mean loss of all
-            logits. It is averaged over the 2 % of the test images nearest to the end.
-    """
-
-    images: tuple[int, ...]
+    images: tuple[int, ...]  # numbers of the test images at the very end
+    # Loss of each logit when the coordinate is set to zero, minus the mean loss of all logits. It
+    # is averaged over the 2 % of the test images nearest to the end.
     effects: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class BondDirection:
-    """One coordinate of a cut model.
-
-    Attributes:
-        bond: number of the bond; the input's is 0.
-        number: number of the coordinate at this bond.
-        share: U_kk, the share of the model's squared norm lost if one use of it is removed.
-        ends: effects at its largest and at its smallest values.
-    """
+    """One coordinate of a cut model, by its bond (the input's is 0) and its number there."""
 
     bond: int
     number: int
-    share: float
-    ends: tuple[End, End]
+    share: float  # U_kk, the share of the model's squared norm lost if one use of it is removed
+    ends: tuple[End, End]  # effects at its largest and at its smallest values
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,35 +25,25 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Use:
-    """Use of a feature by one class.
+    """Use of a feature by one class."""
 
-    Attributes:
-        label: number of the class.
-        place: numbers of the eigenvectors that lead to it, from the last layer down; 0 has the
-            largest |eigenvalue|.
-        raises: True if its branch raises the logit: the sign of the eigenvalue in the last layer.
-        weight: its share of all weight.
-    """
-
-    label: int
+    label: int  # number of the class
+    # Numbers of the eigenvectors that lead to it, from the last layer down; 0 has the largest
+    # |eigenvalue|.
     place: tuple[int, ...]
+    # True if its branch raises the logit: the sign of the eigenvalue in the last layer.
     raises: bool
-    weight: float
+    weight: float  # its share of all weight
 
 
 @dataclass(frozen=True, eq=False)
 class SharedFeature:
-    """Input direction that represents eigenvectors of several classes.
+    """Input direction that represents eigenvectors of several classes."""
 
-    Attributes:
-        vector: the direction, of unit length, with the sign of the heaviest of them.
-        uses: all uses, the heaviest first.
-        agreement: smallest |cosine| between the direction and one of its eigenvectors.
-    """
-
+    # The direction, of unit length, with the sign of the heaviest of them.
     vector: Float[Tensor, " n_in"]
-    uses: tuple[Use, ...]
-    agreement: float
+    uses: tuple[Use, ...]  # all uses, the heaviest first
+    agreement: float  # smallest |cosine| between the direction and one of its eigenvectors
 
     @property
     def weight(self) -> float:
@@ -69,10 +59,7 @@ class SharedFeature:
 class SharedFeatures(Reading):
     """Features used by several classes, those of largest weight first.
 
-    Attributes:
-        features: the features.
-        compared: number of eigenvectors compared.
-        groups: number of groups that they form, those of a single class included.
+    The number of eigenvectors `compared` form `groups`, those of a single class included.
     """
 
     features: tuple[SharedFeature, ...]
@@ -248,23 +235,16 @@ def _wrapped(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class LogitExplanation:
-    """One logit as a sum over eigenvectors: their activations lambda (v . x)^2 and a remainder.
+    """One logit as a sum over eigenvectors: their activations lambda (v . x)^2 and a remainder."""
 
-    Attributes:
-        label: number of the class.
-        logit: value of the logit.
-        numbers: numbers of the strongest eigenvectors for this input, by |activation|.
-        activations: the contribution of each to the logit.
-        vectors: the eigenvectors, each with a positive overlap with the input.
-        remainder: sum of the activations of all other eigenvectors.
-    """
-
-    label: int
+    label: int  # number of the class
     logit: float
+    # Numbers of the strongest eigenvectors for this input, by |activation|.
     numbers: tuple[int, ...]
-    activations: Float[Tensor, " k"]
+    activations: Float[Tensor, " k"]  # the contribution of each to the logit
+    # The eigenvectors, each with a positive overlap with the input.
     vectors: Float[Tensor, "k n_in"]
-    remainder: float
+    remainder: float  # sum of the activations of all other eigenvectors
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -101,23 +101,16 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The error of a smaller model on held-out images.
-
-    Attributes:
-        n_images: number of images.
-        accuracy: share of images that it classifies as labelled.
-        interval: Clopper-Pearson interval of the accuracy, at a confidence of 95 %.
-        changed: share of images with another prediction than the model's.
-        error: RMS change of the logits over their RMS, both after subtraction of their mean.
-        error_bound: upper bound on the error for as many other images of the same kind, 6 standard
-            errors above its mean square.
-    """
+    """The error of a smaller model on held-out images."""
 
     n_images: int
-    accuracy: float
+    accuracy: float  # share of images that it classifies as labelled
+    # Clopper-Pearson interval of the accuracy, at a confidence of 95 %.
     interval: tuple[float, float]
-    changed: float
-    error: float
+    changed: float  # share of images with another prediction than the model's
+    error: float  # RMS change of the logits over their RMS, both after subtraction of their mean
+    # Upper bound on the error for as many other images of the same kind, 6 standard errors above
+    # its mean square.
     error_bound: float
 
 

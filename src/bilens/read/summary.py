@@ -29,13 +29,9 @@ PROMPT_TOKENS, LARGE_VOCABULARY = 8, 5000
 
 @dataclass(frozen=True)
 class NextToken:
-    """A place of a held-out text, where one token comes next.
+    """A place of a held-out text, after the tokens `ids`.
 
-    Attributes:
-        ids: tokens up to the place.
-        right: number of the token that comes next.
-        other: number of the other token that is most likely there.
-        margin: logit of the right token minus that of the other.
+    The token `right` comes next. The margin is its logit minus that of the most likely other token.
     """
 
     ids: tuple[int, ...]
@@ -46,40 +42,25 @@ class NextToken:
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The loss of the beginnings of held-out texts.
+    """The loss of the beginnings of held-out texts."""
 
-    Attributes:
-        loss: mean negative log-likelihood of a token, in nats.
-        error: its standard error over texts; 0 for a single text.
-        n_tokens: number of tokens.
-        n_texts: number of texts.
-        places: places among the first tokens of the texts, the largest margin first.
-    """
-
-    loss: float
-    error: float
+    loss: float  # mean negative log-likelihood of a token, in nats
+    error: float  # its standard error over texts; 0 for a single text
     n_tokens: int
     n_texts: int
+    # Places among the first tokens of the texts, the largest margin first.
     places: tuple[NextToken, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LanguageSummary(Reading):
-    """Summary of a language model, with the flow of one logit on a held-out text.
+    """Summary of a language model, with the flow of one logit on a held-out text."""
 
-    Attributes:
-        about: names and values of its sizes.
-        vocab_size: number of tokens of its vocabulary.
-        text_loss: its loss.
-        next_tokens: most likely next tokens of the prompt, with their probabilities.
-        flow: flow of the prompt's logit, with its strongest nodes removed.
-    """
-
-    about: tuple[tuple[str, str], ...]
+    about: tuple[tuple[str, str], ...]  # names and values of its sizes
     vocab_size: int
     text_loss: TextLoss
-    next_tokens: pd.DataFrame
-    flow: FlowReading
+    next_tokens: pd.DataFrame  # most likely next tokens of the prompt, with their probabilities
+    flow: FlowReading  # flow of the prompt's logit, with its strongest nodes removed
 
     formats: ClassVar[dict[str, str]] = {"probability": ".1%"}
 

@@ -34,19 +34,13 @@ OfBatch = Callable[[Float[Tensor, "rows time width"]], Any]
 
 
 class Part(NamedTuple):
-    """The address of a part of a model.
+    """The address of a part of a model."""
 
-    Attributes:
-        kind: head or mlp; in flows also token, position, and direction of an MLP.
-        layer: number of its layer; None for tokens and positions.
-        number: of the head or direction.
-        position: the position that it is limited to; None for all.
-    """
-
+    # Head or mlp; in flows also token, position, and direction of an MLP.
     kind: Literal["head", "mlp", "token", "position", "direction"]
-    layer: int | None = None
-    number: int | None = None
-    position: int | None = None
+    layer: int | None = None  # number of its layer; None for tokens and positions
+    number: int | None = None  # of the head or direction
+    position: int | None = None  # the position that it is limited to; None for all
 
     def __str__(self) -> str:
         numbers = [self.kind, self.layer, self.number]
@@ -74,17 +68,11 @@ class Part(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A place in a forward pass at which numbers can be changed.
-
-    Attributes:
-        module: the module there.
-        before: its input is changed, and not its output.
-        layer: number of its layer, from which a run has to be computed again.
-    """
+    """A place in a forward pass at which numbers can be changed."""
 
     module: nn.Module
-    before: bool
-    layer: int
+    before: bool  # its input is changed, and not its output
+    layer: int  # number of its layer, from which a run has to be computed again
 
 
 class Change(NamedTuple):
@@ -222,26 +210,18 @@ def streams(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tenso
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of a model on one text, from which changed runs start at their first changed layer.
-
-    Attributes:
-        model: the model.
-        ids: its text.
-        tokens: the embeddings of its tokens.
-        calls: input and other arguments of each layer.
-        mixed: mixed values of the heads of each layer, all heads side by side.
-        outputs: outputs of the MLP of each layer, before a norm.
-        stream: the stream after the last layer.
-        by_position: outputs of the maps and MLPs, which take each position by itself.
-    """
+    """A run of a model on one text, from which changed runs start at their first changed layer."""
 
     model: ResidualModel
     ids: Int[Tensor, " time"]
-    tokens: Float[Tensor, "time d_model"]
+    tokens: Float[Tensor, "time d_model"]  # the embeddings of its tokens
+    # Input and other arguments of each layer.
     calls: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]]
+    # Mixed values of the heads of each layer, all heads side by side.
     mixed: list[Float[Tensor, "time all_heads"]]
-    outputs: list[Float[Tensor, "time d_model"]]
-    stream: Float[Tensor, "time d_model"]
+    outputs: list[Float[Tensor, "time d_model"]]  # outputs of the MLP of each layer, before a norm
+    stream: Float[Tensor, "time d_model"]  # the stream after the last layer
+    # Outputs of the maps and MLPs, which take each position by itself.
     by_position: dict[nn.Module, Float[Tensor, "time width"]]
 
     @classmethod
@@ -298,7 +278,9 @@ class Run:
                 changed there. Their maps and MLPs are not computed again.
         """
         n_layers = self.model.n_layers
-        first = [min((x.site.layer for x in of_run), default=n_layers) for of_run in sets]
+        first = []
+        for of_run in sets:
+            first.append(min((change.site.layer for change in of_run), default=n_layers))
         order = sorted(range(len(sets)), key=first.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())

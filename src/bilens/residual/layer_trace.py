@@ -53,31 +53,21 @@ class LayerTrace:
     With these numbers held fixed attention is linear and a gated MLP bilinear in its input. Those
     that are properties follow from the streams. If a text is long, so that they would take more
     memory than all else, they are computed again at each use, by the modules of the model.
-
-    Attributes:
-        stream: before the layer.
-        attn_input: input of attention before its norm: the stream, with the embedding mixed in
-            in models that do so.
-        attn_scale: scale of attention's norm; 1 without one.
-        attn_out_scale: scale of the norm after attention; 1 without one.
-        mlp_input: input of the MLP before its norm.
-        mlp_scale: scale of the MLP's norm.
-        mlp_out_scale: scale of the norm after the MLP; 1 without one.
-        follows: a function from the name of a property to its value.
-        arguments: of the attention module, for all texts of a batch.
-        routing: factor of each hidden unit by the router of experts, which `gate_ratio` has in it;
-            None without experts.
     """
 
-    stream: Float[Tensor, "*batch time d_model"]
+    stream: Float[Tensor, "*batch time d_model"]  # before the layer
+    # Input of attention before its norm: the stream, with the embedding mixed in in models that do
+    # so.
     attn_input: Float[Tensor, "*batch time d_model"]
-    attn_scale: Float[Tensor, "*batch time"]
-    attn_out_scale: Float[Tensor, "*batch time"]
-    mlp_input: Float[Tensor, "*batch time d_model"]
-    mlp_scale: Float[Tensor, "*batch time"]
-    mlp_out_scale: Float[Tensor, "*batch time"]
-    follows: Callable[[str], Tensor]
-    arguments: AttentionArguments
+    attn_scale: Float[Tensor, "*batch time"]  # scale of attention's norm; 1 without one
+    attn_out_scale: Float[Tensor, "*batch time"]  # scale of the norm after attention; 1 without one
+    mlp_input: Float[Tensor, "*batch time d_model"]  # input of the MLP before its norm
+    mlp_scale: Float[Tensor, "*batch time"]  # scale of the MLP's norm
+    mlp_out_scale: Float[Tensor, "*batch time"]  # scale of the norm after the MLP; 1 without one
+    follows: Callable[[str], Tensor]  # a function from the name of a property to its value
+    arguments: AttentionArguments  # of the attention module, for all texts of a batch
+    # Factor of each hidden unit by the router of experts, which `gate_ratio` has in it; None
+    # without experts.
     routing: Float[Tensor, "*batch time hidden"] | None = None
 
     @property

@@ -111,11 +111,7 @@ class HeadWeights:
 
     A head that attends to a normalised row n adds its weight in the pattern times (n V + b) O.
 
-    Attributes:
-        value: V.
-        value_bias: b.
-        out: O.
-        out_bias: bias of the output, which belongs to no head and is added once.
+    The bias of the output belongs to no head and is added once.
     """
 
     value: Float[Tensor, "heads d_model d_head"]
@@ -141,33 +137,21 @@ class ValueSource(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Heads(NormedInput):
-    """The attention of a layer.
-
-    Attributes:
-        module: the attention.
-        norm: between the stream and the heads; None without one.
-        pairs: the maps of queries and keys, two pairs if two patterns are multiplied or subtracted.
-        value: the map of values.
-        out: the map of the mixed values to the stream.
-        n_heads: number of heads of queries.
-        n_kv_heads: number of heads of keys and values, which consecutive heads share.
-        out_norm: between the output and the stream; None without one.
-        inner: norms of queries and keys.
-        v_first_share: share of the first layer's values in these; None if they are not mixed.
-        residual_scale: factor of the output.
-    """
+    """The attention of a layer."""
 
     module: nn.Module
-    norm: Norm | None
+    norm: Norm | None  # between the stream and the heads; None without one
+    # The maps of queries and keys, two pairs if two patterns are multiplied or subtracted.
     pairs: tuple[tuple[LinearMap, LinearMap], ...]
     value: LinearMap
-    out: LinearMap
-    n_heads: int
-    n_kv_heads: int
-    out_norm: Norm | None = None
-    inner: tuple[Norm, ...] = ()
+    out: LinearMap  # the map of the mixed values to the stream
+    n_heads: int  # heads of queries
+    n_kv_heads: int  # heads of keys and values, which consecutive heads share
+    out_norm: Norm | None = None  # between the output and the stream; None without one
+    inner: tuple[Norm, ...] = ()  # norms of queries and keys
+    # Share of the first layer's values in these; None if they are not mixed.
     v_first_share: nn.Parameter | None = None
-    residual_scale: float = 1.0
+    residual_scale: float = 1.0  # of the output
 
     @property
     def d_head(self) -> int:

@@ -17,16 +17,11 @@ def working_dtype(stored: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or a subset of its outputs.
-
-    Attributes:
-        name: of the module in the model.
-        module: that holds W and b.
-        rows: the map's outputs, if several maps are fused into one module; None for all.
-    """
+    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or a subset of its outputs."""
 
     name: str
     module: nn.Module
+    # The map's outputs, if several maps are fused into one module; None for all.
     rows: Int[Tensor, " n_out"] | None = None
 
     @property
@@ -109,14 +104,10 @@ class ExpertMap(LinearMap):
 
     Experts are groups of hidden units, one after the other. A map into the hidden units has the
     outputs of all experts, and a map out of them has the inputs of all.
-
-    Attributes:
-        parameter: its name in the module.
-        joins: True for the map out of the hidden units, whose outputs all experts share.
     """
 
-    parameter: str = ""
-    joins: bool = False
+    parameter: str = ""  # its name in the module
+    joins: bool = False  # True for the map out of the hidden units, whose outputs all experts share
 
     @property
     def stored(self) -> nn.Parameter:
@@ -188,20 +179,13 @@ class Norm:
 
     n is the normalised stream, the basis of all directions. The gain g and the bias b are folded
     into the maps after the norm.
-
-    Attributes:
-        name: of the module in the model.
-        module: that holds the weights.
-        centres: the mean is subtracted, as in LayerNorm and not in RMSNorm.
-        offset: number that is added to the module's weight to give the gain g; 1 in Gemma.
-        eps: number that is added to the mean square.
     """
 
     name: str
     module: nn.Module
-    centres: bool
-    offset: float
-    eps: float
+    centres: bool  # the mean is subtracted, as in LayerNorm and not in RMSNorm
+    offset: float  # number that is added to the module's weight to give the gain g; 1 in Gemma
+    eps: float  # number that is added to the mean square
 
     def gain(self) -> Float[Tensor, " d_model"]:
         """Return the gain g; a single number if all are the same."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.labels import last_normalised, token_scores
-from bilens.read.flow.patching import first_change, runs_of
+from bilens.read.flow.patching import first_change, parts_in, runs_of
 from bilens.read.flow.question import Other, Question
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
@@ -220,20 +220,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class PartEffect:
-    """What one part of a circuit does, on the questions that measure.
-
-    Attributes:
-        noising: share of the change that is lost when the part alone is that of the second text.
-        denoising: share that is gained when the part alone is that of the first text.
-        raises: tokens that become less probable without it.
-        lowers: tokens that become more probable without it.
-    """
+    """What one part of a circuit does, on the questions that measure."""
 
     part: Part
+    # Share of the change that is lost when the part alone is that of the second text.
     noising: float
-    denoising: float
-    raises: tuple[str, ...]
-    lowers: tuple[str, ...]
+    denoising: float  # share that is gained when the part alone is that of the first text
+    raises: tuple[str, ...]  # tokens that become less probable without it
+    lowers: tuple[str, ...]  # tokens that become more probable without it
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,19 +305,6 @@ def _complement(mask: Bool[Tensor, " *shape"], needed: Sequence[Part]) -> Bool[T
         at = () if part.position is None else (part.position,)
         others[(part.layer or 0, *at, number)] = True
     return others
-
-
-def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
-    """Return the parts of a mask, layer by layer."""
-    parts = []
-    for place in mask.nonzero().tolist():
-        layer, *at, number = place
-        position = at[0] if at else None
-        is_head = number < mask.shape[-1] - 1
-        parts.append(
-            Part("head", layer, number, position) if is_head else Part("mlp", layer, None, position)
-        )
-    return parts
 
 
 @torch.no_grad()

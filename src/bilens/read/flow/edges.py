@@ -20,14 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.circuit_search import (
-    Case,
-    Cases,
-    Interval,
-    integrated_gradients,
-    parts_in,
-    search,
-)
+from bilens.read.flow.circuit_search import Case, Cases, Interval, integrated_gradients, search
+from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part, Site
 from bilens.residual.layers import NormedInput
@@ -35,21 +29,15 @@ from bilens.residual.parts import LinearMap
 
 
 class Reader(NamedTuple):
-    """A place where the stream is read.
+    """A place where the stream is read."""
 
-    Attributes:
-        part: heads or MLP of a layer, or the model for the logits; its norm is before the maps.
-        maps: maps that read, and the rows of each that belong to this reader.
-        sources: number of parts whose output is read, the first in order.
-        role: queries, keys or values of heads; empty for MLPs and the logits.
-        owners: heads or the MLP whose input it is; none for the logits.
-    """
-
+    # Heads or MLP of a layer, or the model for the logits; its norm is before the maps.
     part: NormedInput
+    # Maps that read, and the rows of each that belong to this reader.
     maps: tuple[tuple[LinearMap, slice], ...]
-    sources: int
-    role: str = ""
-    owners: tuple[Part, ...] = ()
+    sources: int  # number of parts whose output is read, the first in order
+    role: str = ""  # queries, keys or values of heads; empty for MLPs and the logits
+    owners: tuple[Part, ...] = ()  # heads or the MLP whose input it is; none for the logits
 
 
 class EdgeGraph:
@@ -274,21 +262,13 @@ class CircuitEdge(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EdgeCircuit:
-    """The edges between the parts of a circuit that carry its answer.
+    """The edges between the parts of a circuit that carry its answer."""
 
-    Attributes:
-        edges: the edges, the largest share first.
-        candidates: number of edges between the parts, from the embedding and to the logits.
-        mask: the edges as a mask.
-        ordering: f on the questions that found them.
-        restored: f on the questions that measure.
-    """
-
-    edges: tuple[CircuitEdge, ...]
-    candidates: int
+    edges: tuple[CircuitEdge, ...]  # the largest share first
+    candidates: int  # number of edges between the parts, from the embedding and to the logits
     mask: Bool[Tensor, "readers sources"]
-    ordering: float
-    restored: Interval
+    ordering: float  # f on the questions that found them
+    restored: Interval  # f on the questions that measure
 
 
 def found_edges(

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
@@ -19,13 +19,20 @@ from bilens.residual.interventions import Change, Number, Part, Run, exchanged, 
 from bilens.sections import Fact, signed
 
 
+def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
+    """Return the parts of a mask (layers, heads + 1) or (layers, time, heads + 1), by layer."""
+    parts = []
+    for layer, *at, number in mask.nonzero().tolist():
+        position = at[0] if at else None
+        is_head = number < mask.shape[-1] - 1
+        part = Part("head", layer, number) if is_head else Part("mlp", layer)
+        parts.append(part._replace(position=position))
+    return parts
+
+
 def parts_of(model: ResidualModel) -> list[Part]:
     """Return the heads and the MLP of every layer, in the order of the layers."""
-    parts = []
-    for layer in range(model.n_layers):
-        parts += [Part("head", layer, head) for head in range(model.n_heads)]
-        parts.append(Part("mlp", layer))
-    return parts
+    return parts_in(torch.ones(model.n_layers, model.n_heads + 1, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,14 +75,12 @@ class Effects(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each head and MLP, the largest |effect| first."""
+        parts = parts_in(torch.ones_like(self.noising, dtype=torch.bool))
+        fall, rise = self.noising.flatten().tolist(), self.denoising.flatten().tolist()
         rows = []
-        for layer, (fall, rise) in enumerate(zip(self.noising, self.denoising, strict=True)):
-            for number, (a, b) in enumerate(zip(fall.tolist(), rise.tolist(), strict=True)):
-                is_head = number < len(fall) - 1
-                part = Part("head", layer, number) if is_head else Part("mlp", layer)
-                rows.append((str(part), layer, a, b, (a + b) / 2))
-        columns = ["part", "layer", "noising", "denoising", "effect"]
-        frame = pd.DataFrame(rows, columns=columns)
+        for part, a, b in zip(parts, fall, rise, strict=True):
+            rows.append((str(part), part.layer, a, b, (a + b) / 2))
+        frame = pd.DataFrame(rows, columns=["part", "layer", "noising", "denoising", "effect"])
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
 

@@ -272,31 +272,26 @@ class Measured:
         direction: TokenDirection | Tensor,
         target: Target,
     ) -> None:
-        self.model, self.direction, self.target = model, direction, target
-        self.bias = 0.0
+        self.model, self.target, self.bias = model, target, 0.0
+        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
         if isinstance(direction, Tensor):
             for trace in traces:
                 check_logits(model, trace, [int(trace.next_logits.argmax())])
-            self._of_vector(traces, direction)
-            return
-        tokens = [model.token(name) for name in (direction.token, *direction.minus)]
-        for trace in traces:
-            check_logits(model, trace, tokens)
-        shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
-        shares = shares.to(model.device, model.parts.dtype)
-        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
-        if target == "logit":
+            self.u = self._checked(direction)
+        else:
+            tokens = [model.token(name) for name in (direction.token, *direction.minus)]
+            for trace in traces:
+                check_logits(model, trace, tokens)
+            shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
+            shares = shares.to(model.device, model.parts.dtype)
+            if target != "logit":
+                self._take_probabilities(n, tokens, shares)
+                return
             W, b = model.parts.logit_weights(tokens)
             self.u, self.bias = W @ shares, float(shares @ b)
-            self.values = tuple(float(self.u @ x) + self.bias for x in n)
-            return
-        if len(traces) == 1:
-            raise BilensError(
-                f"target={target!r} needs two runs; add against, or take target='logit'"
-            )
-        self._of_probability(n, tokens, shares)
+        self.values = tuple(float(self.u @ x) + self.bias for x in n)
 
-    def _of_vector(self, traces: Sequence[Trace], direction: Tensor) -> None:
+    def _checked(self, direction: Tensor) -> Tensor:
         model = self.model
         if self.target != "logit":
             raise BilensError(
@@ -308,12 +303,14 @@ class Measured:
                 "of the model's stream; ResidualModel.direction() returns that of a token"
             )
         check_finite(direction=direction)
-        self.u = direction.to(model.device, model.parts.dtype)
-        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
-        self.values = tuple(float(self.u @ x) for x in n)
+        return direction.to(model.device, model.parts.dtype)
 
-    def _of_probability(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
+    def _take_probabilities(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
         """Take probabilities by the secants of the soft cap and of the softmax."""
+        if len(n) == 1:
+            raise BilensError(
+                f"target={self.target!r} needs two runs; add against, or take target='logit'"
+            )
         W, b = self.model.parts.logit_weights()
         z = [x @ W + b for x in n]
         slope = torch.ones_like(z[0])

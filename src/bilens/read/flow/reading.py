@@ -35,25 +35,15 @@ from bilens.settings import Between, Count
 
 @dataclass(frozen=True)
 class PageNode:
-    """A node of a flow on a page; attributes without a line are those of `Node`.
+    """A node of a flow on a page; fields without a comment are those of `Node`."""
 
-    Attributes:
-        index: its number in the flow.
-        name: its address and tokens.
-        label: its name in the picture.
-        effect: the tokens that it raises and lowers, in words.
-        removable: whether it can be removed from the running model.
-        sink: whether it is at an attention sink.
-        inside: of some MLPs, the directions that they consist of.
-    """
-
-    index: int
+    index: int  # its number in the flow
     kind: str
-    name: str
-    label: str
+    name: str  # its address and tokens
+    label: str  # its name in the picture
     flow: float
     measured: float | None
-    effect: str
+    effect: str  # the tokens that it raises and lowers, in words
     sources: tuple[str, ...]
     layer: int | None
     part: str | None
@@ -61,51 +51,42 @@ class PageNode:
     source: int | None
     number: int | None
     role: str | None
-    removable: bool
-    sink: bool
-    inside: tuple["PageNode", ...] = ()
+    removable: bool  # whether it can be removed from the running model
+    sink: bool  # whether it is at an attention sink
+    inside: tuple["PageNode", ...] = ()  # of some MLPs, the directions that they consist of
 
 
 @dataclass(frozen=True)
 class FlowPage:
     """The strongest nodes of a flow, their edges, and their share of it, for pages and JSON.
 
-    Attributes without a line are those of `Flow`.
-
-    Attributes:
-        number: the number that is split, in words.
-        layers: number of layers.
-        n_nodes: number of nodes of the flow, without the logit.
-        n_rest: number of remainders among them.
-        sum: flow of all nodes without remainders.
-        sum_rest: flow of remainders.
-        nodes: the logit first, then the largest |flow| first: the first n are the graph of the
-            n - 1 strongest.
-        edges: numbers of the upper and the lower node, and the flow between them.
-        rest: flow that each node gets from remainders and sends to them.
-        shares: counts of nodes, and the share of the logit on paths among so many of them.
-        leaves: flow of each token, of positions and of biases; they add up to the value.
-        start: the place in `shares` with which a page begins.
+    Fields without a comment are those of `Flow`.
     """
 
-    number: str
+    number: str  # the number that is split, in words
     tokens: tuple[str, ...]
     value: float
     values: tuple[float, ...]
     absolute: float
     frozen: tuple[str, ...]
     layers: int
-    n_nodes: int
-    n_rest: int
-    sum: float
-    sum_rest: float
+    n_nodes: int  # number of nodes of the flow, without the logit
+    n_rest: int  # number of remainders among them
+    sum: float  # flow of all nodes without remainders
+    sum_rest: float  # flow of remainders
     sinks: tuple[int, ...]
+    # The logit first, then the largest |flow| first: the first n are the graph of the n - 1
+    # strongest.
     nodes: tuple[PageNode, ...]
+    # Numbers of the upper and the lower node, and the flow between them.
     edges: tuple[tuple[int, int, float], ...]
+    # Flow that each node gets from remainders and sends to them.
     rest: tuple[tuple[float, float], ...]
+    # Counts of nodes, and the share of the logit on paths among so many of them.
     shares: tuple[tuple[int, float], ...]
+    # Flow of each token, of positions and of biases; they add up to the value.
     leaves: tuple[tuple[str, float], ...]
-    start: int
+    start: int  # the place in `shares` with which a page begins
 
 
 def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) -> FlowPage:

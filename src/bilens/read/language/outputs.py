@@ -105,7 +105,6 @@ class LanguageReading(Reading):
 
     Attributes:
         model: the model.
-        about: names and values of its sizes.
         ngrams: n-grams of the outputs that are explained.
         directions: eigenvectors of these outputs; empty if the MLP is not a tensor.
         attention: heads of the layer.
@@ -113,7 +112,6 @@ class LanguageReading(Reading):
     """
 
     model: ResidualModel
-    about: tuple[tuple[str, str], ...]
     ngrams: list[NGramReading]
     directions: list[DirectionReading]
     attention: AttentionReading
@@ -184,7 +182,6 @@ def read_language(
         left_out = (str(error),)
     return LanguageReading(
         model=model,
-        about=model_facts(model, corpus),
         ngrams=ngrams,
         directions=readings,
         attention=read_attention(model, layer=layer, position=position, among=tokens),

@@ -37,17 +37,12 @@ BLOCK_BYTES = 32 * 1024**2
 
 @dataclass(frozen=True, eq=False)
 class RowResponse:
-    """The change of mixed values at t by that of the score ts: K_ts (a_t v_s - sum_r b_tr v_r).
+    """The change of mixed values at t by that of the score ts: K_ts (a_t v_s - sum_r b_tr v_r)."""
 
-    Attributes:
-        response: K.
-        share: a; None for 1.
-        spread: b, by which the row's other entries respond, since rows are divided by a sum; None
-            if they do not.
-    """
-
-    response: Float[Tensor, "heads time time"]
-    share: Float[Tensor, "heads time"] | None = None
+    response: Float[Tensor, "heads time time"]  # K
+    share: Float[Tensor, "heads time"] | None = None  # a; None for 1
+    # b, by which the row's other entries respond, since rows are divided by a sum; None if they do
+    # not.
     spread: Float[Tensor, "heads time time"] | None = None
 
     @classmethod
@@ -103,19 +98,12 @@ class Mix(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadBranch:
-    """One of the ways through the heads of a layer.
+    """One of the ways through the heads of a layer."""
 
-    Attributes:
-        role: values, queries or keys; None if they are not told apart.
-        flows: of each head and pair of positions.
-        reads: the places where it reads the stream.
-        mixes: its changes of mixed values.
-    """
-
-    role: Role | None
-    flows: Float[Tensor, "heads time time"]
-    reads: list[Reads]
-    mixes: list[Mix]
+    role: Role | None  # values, queries or keys; None if they are not told apart
+    flows: Float[Tensor, "heads time time"]  # of each head and pair of positions
+    reads: list[Reads]  # the places where it reads the stream
+    mixes: list[Mix]  # its changes of mixed values
 
     def mixed(self, pairs: Pairs) -> Float[Tensor, "m d_head"]:
         """Return the mixed values of some heads and pairs of positions."""
@@ -129,19 +117,12 @@ class HeadBranch:
 
 
 class HeadsMap:
-    """Some heads of a layer as a linear map: on one text, or between two.
+    """Some heads of a layer as a linear map: on one text, or between two."""
 
-    Attributes:
-        first: number of the first of them; everything else counts from there.
-        out: the map from all heads' mixed values to the stream.
-        weight: columns of its weight that are these heads'.
-        mixing: a norm of each head's mixed values; the identity without one.
-    """
-
-    first: int
-    out: OutputMap
-    weight: Float[Tensor, "d_model heads d_head"]
-    mixing: NormMap
+    first: int  # number of the first of them; everything else counts from there
+    out: OutputMap  # the map from all heads' mixed values to the stream
+    weight: Float[Tensor, "d_model heads d_head"]  # columns of its weight that are these heads'
+    mixing: NormMap  # a norm of each head's mixed values; the identity without one
 
     def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
         """Return the directions of each head's mixed values that directions of the stream read."""

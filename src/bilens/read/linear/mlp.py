@@ -20,25 +20,18 @@ EVERY = slice(None)
 
 
 class Directions(NamedTuple):
-    """Directions of an MLP at some positions, one row each.
-
-    Attributes:
-        position: the position of each one.
-        rank: its place among those of the position, 0 for the largest |flow|; of given directions
-            their place among these.
-        value: its Ritz value, an eigenvalue if all directions are asked for; None for given ones.
-        flow: the flow through it.
-        read: the vector whose product with z is the flow.
-        written: the part of the output J z that is its own.
-        vector: of unit length along `read`; the input, or its change, has a positive part along it.
-    """
+    """Directions of an MLP at some positions, one row each."""
 
     position: Int[Tensor, " m"]
+    # Its place among those of the position, 0 for the largest |flow|; of given directions their
+    # place among these.
     rank: Int[Tensor, " m"]
+    # Its Ritz value, an eigenvalue if all directions are asked for; None for given ones.
     value: Float[Tensor, " m"] | None
     flow: Float[Tensor, " m"]
-    read: Float[Tensor, "m n_in"]
-    written: Float[Tensor, "m d_model"]
+    read: Float[Tensor, "m n_in"]  # the vector whose product with z is the flow
+    written: Float[Tensor, "m d_model"]  # the part of the output J z that is its own
+    # Of unit length along `read`; the input, or its change, has a positive part along it.
     vector: Float[Tensor, "m n_in"]
 
 
@@ -51,33 +44,21 @@ class LinearMLP:
     carries half. Between two texts z is the change of the input, a is the mean of act(R z)
     and b the mean of L z times the secant of act. Without a gate a is rho or the secant, and b is
     missing.
-
-    Attributes:
-        left: L, with the norm's gain unless `gain` has it.
-        right: R; None without a gate.
-        out: D and a norm after it.
-        z: the normalised input, or its change.
-        through_left: a.
-        through_right: b; None without a gate.
-        curvature: rho or the secant of act: with it as weights of the hidden units, L and R are
-            the quadratic form of the output. None without a gate.
-        quadratic: whether J z is quadratic in z, as that of a gated MLP on one text.
-        constant: whether the last coordinate of z is the constant 1.
-        norm: between the stream and z.
-        gain: of the norm; None if L and R have it in them.
     """
 
-    left: Float[Tensor, "rank n_in"]
-    right: Float[Tensor, "rank n_in"] | None
-    out: OutputMap
-    z: Float[Tensor, "time n_in"]
-    through_left: Float[Tensor, "time rank"]
-    through_right: Float[Tensor, "time rank"] | None
+    left: Float[Tensor, "rank n_in"]  # L, with the norm's gain unless `gain` has it
+    right: Float[Tensor, "rank n_in"] | None  # R; None without a gate
+    out: OutputMap  # D and a norm after it
+    z: Float[Tensor, "time n_in"]  # the normalised input, or its change
+    through_left: Float[Tensor, "time rank"]  # a
+    through_right: Float[Tensor, "time rank"] | None  # b; None without a gate
+    # rho or the secant of act: with it as weights of the hidden units, L and R are the quadratic
+    # form of the output. None without a gate.
     curvature: Float[Tensor, "time rank"] | None
-    quadratic: bool
-    constant: bool
-    norm: NormMap
-    gain: Float[Tensor, " #n_in"] | None = None
+    quadratic: bool  # whether J z is quadratic in z, as that of a gated MLP on one text
+    constant: bool  # whether the last coordinate of z is the constant 1
+    norm: NormMap  # between the stream and z
+    gain: Float[Tensor, " #n_in"] | None = None  # of the norm; None if L and R have it in them
 
     @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":

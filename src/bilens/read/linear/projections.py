@@ -26,16 +26,12 @@ Pairs = tuple[Int[Tensor, " m"], ...]
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Rotary positions: coordinate i of a vector y at t becomes cos_ti y_i + sin_ti y_j.
+    """Rotary positions: coordinate i of a vector y at t becomes cos_ti y_i + sin_ti y_j."""
 
-    Attributes:
-        cos: the factor of each coordinate itself; it may have a scale in it.
-        sin: the factor of its partner, with its sign.
-        partner: j, the other coordinate of the plane in which i turns; i if it does not turn.
-    """
-
+    # The factor of each coordinate itself; it may have a scale in it.
     cos: Float[Tensor, "time 1 d"]
-    sin: Float[Tensor, "time 1 d"]
+    sin: Float[Tensor, "time 1 d"]  # the factor of its partner, with its sign
+    # j, the other coordinate of the plane in which i turns; i if it does not turn.
     partner: Int[Tensor, " d"]
 
     @classmethod
@@ -90,37 +86,27 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Queries, keys or values on a text: rotation R, inner norm, W and the stream's norm, in turn.
+    """Queries, keys or values on a text: rotation R, inner norm, W and the stream's norm, in turn."""
 
-    Attributes:
-        moment: the moment of the stream; see `bilens.residual.Moment`.
-        stream: the norm between the stream and W, with the gain folded into W.
-        weight: W of each head; heads that share keys and values have one.
-        bias: added after W at each position; None where it does not count.
-        inner: the norm of queries or keys, of each head or of all heads together; None without one.
-        gain: of the inner norm.
-        rotation: R; None without rotary positions.
-        over_heads: whether the inner norm is over all heads together.
-        sharing: number of heads that share a W.
-        first: number of the first head of `change`, `middle` and `constant`; W, bias and norms are
-            those of all heads.
-        constant: last coordinate of each head, which no input changes; None without one.
-        change: the part of the projection that the flow splits: its change, or all of it.
-        middle: the mean of both runs.
-    """
-
-    moment: Moment
-    stream: NormMap
+    moment: Moment  # of the stream
+    stream: NormMap  # the norm between the stream and W, with the gain folded into W
+    # W of each head; heads that share keys and values have one.
     weight: Float[Tensor, "kv_heads d_head d_model"]
+    # The part of the projection that the flow splits: its change, or all of it.
     change: Float[Tensor, "heads time d_head"]
-    middle: Float[Tensor, "heads time d_head"]
+    middle: Float[Tensor, "heads time d_head"]  # the mean of both runs
+    # Added after W at each position; None where it does not count.
     bias: Float[Tensor, "#time kv_heads d_head"] | None = None
+    # The norm of queries or keys, of each head or of all heads together; None without one.
     inner: NormMap | None = None
-    gain: Float[Tensor, "kv_heads d_head"] | None = None
-    rotation: Rotation | None = None
-    over_heads: bool = False
-    sharing: int = 1
+    gain: Float[Tensor, "kv_heads d_head"] | None = None  # of the inner norm
+    rotation: Rotation | None = None  # R; None without rotary positions
+    over_heads: bool = False  # whether the inner norm is over all heads together
+    sharing: int = 1  # number of heads that share a W
+    # Number of the first head of `change`, `middle` and `constant`; W, bias and norms are those of
+    # all heads.
     first: int = 0
+    # Last coordinate of each head, which no input changes; None without one.
     constant: Float[Tensor, " heads"] | None = None
 
     def of_heads(self, heads: slice) -> "Projection":
@@ -220,18 +206,12 @@ class Reads:
 
     The flow of head h from s to p through it is A_ps times X . change, with X at p and the change
     at s, or the other way round for queries.
-
-    Attributes:
-        projection: what is read.
-        at_source: whether the change is at s.
-        weights: A.
-        partner: X.
     """
 
     projection: Projection
-    at_source: bool
-    weights: Float[Tensor, "heads time time"]
-    partner: Float[Tensor, "heads time d_head"]
+    at_source: bool  # whether the change is at s
+    weights: Float[Tensor, "heads time time"]  # A
+    partner: Float[Tensor, "heads time d_head"]  # X
 
     @property
     def moment(self) -> Moment:

@@ -25,17 +25,14 @@ class NormMap:
     """A norm as a linear map at each position: v -> scale c + slope (middle . c) middle.
 
     c is v, without its mean if the norm centres.
-
-    Attributes:
-        scale: factor of c; the mean of both runs' scales, or the scale of the one run.
-        centres: whether the norm subtracts the mean.
-        middle: mean of the norm's centred inputs in both runs; None if the scale is frozen.
-        slope: change of the scale for each unit of middle . c; None if the scale is frozen.
     """
 
+    # Factor of c; the mean of both runs' scales, or the scale of the one run.
     scale: Float[Tensor, "*batch"]
-    centres: bool = False
+    centres: bool = False  # whether the norm subtracts the mean
+    # Mean of the norm's centred inputs in both runs; None if the scale is frozen.
     middle: Float[Tensor, "*batch d"] | None = None
+    # Change of the scale for each unit of middle . c; None if the scale is frozen.
     slope: Float[Tensor, "*batch"] | None = None
 
     def __getitem__(self, at: int | slice | Tensor | tuple[Tensor | slice, ...]) -> "NormMap":
@@ -99,19 +96,13 @@ def mean_square_secant(
 
 @dataclass(frozen=True, eq=False)
 class OutputMap:
-    """The linear map from hidden numbers to the stream: W, the norm after it, and its gain.
+    """The linear map from hidden numbers to the stream: W, the norm after it, and its gain."""
 
-    Attributes:
-        weight: W.
-        norm: between W and the stream; the identity without one.
-        gain: of the norm, times the factor of all writes.
-        bias: the part of the biases that is written at each position. Between two texts it is the
-            change by the router of experts, or 0.
-    """
-
-    weight: Float[Tensor, "d_model hidden"]
-    norm: NormMap
-    gain: Float[Tensor, " #d_model"]
+    weight: Float[Tensor, "d_model hidden"]  # W
+    norm: NormMap  # between W and the stream; the identity without one
+    gain: Float[Tensor, " #d_model"]  # of the norm, times the factor of all writes
+    # The part of the biases that is written at each position. Between two texts it is the change by
+    # the router of experts, or 0.
     bias: Float[Tensor, "time d_model"]
 
     @classmethod
