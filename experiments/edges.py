@@ -19,9 +19,9 @@ from bilens.read.language import TokenDirection
 from bilens.read.linear.projections import Reads
 from bilens.read.linear.secants import norm_secant
 from bilens.residual import Moment
-from bilens.residual.interventions import Number, Run, Site, Slope, last_site, slopes
+from bilens.residual.interventions import Number, Run, Site, last_site
 from bilens.residual.parts import LinearMap
-from experiments.patching import GRADIENTS
+from experiments.patching import GRADIENTS, Slope, slopes
 
 
 class AttributedEdges(EdgeGraph):

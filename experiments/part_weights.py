@@ -32,7 +32,7 @@ from bilens.data import Grammar
 from bilens.models import load
 from bilens.read.flow import Flow, flow, open_part
 from bilens.read.flow.ablation import without_written
-from bilens.read.flow.weights import mlp_of
+from bilens.read.linear.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Run
 from bilens.sections import Table
@@ -138,7 +138,8 @@ def _part(
 ) -> Share:
     layer, position = (int(x) for x in address.removeprefix("mlp.").split("@"))
     part = open_part(model, through, address, k=K)
-    mlp, w = mlp_of(model, through, layer), through.above(Moment.mlp(layer))
+    mlp = LinearMLP.of(model, (through.trace, through.before), layer)
+    w = through.above(Moment.mlp(layer))
     output = mlp.write(mlp.z)[position]
     hidden = mlp.hidden(mlp.z, slice(None))[position]
     units = (mlp.weights(w)[position] * hidden).abs().topk(K).indices

@@ -37,7 +37,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -53,7 +53,17 @@ from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
-from bilens.residual.interventions import Number, Run, logit_of, mixed_site, mlp_site, slopes
+from bilens.residual.interventions import (
+    EMBEDDING,
+    Number,
+    OfBatch,
+    Run,
+    Site,
+    logit_of,
+    mixed_site,
+    mlp_site,
+    token_site,
+)
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
@@ -70,6 +80,37 @@ GRADIENTS = {
     "integrated gradients": tuple((i + 0.5) / POINTS for i in range(POINTS)),
 }
 """Attributions by gradients, with the points between the other text and the text."""
+
+
+class Slope(NamedTuple):
+    """What stands at a site in some runs, and the gradient of a number by it."""
+
+    value: Float[Tensor, "runs time width"]
+    slope: Float[Tensor, "runs time width"]
+
+
+def slopes(
+    run: Run, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
+) -> list[Slope]:
+    """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
+
+    `tokens` are the embeddings, in one run each; `run` gives the text.
+    """
+    zeros: dict[Site, Tensor] = {}
+    values: dict[Site, Tensor] = {}
+
+    def add_zeros(x: Tensor, site: Site) -> Tensor:
+        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + zeros[site]
+
+    changes: dict[Site, OfBatch] = {token_site(run.model): lambda _: tokens}
+    changes |= {site: partial(add_zeros, site=site) for site in sites}
+    with torch.enable_grad():
+        value = number(run.batch([EMBEDDING] * len(tokens), changes)).sum()
+        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
+    return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
+
+
 KINDS = ("heads", "mlps")
 
 

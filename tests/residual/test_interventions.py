@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiments.patching import slopes
 
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
@@ -15,7 +16,6 @@ from bilens.residual.interventions import (
     mixed_site,
     mixture,
     mlp_site,
-    slopes,
     token_site,
 )
 from tests.families import ALL, DAILY, exact_norms, some_text, tiny

@@ -202,9 +202,8 @@ class Canvas:
         """Draw a line of `width` pixels."""
         x, y = zip(start, end, strict=True)
         line = {"color": color, "width": width}
-        self._traces.append(
-            go.Scatter(x=x, y=y, mode="lines", line=line, opacity=0.75, hoverinfo="skip")
-        )
+        look = {"mode": "lines", "line": line, "opacity": 0.75, "hoverinfo": "skip"}
+        self._traces.append(go.Scatter(x=x, y=y, **look))
 
     def label(
         self,

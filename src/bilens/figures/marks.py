@@ -318,9 +318,8 @@ def is_relative(item: Item, name: str) -> bool:
 
 
 def _transform(plot: Plot, item: Item) -> Any:
-    x, y = (
-        plot.axes.transAxes if is_relative(item, name) else plot.axes.transData for name in "xy"
-    )
+    axes = plot.axes
+    x, y = (axes.transAxes if is_relative(item, name) else axes.transData for name in "xy")
     return mpl_transforms.blended_transform_factory(x, y)
 
 

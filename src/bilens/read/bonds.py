@@ -159,6 +159,7 @@ class BondReading(Reading):
             matrices.append([Picture(f"matrices-{number}", draw)])
         curve = partial(kept_directions_figure, self.by_rank, self.accuracy, mark=self.few)
         accuracies = self.accuracies()
+        table = chain.accuracy_table(accuracies)
         named = {str(self.few), _sum(self.cut.ranks), str(self.by_rank[-1][0])}
         shown = accuracies[accuracies["directions at each bond"].isin(named)]
         products = f"{len(reading.products):,} products of two coordinates"
@@ -180,9 +181,7 @@ class BondReading(Reading):
                 f"changes {held.changed:.1%} of the predictions of the whole model.",
                 [[chain.accuracy_table(shown)]],
             ),
-            Section(
-                "Accuracy by the number of directions", "", [[chain.accuracy_table(accuracies)]]
-            ),
+            Section("Accuracy by the number of directions", "", [[table]]),
             Section(
                 "How fast the directions lose weight",
                 "Each layer's output reaches the next layer through a bond. The share of each of "
@@ -350,11 +349,7 @@ def read_bonds(
 
 
 def recorded_settings(run: str | Path) -> dict[str, Any]:
-    """Return `drop` and `metric` of the cut that is saved in a run; empty if there is none.
-
-    Raises:
-        CheckpointError: the record is damaged.
-    """
+    """Return `drop` and `metric` of the cut that is saved in a run; empty if there is none."""
     path = Path(run) / BONDS_NAME
     record = read_json_object(path) if path.is_file() else {}
     # Whatever reads the run next then shows the cut that is saved in it.
@@ -373,7 +368,8 @@ def bond_figure(reading: BondReading) -> "go.Figure":
     floor = 1e-8
     colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        color, name = colors[number % len(colors)], bond_name(number)
+        color = colors[number % len(colors)]
+        name = f"layer {number} to {number + 1}" if number else "pixels to layer 1"
         # A logarithmic axis has no place for zero.
         shares = [share for share in bond.shares.tolist() if share > floor]
         figure.add_scatter(
@@ -420,8 +416,3 @@ def kept_directions_figure(
         text = f"{mark}: {kept:.1%}"
         figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
     return figure
-
-
-def bond_name(number: int) -> str:
-    """Return the name of a bond."""
-    return "pixels to layer 1" if number == 0 else f"layer {number} to {number + 1}"

@@ -207,11 +207,6 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     return canvas.figure()
 
 
-def node_name(node: BondNode) -> str:
-    """Return the name of a coordinate: its bond, and its number from 1."""
-    return f"{node[0]}.{node[1] + 1}"
-
-
 def _ordered(edges: Sequence[Edge], root: BondNode) -> list[list[BondNode]]:
     """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
@@ -260,7 +255,8 @@ def _draw_node(
             label = "+" if place == 0 else "−"
             canvas.label(label, x=left + 0.25, y=y + 0.04 * aspect, color=GREY)
     below = y + aspect * (1 if node[0] == 0 else 0.76)
-    canvas.label(node_name(node), x=x + 0.5, y=below, color=GREY)
+    # Coordinates are numbered from 1.
+    canvas.label(f"{node[0]}.{node[1] + 1}", x=x + 0.5, y=below, color=GREY)
 
 
 @checked

@@ -51,9 +51,8 @@ CONFIG = {
 @cache
 def page_templates() -> Environment:
     """Return the templates of pages and of their parts, which escape all text."""
-    environment = Environment(
-        loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
-    )
+    loader = PackageLoader("bilens", "report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"signed": signed}
     environment.tests |= {
         "picture": lambda part: isinstance(part, Picture | go.Figure),

@@ -287,12 +287,7 @@ def config_numbers(model: Any) -> dict[str, Any]:
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """Return the parts of a model of a known family.
-
-    Raises:
-        BilensError: the family is unknown, or the model lacks parts that its family names, has
-            others, or a norm computes something else.
-    """
+    """Return the parts of a model of a known family; raise unless the model has just these."""
     kind = type(model).__name__
     if kind not in known_families():
         raise BilensError(
@@ -592,10 +587,7 @@ def known_norm(name: str, module: nn.Module) -> Norm:
     """Return a norm, recognised by its output: centred or not, gain `weight` or 1 + `weight`.
 
     The closest of the four formulas is taken. It must agree with the module at every coordinate
-    within `NORM_ROUNDING` of the gain. Tiny inputs are among those compared: they tell a wrong eps.
-
-    Raises:
-        BilensError: the module computes something else.
+    within rounding of the gain. Tiny inputs are among those compared: they tell a wrong eps.
     """
     # Recognised by its outputs: classes of norms have no common interface, and the same name has
     # the gain w in one family and 1 + w in another.
@@ -612,7 +604,14 @@ def known_norm(name: str, module: nn.Module) -> Norm:
         expected = deepcopy(module).to(wide)(x)
         formulas = product((False, True), (0.0, 1.0))
         norms = [Norm(name, module, centres, offset, eps) for centres, offset in formulas]
-        errors = [_norm_error(norm, x, expected) for norm in norms]
+        errors = []
+        for norm in norms:
+            bias, error = norm.bias(), (norm.applied(norm.normalised(x)) - expected).abs()
+            size = norm.gain().abs() + (0 if bias is None else bias.abs())
+            # Where gain and bias are 0 the output is 0, and any other number is wrong beyond
+            # measure.
+            relative = torch.where(error == 0, error, error / size).nan_to_num(torch.inf)
+            errors.append(float(relative.max()))
     best = min(range(len(norms)), key=errors.__getitem__)
     # Norms of transformers compute in float32, also in a model of float64.
     if not errors[best] <= 1e-5:
@@ -622,12 +621,3 @@ def known_norm(name: str, module: nn.Module) -> Norm:
             f"{errors[best]:.2g} of the gain."
         )
     return norms[best]
-
-
-def _norm_error(norm: Norm, x: Tensor, expected: Tensor) -> float:
-    """Return the largest error of any coordinate, relative to its gain and bias."""
-    bias = norm.bias()
-    size = norm.gain().abs() + (0 if bias is None else bias.abs())
-    error = (norm.applied(norm.normalised(x)) - expected).abs()
-    # Where gain and bias are 0 the output is 0, and any other number is wrong beyond measure.
-    return float(torch.where(error == 0, error, error / size).nan_to_num(torch.inf).max())

@@ -343,35 +343,6 @@ def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Number:
     return lambda x: model.parts.normalised(x[:, -1].to(u)) @ u
 
 
-class Slope(NamedTuple):
-    """What stands at a site in some runs, and the gradient of a number by it."""
-
-    value: Float[Tensor, "runs time width"]
-    slope: Float[Tensor, "runs time width"]
-
-
-def slopes(
-    run: Run, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
-) -> list[Slope]:
-    """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
-
-    `tokens` are the embeddings, in one run each; `run` gives the text.
-    """
-    zeros: dict[Site, Tensor] = {}
-    values: dict[Site, Tensor] = {}
-
-    def add_zeros(x: Tensor, site: Site) -> Tensor:
-        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
-        return x + zeros[site]
-
-    changes: dict[Site, OfBatch] = {token_site(run.model): lambda _: tokens}
-    changes |= {site: partial(add_zeros, site=site) for site in sites}
-    with torch.enable_grad():
-        value = number(run.batch([EMBEDDING] * len(tokens), changes)).sum()
-        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
-    return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
-
-
 def _by_row(functions: Sequence[tuple[int, Function]]) -> Callable[[Tensor], Tensor]:
     def change(x: Tensor) -> Tensor:
         x = x.clone()

@@ -173,11 +173,7 @@ def allowed_change(model: nn.Module) -> float:
 def check_attention(
     model: Any, ids: Int[Tensor, " time"], logits: Float[Tensor, "time vocab"]
 ) -> None:
-    """Compare the logits of a trace, which attends eagerly, with those of the model as it is.
-
-    Raises:
-        BilensError: its own attention computes something else.
-    """
+    """Compare the logits of a trace, which attends eagerly, with those of the model as it is."""
     if attention_choice(model) in (None, "eager"):
         return
     own, change = run(model, ids[None]).logits[0], 0.0

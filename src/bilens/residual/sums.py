@@ -40,8 +40,7 @@ def check_unchanged(
 ) -> float:
     """Return the largest change of a log-probability since `before`, if rounding explains it.
 
-    Raises:
-        BilensError: it does not; names the action, and the state of the model.
+    Else the error names the action, and the state of the model.
     """
     after = log_probabilities(model)
     change = float((after - before).abs().max())
@@ -94,9 +93,8 @@ def check_alone(
     ids = torch.full((1, (position or 0) + 1), token)
     with hooked(after=[(module, lambda *call: torch.zeros_like(call[-1])) for module in silent]):
         logits = model.logits(ids)[0, -1, list(columns)]
-    size = float(total.abs().max()) + model.d_model**0.5 * float(
-        model.parts.logit_weights(columns)[0].norm(dim=0).max()
-    )
+    W_U, _ = model.parts.logit_weights(columns)
+    size = float(total.abs().max()) + model.d_model**0.5 * float(W_U.norm(dim=0).max())
     check_split(model, total, logits, "The logit of a token alone", size=size)
 
 

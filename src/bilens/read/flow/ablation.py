@@ -307,9 +307,7 @@ class _Removals:
 
     def _heads(self, layer: int) -> FrozenHeads:
         if layer not in self.heads:
-            self.heads[layer] = FrozenHeads(
-                self.model, self.flow.trace, layer, through_patterns=False
-            )
+            self.heads[layer] = FrozenHeads(self.model, self.flow.trace, layer)
         return self.heads[layer]
 
     def _value(self, node: Node) -> Tensor:

@@ -243,9 +243,7 @@ def circuit(
 
 
 def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
-    masks = torch.stack(
-        [mask for circuit in found for mask in (circuit.mask, everything_but(circuit))]
-    )
+    masks = torch.stack([x for circuit in found for x in (circuit.mask, everything_but(circuit))])
     restored: list[list[Interval]] = [[] for _ in found]
     left: list[list[Interval]] = [[] for _ in found]
     for cases in measuring:

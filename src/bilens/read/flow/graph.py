@@ -230,21 +230,13 @@ class Flow(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlowGraph(Reading):
-    """A graph of some nodes of a flow.
+    """A graph of some nodes of a flow."""
 
-    Attributes:
-        flow: the flow of all nodes.
-        numbers: numbers of the nodes in the flow.
-        nodes: the logit first; above before below.
-        edges: row a, column b is the flow from b up to a.
-        share_of_flow: their share of the absolute flow.
-    """
-
-    flow: Flow
-    numbers: tuple[int, ...]
-    nodes: tuple[Node, ...]
-    edges: Float[Tensor, "n n"]
-    share_of_flow: float
+    flow: Flow  # the flow of all nodes
+    numbers: tuple[int, ...]  # numbers of the nodes in the flow
+    nodes: tuple[Node, ...]  # the logit first; above before below
+    edges: Float[Tensor, "n n"]  # row a, column b is the flow from b up to a
+    share_of_flow: float  # their share of the absolute flow
 
     axes: ClassVar[dict[str, str]] = Flow.axes
 

@@ -372,10 +372,7 @@ class Split:
         """Return the MLP of a layer as a linear map."""
         if layer in self._mlp_maps:
             return self._mlp_maps[layer]
-        if self.before is None:
-            mlp = LinearMLP.frozen(self.model, self.trace, layer)
-        else:
-            mlp = LinearMLP.between(self.model, (self.trace, self.before), layer)
+        mlp = LinearMLP.of(self.model, (self.trace, self.before), layer)
         if self.keeps:
             self._mlp_maps[layer] = mlp
         return mlp

@@ -111,13 +111,6 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     return opened(model, flow, address, k)
 
 
-def mlp_of(model: ResidualModel, flow: Flow, layer: int) -> LinearMLP:
-    """Return an MLP as the linear map of a flow."""
-    if flow.before is None:
-        return LinearMLP.frozen(model, flow.trace, layer)
-    return LinearMLP.between(model, (flow.trace, flow.before), layer)
-
-
 def eigenvectors(mlp: LinearMLP, w: Float[Tensor, "time d_model"], position: int) -> Directions:
     """Return the eigenvectors of an MLP along w at a position, the largest |flow| first."""
     pulled = torch.zeros_like(mlp.z)
@@ -128,7 +121,7 @@ def eigenvectors(mlp: LinearMLP, w: Float[Tensor, "time d_model"], position: int
 def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     layer, position = part.layer or 0, part.position or 0
     model.mlp(layer)  # an error if it is no tensor
-    mlp, w = mlp_of(model, flow, layer), flow.above(Moment.mlp(layer))
+    mlp, w = LinearMLP.of(model, (flow.trace, flow.before), layer), flow.above(Moment.mlp(layer))
     parts = eigenvectors(mlp, w, position)
     output = mlp.write(mlp.z)[position]
     k = min(k, len(parts.flow))
@@ -154,7 +147,9 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         paths["through heads"] = read.T @ moved.T
     for path, scores in paths.items():
         for name, side in ((path, scores), (f"opposite {path}", -scores)):
-            columns[name] = [_words(model, row) for row in side]
+            # Four tokens that are text.
+            largest = side.topk(min(20, side.shape[1])).indices
+            columns[name] = [", ".join(token_words(model, row, 4)) for row in largest]
     frame = pd.DataFrame(columns)
     return PartWeights(
         part=_named(flow, part),
@@ -195,12 +190,6 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         frames={f"QK of {name}": QK.highest, f"OV of {name}": OV.highest},
         about=((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),),
     )
-
-
-def _words(model: ResidualModel, scores: Float[Tensor, " vocab"]) -> str:
-    """Return four tokens of the largest scores that are text."""
-    largest = scores.topk(min(20, len(scores))).indices
-    return ", ".join(token_words(model, largest, 4))
 
 
 def _numbers(flow: Flow, part: Part) -> list[int]:

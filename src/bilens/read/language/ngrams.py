@@ -176,9 +176,8 @@ def skip_trigram_matrix(
     # The head attends only to the token with embedding e.
     written = _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
     last = _final_stream(model, e, layer)[2]
-    by_head, by_mlp = (
-        _carried(model.parts, moment(layer), u) for moment in (Moment.attention, Moment.mlp)
-    )
+    moments = (Moment.attention(layer), Moment.mlp(layer))
+    by_head, by_mlp = (_carried(model.parts, moment, u) for moment in moments)
     # Past the MLP the effect of A is one number, which B only scales by the final norm.
     ov = FactoredMatrix((written @ by_head)[:, None], last.T)
     if part == "ov":
@@ -456,9 +455,8 @@ def pair_trigrams(
             # One B at a time, so that the probabilities after all its texts fit in memory.
             for second in tokens:
                 # Texts of two tokens that run at once; each has the probability of every token.
-                probabilities = torch.cat(
-                    [_next_token(model, firsts, second) for firsts in tokens.split(1024)]
-                )
+                parts = [_next_token(model, firsts, second) for firsts in tokens.split(1024)]
+                probabilities = torch.cat(parts)
                 bar.advance(task)
                 # Minus the mean over A, which is the part that B explains by itself.
                 yield probabilities - probabilities.mean(0)

@@ -61,6 +61,16 @@ class LinearMLP:
     gain: Float[Tensor, " #n_in"] | None = None  # of the norm; None if L and R have it in them
 
     @classmethod
+    def of(
+        cls, model: ResidualModel, traces: tuple[Trace, Trace | None], layer: int
+    ) -> "LinearMLP":
+        """Return the MLP of a layer on one text, or between two if there is a second trace."""
+        trace, before = traces
+        if before is None:
+            return cls.frozen(model, trace, layer)
+        return cls.between(model, (trace, before), layer)
+
+    @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
         """Return the MLP of a layer on one text, its norms and gate ratios held fixed."""
         mlp, of_layer = model.parts.layers[layer].mlp, trace.layers[layer]

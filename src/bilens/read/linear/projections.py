@@ -65,9 +65,8 @@ class Rotation:
         first = torch.arange(d, device=one.device) <= partner
         ones = torch.stack([first, ~first]).to(one)[:, None].expand(-1, time, -1)
         by_first, by_second = torch.stack(tuple(rotate(ones.contiguous())), 1)[..., None, :]
-        cos, sin = (
-            torch.where(first, a, b) for a, b in ((by_first, by_second), (by_second, by_first))
-        )
+        cos = torch.where(first, by_first, by_second)
+        sin = torch.where(first, by_second, by_first)
         q, k = (cls(*part, partner) for part in zip(cos, sin, strict=True))
         return q, k
 
@@ -86,7 +85,7 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Queries, keys or values on a text: rotation R, inner norm, W and the stream's norm, in turn."""
+    """Queries, keys or values: rotation R, inner norm, W and the stream's norm, in turn."""
 
     moment: Moment  # of the stream
     stream: NormMap  # the norm between the stream and W, with the gain folded into W
@@ -310,7 +309,7 @@ def _options(
     with ExitStack() as stack:
         for module in {part.module for part in (*heads.pairs[0], heads.value)}:
             filled = _in_every_head(module, heads.pairs[0], rows)
-            stack.enter_context(_instead(module, partial(_given, filled)))
+            stack.enter_context(_instead(module, lambda _, filled=filled: filled))
         for norm in heads.inner:
             stack.enter_context(_instead(norm.module, lambda y: y))
         options = attention_call(model.model, partial(arguments.call, heads.module, x))
@@ -332,10 +331,6 @@ def _in_every_head(module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor)
             places = torch.arange(part.n_out) if part.rows is None else part.rows
             filled[..., places] = rows.repeat(1, 1, part.n_out // rows.shape[-1])
     return filled
-
-
-def _given(y: Tensor, _: Tensor) -> Tensor:
-    return y
 
 
 @contextmanager
