@@ -25,12 +25,8 @@ def attribution_graph(
     viewer's threshold thus prunes as `Flow.covering` does. Layers are numbered from 1. Queries
     and keys of heads between two texts have the nodes that they read as `qk_tracing_results`.
 
-    Args:
-        page: the strongest nodes of the flow.
-        slug: name of the graph and of its file.
-        prompt: the text.
-        probability: of the token that the flow is about.
-        scan: the model's name; Neuronpedia takes names of models that it knows.
+    `slug` is the name of the graph and of its file, and `probability` that of the token that the
+    flow is about. `scan` is the model's name; Neuronpedia takes names of models that it knows.
 
     Source: hijohnnylin/neuronpedia, `apps/webapp/app/api/graph/graph-schema.json`;
         safety-research/circuit-tracer, `circuit_tracer/frontend/graph_models.py`.

@@ -68,12 +68,8 @@ def render_page(
 ) -> str:
     """Return the page as text. Everything but the figures is escaped; figures escape their text.
 
-    Args:
-        title: Heading, in a report the question.
-        summary: Paragraph below it, in a report the answer.
-        facts: Names and values for a line below the paragraph.
-        sections: Sections; those that are folded are closed until a reader opens them.
-        about: A line above the heading, such as the name of the model.
+    In a report the title is the question, and the summary below it the answer. Facts are in a line
+    below, and `about` in one above the title, such as the name of the model.
     """
     template = page_templates().get_template("page.html")
     parts = [part for section in sections for part in section.parts]

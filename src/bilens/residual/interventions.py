@@ -270,12 +270,8 @@ class Run:
         """Return the last stream of a run for each set of changes.
 
         Runs go side by side in batches, and each joins its batch at its first changed layer. Under
-        `torch.enable_grad` the result has gradients by all tensors that the changes hold.
-
-        Args:
-            sets: the changes of each run.
-            kept: number of first positions at which all runs are as this one, since nothing is
-                changed there. Their maps and MLPs are not computed again.
+        `torch.enable_grad` the result has gradients by all tensors that the changes hold. At the
+        `kept` first positions nothing may be changed, so that maps and MLPs do not run there again.
         """
         n_layers = self.model.n_layers
         first = []

@@ -285,12 +285,8 @@ class ResidualModel:
     ) -> Iterator[Trace]:
         """Run the model on texts in batches and yield the trace of each, in their order.
 
-        Texts of a batch may differ in length: they are padded to that of the longest. The traces of
-        a batch share its memory.
-
-        Args:
-            texts: strings or token ids.
-            batch_size: number of texts in a batch.
+        Texts of a batch, which are strings or token ids, may differ in length: they are padded to
+        that of the longest. The traces of a batch share its memory.
         """
         for batch in batched(texts, batch_size):
             rows = [self.ids(text) for text in batch]

@@ -43,12 +43,8 @@ class Reader(NamedTuple):
 class EdgeGraph:
     """The parts of a model in order, and the readers of its stream.
 
-    Attributes:
-        readers: of each layer queries by head, keys and values by group, and the MLP; the logits.
-        n_sources: number of parts: the embedding, and of each layer its heads and its MLP.
-
-    Raises:
-        BilensError: layers run side by side, or read more than the stream.
+    Parts are the embedding, and of each layer its heads and its MLP. Readers are of each layer
+    queries by head, keys and values by group, and the MLP; then the logits.
     """
 
     def __init__(self, model: ResidualModel) -> None:

@@ -73,12 +73,7 @@ def second_run(
 
 
 class Other:
-    """The second run, in place of the text `ids`.
-
-    Attributes:
-        ids: the second text's numbers; the first text's where embeddings are given.
-        embeddings: given embeddings; None if the second run is a text.
-    """
+    """The second run, in place of the text `ids`: another text, or embeddings of this one."""
 
     def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
         self.model, self.ids = model, ids

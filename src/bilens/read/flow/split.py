@@ -144,15 +144,7 @@ def split(model: ResidualModel, question: Question, *, through_patterns: bool = 
 
 
 class Split:
-    """Adjoints of a number at every moment of the stream, and the parts that it is split over.
-
-    Attributes:
-        before: the model's second run; None for one text.
-        above: directions that later components read, at each moment and position.
-        heads: flow of each head of each layer at each position, by role; one role for one text.
-        mlps: flow of the MLP of each layer at each position.
-        keeps: whether linear maps of all layers are kept between their two uses.
-    """
+    """Adjoints of a number at every moment of the stream, and the parts that it is split over."""
 
     def __init__(
         self,
@@ -188,8 +180,9 @@ class Split:
         self.root = last[self.places[-1:]].pull(self.measured.u[None])[0]
         self.bias = self.measured.bias if self.before is None else 0.0
         self.absolute = 0.0
+        # Flows of each head of each layer at each position, by role; one role for one text.
         self.heads: list[dict[str, Tensor]] = []
-        self.mlps: list[Tensor] = []
+        self.mlps: list[Tensor] = []  # and of its MLP
         self.above = self._down()
 
     @property

@@ -241,7 +241,6 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
 
     Raises:
         DataError: the texts do not exist.
-        BilensError: the model came without a tokenizer.
     """
     tokenizer: Any = require_tokenizer(model.tokenizer)
     # Texts in another form would be rare tokens to the model.

@@ -185,11 +185,8 @@ def top_pairs(
 ) -> pd.DataFrame:
     """Find the k largest, or smallest, entries of an elementwise product of token matrices.
 
-    Entries are computed in blocks, so the (vocab, vocab) matrix is never in memory.
-
-    Returns:
-        Columns with the tokens of rows and columns, called `sides`, the entries of each of `parts`
-        there, and value.
+    Entries are computed in blocks, so the (vocab, vocab) matrix is never in memory. Columns have
+    the tokens of rows and columns, called `sides`, the entries of each of `parts` there, and value.
     """
     # Blocks of the product are searched one by one and dropped.
     top = factors[0].top_entries(k, times=factors[1:], largest=largest)
