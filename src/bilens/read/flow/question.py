@@ -24,120 +24,6 @@ Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence
 Target = Literal["logit", "log-probability", "probability"]
 
 
-def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
-    """Return a text with some of its words replaced."""
-    if not isinstance(text, str):
-        raise BilensError(
-            "replace needs the text as a string, got numbers of tokens; pass the other text's "
-            "numbers as against"
-        )
-    for word, other in replace.items():
-        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
-        text, count = other.join(words), len(words) - 1
-        if not count:
-            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
-    return text
-
-
-def second_run(
-    model: ResidualModel,
-    text: str,
-    *,
-    against: str | None = None,
-    mean: bool = False,
-    replace: str = "",
-    texts: Sequence[Int[Tensor, " _"]] = (),
-) -> tuple[Against | None, str]:
-    """Return the second run that options of `read_flow` or of a page name, and its name.
-
-    It is None, without a name, if there are none. `texts` are those whose mean embedding is taken;
-    without them it is that of the vocabulary.
-    """
-    if sum(map(bool, (against, mean, replace))) > 1:
-        raise BilensError(
-            "against, mean and replace each name the second run, and more than one is given; "
-            "expected one of them"
-        )
-    if mean:
-        rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
-        return rows.mean(0), "mean embeddings"
-    if replace:
-        pairs = [pair.partition("=") for pair in replace.split(",")]
-        if not all(word and sign for word, sign, _ in pairs):
-            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
-        second = replaced(text, {word: other for word, _, other in pairs})
-        return second, second
-    if against and "|" in against:
-        return against.split("|"), against
-    return against or None, against or ""
-
-
-class Other:
-    """The second run, in place of the text `ids`: another text, or embeddings of this one."""
-
-    def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
-        self.model, self.ids = model, ids
-        self.embeddings: Tensor | None = None
-        if isinstance(against, str):
-            self.ids = self._of_equal_length(ids, model.ids(against))
-        elif isinstance(against, Tensor) and not against.is_floating_point():
-            self.ids = self._of_equal_length(ids, against.to(ids))
-        elif isinstance(against, Tensor):
-            self.embeddings = self._fitted(against)
-        else:
-            if not against:
-                raise BilensError("against holds no texts, expected at least one")
-            texts = [self._of_equal_length(ids, model.ids(text)) for text in against]
-            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
-
-    @property
-    def tokens(self) -> Float[Tensor, "time d_model"]:
-        """The second run's token embeddings."""
-        return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
-
-    def trace(self) -> Trace:
-        """Run the model."""
-        if self.embeddings is None:
-            return self.model.trace(self.ids)
-        with embedded(self.model, self.embeddings):
-            return self.model.trace(self.ids)
-
-    def cut(self, time: int) -> "Other":
-        """Return the run up to a position."""
-        self.ids = self.ids[:time]
-        if self.embeddings is not None:
-            self.embeddings = self.embeddings[:time]
-        return self
-
-    def followed_by(self, answer: Int[Tensor, " n"]) -> "Other":
-        """Return the run with tokens after its text, the same as after the first text."""
-        rows = torch.cat([self.tokens, self.model.parts.embed.rows(answer)])
-        against = torch.cat([self.ids, answer]) if self.embeddings is None else rows
-        return Other(self.model, torch.cat([self.ids, answer]), against)
-
-    def _fitted(self, against: Tensor) -> Tensor:
-        time, width = len(self.ids), self.model.d_model
-        if against.shape not in ((width,), (time, width)):
-            raise BilensError(
-                f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
-                f"({width},), embeddings of the text's {time} tokens or one for all"
-            )
-        check_finite(against=against)
-        return against.to(self.model.device, self.model.parts.dtype).expand(time, width)
-
-    def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
-        if len(ids) == len(other):
-            return other
-        names = [shown_tokens(self.model, row) for row in (ids, other)]
-        pairs = enumerate(zip(*names, strict=False))
-        first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
-        raise BilensError(
-            f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
-            f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
-            "Choose words of equally many tokens"
-        )
-
-
 @dataclass(frozen=True)
 class Question:
     """Why a model predicts one token rather than others, after one text and not after another.
@@ -251,6 +137,120 @@ def by_task(questions: Sequence[Question]) -> list[list[Question]]:
     for question in questions:
         of_tasks[question.task].append(question)
     return list(of_tasks.values())
+
+
+def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
+    """Return a text with some of its words replaced."""
+    if not isinstance(text, str):
+        raise BilensError(
+            "replace needs the text as a string, got numbers of tokens; pass the other text's "
+            "numbers as against"
+        )
+    for word, other in replace.items():
+        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        text, count = other.join(words), len(words) - 1
+        if not count:
+            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
+    return text
+
+
+def second_run(
+    model: ResidualModel,
+    text: str,
+    *,
+    against: str | None = None,
+    mean: bool = False,
+    replace: str = "",
+    texts: Sequence[Int[Tensor, " _"]] = (),
+) -> tuple[Against | None, str]:
+    """Return the second run that options of `read_flow` or of a page name, and its name.
+
+    It is None, without a name, if there are none. `texts` are those whose mean embedding is taken;
+    without them it is that of the vocabulary.
+    """
+    if sum(map(bool, (against, mean, replace))) > 1:
+        raise BilensError(
+            "against, mean and replace each name the second run, and more than one is given; "
+            "expected one of them"
+        )
+    if mean:
+        rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
+        return rows.mean(0), "mean embeddings"
+    if replace:
+        pairs = [pair.partition("=") for pair in replace.split(",")]
+        if not all(word and sign for word, sign, _ in pairs):
+            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
+        second = replaced(text, {word: other for word, _, other in pairs})
+        return second, second
+    if against and "|" in against:
+        return against.split("|"), against
+    return against or None, against or ""
+
+
+class Other:
+    """The second run, in place of the text `ids`: another text, or embeddings of this one."""
+
+    def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
+        self.model, self.ids = model, ids
+        self.embeddings: Tensor | None = None
+        if isinstance(against, str):
+            self.ids = self._of_equal_length(ids, model.ids(against))
+        elif isinstance(against, Tensor) and not against.is_floating_point():
+            self.ids = self._of_equal_length(ids, against.to(ids))
+        elif isinstance(against, Tensor):
+            self.embeddings = self._fitted(against)
+        else:
+            if not against:
+                raise BilensError("against holds no texts, expected at least one")
+            texts = [self._of_equal_length(ids, model.ids(text)) for text in against]
+            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
+
+    @property
+    def tokens(self) -> Float[Tensor, "time d_model"]:
+        """The second run's token embeddings."""
+        return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
+
+    def trace(self) -> Trace:
+        """Run the model."""
+        if self.embeddings is None:
+            return self.model.trace(self.ids)
+        with embedded(self.model, self.embeddings):
+            return self.model.trace(self.ids)
+
+    def cut(self, time: int) -> "Other":
+        """Return the run up to a position."""
+        self.ids = self.ids[:time]
+        if self.embeddings is not None:
+            self.embeddings = self.embeddings[:time]
+        return self
+
+    def followed_by(self, answer: Int[Tensor, " n"]) -> "Other":
+        """Return the run with tokens after its text, the same as after the first text."""
+        rows = torch.cat([self.tokens, self.model.parts.embed.rows(answer)])
+        against = torch.cat([self.ids, answer]) if self.embeddings is None else rows
+        return Other(self.model, torch.cat([self.ids, answer]), against)
+
+    def _fitted(self, against: Tensor) -> Tensor:
+        time, width = len(self.ids), self.model.d_model
+        if against.shape not in ((width,), (time, width)):
+            raise BilensError(
+                f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
+                f"({width},), embeddings of the text's {time} tokens or one for all"
+            )
+        check_finite(against=against)
+        return against.to(self.model.device, self.model.parts.dtype).expand(time, width)
+
+    def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
+        if len(ids) == len(other):
+            return other
+        names = [shown_tokens(self.model, row) for row in (ids, other)]
+        pairs = enumerate(zip(*names, strict=False))
+        first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
+        raise BilensError(
+            f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
+            f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
+            "Choose words of equally many tokens"
+        )
 
 
 class Measured:

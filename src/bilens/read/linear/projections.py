@@ -308,8 +308,8 @@ def _options(
     x = rows[..., :1].expand(*rows.shape[:2], model.d_model)
     with ExitStack() as stack:
         for module in {part.module for part in (*heads.pairs[0], heads.value)}:
-            filled = _in_every_head(module, heads.pairs[0], rows)
-            stack.enter_context(_instead(module, lambda _, filled=filled: filled))
+            given = partial(_in_every_head, module, heads.pairs[0], rows)
+            stack.enter_context(_instead(module, given))
         for norm in heads.inner:
             stack.enter_context(_instead(norm.module, lambda y: y))
         options = attention_call(model.model, partial(arguments.call, heads.module, x))
@@ -322,8 +322,10 @@ def _options(
     return options
 
 
-def _in_every_head(module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor) -> Tensor:
-    """Return an output of a linear map that has the same rows in every head."""
+def _in_every_head(
+    module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor, _: Tensor
+) -> Tensor:
+    """Return an output of a linear map that has the same rows in every head, for any input."""
     # A fused module has the outputs of all its maps; those of values stay 0.
     filled = rows.new_zeros(*rows.shape[:2], LinearMap("", module).n_out)
     for part in maps:
