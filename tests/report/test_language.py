@@ -17,7 +17,6 @@ from bilens.read.language import (
     read_ngrams,
 )
 from bilens.read.language.ngrams import ngram_table
-from bilens.read.language.outputs import model_facts
 from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import tiny
@@ -44,7 +43,6 @@ def page(tmp_path) -> str:
     direction = TokenDirection(ATTACK, ("t4", "t5"))
     reading = LanguageReading(
         model=model,
-        about=model_facts(model, texts),
         ngrams=[read_ngrams(model, ATTACK, minus=direction.minus, layer=0, k=5)],
         directions=[
             read_direction(
