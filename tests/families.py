@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.language import random_model
+from bilens.residual import ResidualModel
+from tests.language import TOKENS, random_model
 from tests.nightly import nightly
 
 VOCAB, WIDTH, HIDDEN, LAYERS, HEADS, TIME = 30, 16, 20, 2, 4, 12
@@ -124,6 +125,10 @@ def tiny(
         values = torch.randn(parameter.shape, generator=generator).double()
         parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
     return model.to(dtype).eval().requires_grad_(False)
+
+
+def family_view(name: str, **how: Any) -> ResidualModel:
+    return ResidualModel(tiny(name, **how), TOKENS)
 
 
 @contextmanager

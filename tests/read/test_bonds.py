@@ -1,13 +1,10 @@
 import copy
 import json
-from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 import bilens
-from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
@@ -21,17 +18,12 @@ from bilens.read import (
 from bilens.read.cuts import chosen_edges
 from bilens.read.fidelity import clopper_pearson, held_out, rank_accuracies
 from bilens.tensor import affine, bonds, with_constant
-from tests.models import digit_model, digits
-
-
-@cache
-def reading(bias: bool = False) -> BondReading:
-    return read_bonds(digit_model(n_layers=2, bias=bias), digits(), drop=0.02)
+from tests.models import digit_bonds, digit_model, digits
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
-    model, data, result = digit_model(n_layers=2, bias=bias), digits(), reading(bias)
+    model, data, result = digit_model(n_layers=2, bias=bias), digits(), digit_bonds(bias)
     small = result.cut_model()
     on_training = data.train_images, data.train_labels
     assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
@@ -71,7 +63,7 @@ def test_a_choice_leaves_room_for_the_spread_of_two_measurements():
 
 
 def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
-    result = reading(bias=True)
+    result = digit_bonds(bias=True)
     result.cut_model().save_files(tmp_path)
     opened = bilens.load(tmp_path)
     x = digits().test_images
@@ -103,7 +95,7 @@ def test_bonds_are_of_the_logits_less_their_mean(bias):
 
 
 def test_directions_tell_what_they_do():
-    result, data = reading(), digits()
+    result, data = digit_bonds(), digits()
     z = result.cut.coordinates(data.test_images)
     for bond, number in ((b, k) for b, rank in enumerate(result.cut.ranks) for k in range(rank)):
         direction = result.cut_reading.direction(bond, number)
@@ -125,7 +117,7 @@ def test_directions_tell_what_they_do():
 
 def test_pictures_are_the_strongest_ends_of_a_coordinate():
     """One picture for each sign, along the strongest eigenvectors of each layer below."""
-    remaining = reading().cut_reading
+    remaining = digit_bonds().cut_reading
     core, write = remaining.cut.cores[0], remaining.cut.write
     assert torch.equal(remaining.pixels(0, 2)[0], write[:, 2])
     high, low = (remaining.cut.read @ x for x in remaining.pixels(1, 1))
@@ -139,7 +131,7 @@ def test_pictures_are_the_strongest_ends_of_a_coordinate():
 
 
 def test_curves_measure_ordinary_models():
-    result, data = reading(), digits()
+    result, data = digit_bonds(), digits()
     ((k, share, error),) = rank_accuracies(result.bonds, data, [3])
     cut = ImageClassifier.from_cut(result.bonds.cut(3), result.model.config)
     logits, smaller = (part(data.test_images).detach() for part in (result.model, cut))
@@ -198,20 +190,9 @@ def test_clopper_pearson_against_tails_of_the_binomial():
     assert high - low == pytest.approx(2 * 1.96 * (0.96 * 0.04 / 10_000) ** 0.5, rel=0.02)
 
 
-def half_of(data: ImageData) -> ImageData:
-    some = {name: getattr(data, name)[::2] for name in ("train_images", "train_labels")}
-    return replace(data, **some)
-
-
-def drawn(model: ImageClassifier, threads: int = 1) -> tuple:
+def drawn(result: BondReading) -> tuple:
     """Return all that the networks of a model show: nodes, percentages, colours and images."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        reading = read_bonds(model, half_of(digits()), drop=0.05).cut_reading
-    finally:
-        torch.set_num_threads(before)
-    edges, images = [], {}
+    reading, edges, images = result.cut_reading, [], {}
     for label in range(10):
         edges += chosen_edges(reading.products, 2, label)
     for node in {node for edge in edges for node in edge.sources}:
@@ -221,11 +202,15 @@ def drawn(model: ImageClassifier, threads: int = 1) -> tuple:
 
 def test_a_model_has_one_picture():
     """On any number of threads, and within rounding of its weights."""
-    model = digit_model(n_layers=2)
-    edges, images = drawn(model)
-    assert drawn(model, threads=2) == (edges, images)
-    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    expected = drawn(digit_bonds())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert drawn(read_bonds(digit_model(2), digits(), drop=0.02)) == expected
+    finally:
+        torch.set_num_threads(before)
+    other, generator = copy.deepcopy(digit_model(2)), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=generator))
-    assert drawn(other) == (edges, images)
+    assert drawn(read_bonds(other, digits(), drop=0.02)) == expected

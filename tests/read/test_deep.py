@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -8,7 +7,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import path_accuracies, read_deep
 from bilens.tensor import decompile
-from tests.models import DEVICE, digit_model, digits
+from tests.models import digit_model, digits
 from tests.tensor.factors import normal
 
 
@@ -59,9 +58,3 @@ def test_the_paths_of_one_class():
     assert all((part.roots == label).all() for label, part in enumerate(parts))
     x = digits().test_images[:5]
     assert torch.allclose(parts[3](x)[:, 3], paths(x)[:, 3], atol=1e-4)
-
-
-def test_the_data_follows_the_model():
-    reading = read_deep(copy.deepcopy(digit_model(2)).to(DEVICE), digits(), k=10)
-    assert reading.data.test_images.device.type == DEVICE
-    assert reading.by_paths == read_deep(digit_model(2), digits(), k=10).by_paths

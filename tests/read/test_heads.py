@@ -21,7 +21,7 @@ from bilens.read.language import (
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-from tests.families import ALL, DAILY, EACH_READ, exact_norms, some_text, tiny
+from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
 
@@ -63,7 +63,7 @@ def test_scores_make_the_pattern_of_the_model(length, **options):
 @pytest.mark.parametrize("name", nightly([n for n in ALL if not n.startswith("gemma2")], DAILY))
 def test_scores_make_the_pattern_of_every_family(name):
     with exact_norms():
-        view, ids = ResidualModel(tiny(name), TOKENS), some_text()[0][:5]
+        view, ids = family_view(name), some_text()[0][:5]
         expected = view.trace(ids).layers[0].pattern[:, -1]
         result = last_row(view, ids)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
@@ -159,6 +159,10 @@ def test_components_of_some_tokens_name_them():
     assert set(numbers(frame["query"])) == set(several)
 
 
+def gain_of(norm):
+    return torch.diag(getattr(norm, "weight", torch.ones(16).double()))
+
+
 def dense_composition(model, writer, reader):
     """Compute the ratio of norms with full matrices."""
     where = [int(part) for part in writer.split()[1].split(".")]
@@ -166,15 +170,13 @@ def dense_composition(model, writer, reader):
     if writer.startswith("mlp"):
         W = block.mlp.W_D.T
     else:
-        gain = torch.diag(getattr(block.attn_norm, "weight", torch.ones(16).double()))
-        W = gain @ block.attn.W_V[where[1]] @ block.attn.W_O[where[1]]
+        W = gain_of(block.attn_norm) @ block.attn.W_V[where[1]] @ block.attn.W_O[where[1]]
     _, place_, side = reader.split()
     block = model.blocks[int(place_[0])]
     if reader.startswith("mlp"):
-        gain = torch.diag(getattr(block.mlp_norm, "weight", torch.ones(16).double()))
-        R = gain @ {"L": block.mlp.W_L, "R": block.mlp.W_R}[side].T
+        R = gain_of(block.mlp_norm) @ {"L": block.mlp.W_L, "R": block.mlp.W_R}[side].T
     else:
-        gain = torch.diag(getattr(block.attn_norm, "weight", torch.ones(16).double()))
+        gain = gain_of(block.attn_norm)
         attn, head, second = block.attn, int(place_[2:]), side.endswith("2")
         Q, K = (attn.W_Q2, attn.W_K2) if second else (attn.W_Q, attn.W_K)
         QK = gain @ Q[head] @ K[head].T @ gain
@@ -229,7 +231,7 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
 
 @pytest.mark.parametrize("name", EACH_READ)
 def test_heads_of_every_family_are_read(name):
-    view = ResidualModel(tiny(name), TOKENS)
+    view = family_view(name)
     result = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
     assert [reading.head for reading in result.heads] == [2, 0]
     assert (result.layer, result.distance) == (1, 2)
@@ -248,65 +250,38 @@ def test_differential_heads_have_outputs_alone():
     assert len(result.outputs.highest) == 2
 
 
+def scores(distance=1, position=None, **parts):
+    view = view_of(**parts)
+    return attention_scores(view, layer=0, distance=distance, position=position)[0]
+
+
+def components(matrix=None, **options):
+    matrix = scores()[0] if matrix is None else matrix
+    return token_components(view_of(), matrix, sides=("a", "b"), **options)
+
+
 REFUSALS = [
     (lambda: attention_scores(view_of(), layer=1), "layer=1, expected 0 to 0"),
-    (
-        lambda: attention_scores(view_of(), layer=0, distance=-1),
-        "distance=-1, expected a whole number, at least 0",
-    ),
-    (
-        lambda: attention_scores(view_of(positions="learned"), layer=0),
-        "position=None, but the model has learned positions",
-    ),
-    (
-        lambda: attention_scores(view_of(positions="shortformer"), layer=0, position=12),
-        "position=12, expected 1 to 11",
-    ),
-    (
-        lambda: attention_scores(view_of(), layer=0, distance=3, position=2),
-        "position=2, expected 3 or more",
-    ),
+    (lambda: scores(distance=-1), "distance=-1, expected a whole number, at least 0"),
+    (lambda: scores(positions="learned"), "position=None, but the model has learned positions"),
+    (lambda: scores(positions="shortformer", position=12), "position=12, expected 1 to 11"),
+    (lambda: scores(distance=3, position=2), "position=2, expected 3 or more"),
     (lambda: head_outputs(view_of(positions="learned"), layer=0), "position=None"),
     (
         lambda: attention_pairs(view_of(attention="differential"), [0], layer=0),
         "attention='differential' has a pattern that is not ordered by one number",
     ),
     (lambda: attention_pairs(view_of(), [4], layer=0), "head=4, expected 0 to 3"),
-    (
-        lambda: attention_pairs(view_of(), [0], layer=0, k=0),
-        "k=0, expected a whole number, at least 1",
-    ),
+    (lambda: attention_pairs(view_of(), [0], layer=0, k=0), "k=0, expected a whole number"),
     (lambda: output_pairs(view_of(), [-1], layer=0), "head=-1, expected 0 to 3"),
+    (lambda: components(scores()), r"matrix is of shape \(4, 30, 30\), expected one table"),
     (
-        lambda: token_components(
-            view_of(), attention_scores(view_of(), layer=0)[0], sides=("a", "b")
-        ),
-        r"matrix is of shape \(4, 30, 30\), expected one table",
-    ),
-    (
-        lambda: token_components(
-            view_of(), FactoredMatrix(torch.ones(3, 1), torch.ones(1, 2)), sides=("a", "b")
-        ),
+        lambda: components(FactoredMatrix(torch.ones(3, 1), torch.ones(1, 2))),
         r"matrix is of shape \(3, 2\), expected one table",
     ),
-    (
-        lambda: token_components(
-            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), among=[1, 2]
-        ),
-        "expected one table of 2 tokens against 2",
-    ),
-    (
-        lambda: token_components(
-            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), k=31
-        ),
-        "k=31, expected a whole number, 1 to 30",
-    ),
-    (
-        lambda: token_components(
-            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), components=5
-        ),
-        "components=5, expected a whole number, 1 to 4",
-    ),
+    (lambda: components(among=[1, 2]), "expected one table of 2 tokens against 2"),
+    (lambda: components(k=31), "k=31, expected a whole number, 1 to 30"),
+    (lambda: components(components=5), "components=5, expected a whole number, 1 to 4"),
 ]
 
 

@@ -11,7 +11,7 @@ from bilens.nn import Bilinear
 from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
 from bilens.report import write_report
 from bilens.tensor import TensorChain, affine
-from tests.models import digit_model, digits
+from tests.models import digit_bonds, digit_model, digits
 from tests.nightly import nightly
 
 
@@ -49,8 +49,8 @@ class Stack(nn.Module):
 def test_a_stack_is_read_as_a_classifier_is(bias, tmp_path):
     stack, data = Stack(2, bias, embedded=True).requires_grad_(False), digits()
     assert isinstance(stack, TensorChain)
-    expected = read_bonds(digit_model(2, bias), data, drop=0.05)
-    bonds = read_bonds(stack, data, drop=0.05)
+    expected = digit_bonds(bias)
+    bonds = read_bonds(stack, data, drop=0.02)
     assert bonds.cut.ranks == expected.cut.ranks
     assert bonds.record() == expected.record()
     deep = read_deep(stack, data, k=30)

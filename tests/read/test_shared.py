@@ -65,6 +65,16 @@ def test_the_paths_of_a_deep_model_share_their_ends():
             assert abs(paths.vectors[row] @ feature.vector) >= feature.agreement - 1e-5
 
 
+def test_features_have_a_row_each():
+    shared = shared_by_classes(spectra(digit_model()))
+    frame = shared.frame()
+    assert frame.weight.sum() == pytest.approx(shared.weight)
+    for row, feature in zip(frame.itertuples(), shared.features, strict=True):
+        labels = {*row.raises.split(", "), *row.lowers.split(", ")} - {""}
+        assert labels == {str(use.label) for use in feature.uses}
+    assert shared.record()["shared features"] == len(shared.features)
+
+
 def test_misuse_is_explained():
     with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
         shared_by_classes(spectra(digit_model())[3])

@@ -10,8 +10,7 @@ from bilens.data import Corpus
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.read.summary import example_prompt, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
-from bilens.residual import ResidualModel
-from tests.families import tiny
+from tests.families import family_view
 from tests.language import random_text, toy_tokenizer
 
 ROWS = [{"input_ids": random_text(seed=seed)} for seed in range(6)]
@@ -19,12 +18,12 @@ ROWS = [{"input_ids": random_text(seed=seed)} for seed in range(6)]
 
 @pytest.fixture(scope="module")
 def summary():
-    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    model = family_view("llama")
     return read_summary(model, Corpus("toy", toy_tokenizer(), ROWS, ROWS), "t3 t4 t5")
 
 
 def test_the_loss_is_that_of_the_model():
-    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    model = family_view("llama")
     texts = [row["input_ids"] for row in ROWS[:4]]
     measured = measure_loss(model, texts, 3 * (len(texts[0]) - 1))
     parts = torch.tensor(
@@ -41,7 +40,7 @@ def test_the_loss_is_that_of_the_model():
 
 
 def test_the_example_is_where_the_right_token_leads_by_most():
-    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    model = family_view("llama")
     # Tokens whose names hold no other token's.
     texts = [torch.randint(3, 10, (9,), generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
     best = (-torch.inf, None, None)
@@ -96,7 +95,7 @@ def test_tokens_are_text():
 
 
 def test_an_example_is_the_text_of_the_corpus_with_the_largest_margin():
-    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    model = family_view("llama")
     prompt, direction = example_prompt(model, Corpus("toy", toy_tokenizer(), ROWS, ROWS))
     places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
     assert (prompt, direction) == largest_margin(model, places)

@@ -1,22 +1,16 @@
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import BondReading, read_bonds
+from bilens.read import BondReading
 from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.cuts import LEAST_DRAWN, chosen_edges, directions_figure, matrices_figure
 from bilens.report import network_figure
-from tests.models import digit_model, digits
+from tests.models import digit_bonds
 
 SHAPE = (8, 8)
-
-
-@cache
-def reading() -> BondReading:
-    return read_bonds(digit_model(n_layers=2), digits(), drop=0.02)
 
 
 @pytest.mark.parametrize(
@@ -34,26 +28,26 @@ def reading() -> BondReading:
 )
 def test_what_a_figure_cannot_show_is_named(draw, message):
     with pytest.raises(BilensError, match=message):
-        draw(reading())
+        draw(digit_bonds())
 
 
 def test_spectra_mark_where_the_cut_ends():
-    figure = bond_figure(reading())
+    figure = bond_figure(digit_bonds())
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     marks = [trace for trace in figure.data if trace.mode == "markers"]
-    assert [mark.x[0] for mark in marks] == list(reading().cut.ranks)
+    assert [mark.x[0] for mark in marks] == list(digit_bonds().cut.ranks)
     assert [line.name for line in lines] == ["pixels to layer 1", "layer 1 to 2"]
-    assert lines[0].y[0] == float(reading().bonds.bonds[0].shares[0])
+    assert lines[0].y[0] == float(digit_bonds().bonds.bonds[0].shares[0])
 
 
 def test_accuracies_by_directions_are_drawn():
-    figure = kept_directions_figure(reading().by_rank, reading().accuracy)
-    assert list(figure.data[0].x) == [k for k, _, _ in reading().by_rank]
-    assert figure.data[0].y[-1] == 100 * reading().by_rank[-1][1]
+    figure = kept_directions_figure(digit_bonds().by_rank, digit_bonds().accuracy)
+    assert list(figure.data[0].x) == [k for k, _, _ in digit_bonds().by_rank]
+    assert figure.data[0].y[-1] == 100 * digit_bonds().by_rank[-1][1]
 
 
 def test_a_network_has_the_largest_products():
-    products = reading().cut.products()
+    products = digit_bonds().cut.products()
     edges = chosen_edges(products, 2, 6)
     top = [edge for edge in edges if edge.target == (2, 6)]
     assert 1 <= len(top) <= 4
@@ -69,7 +63,7 @@ def test_a_network_has_the_largest_products():
     # Every node that is read is also explained, down to the pixels.
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
-    figure = network_figure(reading().cut_reading, 6, SHAPE)
+    figure = network_figure(digit_bonds().cut_reading, 6, SHAPE)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
     drawn = sum(len(set(edge.sources)) + 1 for edge in edges)
@@ -77,27 +71,27 @@ def test_a_network_has_the_largest_products():
 
 
 def test_each_direction_has_a_row_and_each_layer_its_matrices():
-    ranks = reading().cut.ranks
+    ranks = digit_bonds().cut.ranks
     for bond, pictures in enumerate((1 + 8, 2 + 8)):
-        figure = directions_figure(reading().cut_reading, bond, SHAPE)
+        figure = directions_figure(digit_bonds().cut_reading, bond, SHAPE)
         assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
         arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
         assert len(arrows) >= ranks[bond]
-    assert len(matrices_figure(reading().cut_reading, 0).layout.images) == ranks[1] + 1
-    assert len(matrices_figure(reading().cut_reading, 1).layout.images) == 10 + 1
+    assert len(matrices_figure(digit_bonds().cut_reading, 0).layout.images) == ranks[1] + 1
+    assert len(matrices_figure(digit_bonds().cut_reading, 1).layout.images) == 10 + 1
 
 
 def test_a_page_says_which_numbers_directions_have():
     def text(result: BondReading) -> str:
         return " ".join(section.text for section in result.sections())
 
-    assert "measured over the training images, the largest first" in text(reading())
-    other = replace(reading(), metric="weights")
+    assert "measured over the training images, the largest first" in text(digit_bonds())
+    other = replace(digit_bonds(), metric="weights")
     assert "measured over standard normal inputs, the largest first" in text(other)
 
 
 def test_the_answer_says_what_few_directions_keep():
-    result = reading()
+    result = digit_bonds()
     assert result.few == 4
     few = next(accuracy for k, accuracy, _ in result.by_rank if k == 4)
     answer = result.sections()[0].text
@@ -110,7 +104,7 @@ def test_the_answer_says_what_few_directions_keep():
 
 
 def test_a_network_says_how_much_of_its_logit_it_draws():
-    cut_reading = reading().cut_reading
+    cut_reading = digit_bonds().cut_reading
     into = [edge for edge in chosen_edges(cut_reading.products, 2, 3) if edge.target == (2, 3)]
     title = network_figure(cut_reading, 3, SHAPE).layout.title.text
     shown = f"{sum(edge.part for edge in into):.0%} of its squared norm"

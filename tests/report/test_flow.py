@@ -20,9 +20,8 @@ from bilens.read.flow.reading import (
 )
 from bilens.read.language.names import TokenDirection, token_text
 from bilens.report import save_figure, write_report
-from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
-from tests.language import random_model, random_text, toy_tokenizer
+from tests.language import random_text, view_of
 
 TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
 OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
@@ -30,7 +29,7 @@ OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 
 @pytest.fixture(scope="module")
 def split_flow():
-    view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
+    view = view_of(n_layers=2, bias=True)
     return replace(
         flow(view, random_text(), "t3", minus="t4", directions=3, threshold=1e-3), tokens=TOKENS
     )
@@ -184,7 +183,7 @@ CELLS = ".list tbody tr:not(.sum) td"
 
 @pytest.fixture(scope="module")
 def page_of_two_texts(tmp_path_factory):
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    view = view_of(n_layers=2)
     split = flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
     content = flow_page(split, number="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"

@@ -19,8 +19,8 @@ from bilens.read.language import (
 from bilens.read.language.ngrams import ngram_table
 from bilens.report import write_report
 from bilens.residual import ResidualModel
-from tests.families import tiny
-from tests.language import VOCAB, random_model, random_text, toy_tokenizer
+from tests.families import family_view
+from tests.language import VOCAB, random_model, random_text, toy_tokenizer, view_of
 
 ATTACK = "<script>alert(1)</script>"
 
@@ -82,7 +82,7 @@ def test_the_strongest_token_has_full_colour(page):
 
 
 def test_a_direction_shows_the_ends_of_its_spectrum():
-    model = ResidualModel(random_model(), toy_tokenizer())
+    model = view_of()
     result = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
     values = result.all_eigenvectors.values.sort(descending=True).values
     assert result.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
@@ -92,7 +92,7 @@ def test_a_direction_shows_the_ends_of_its_spectrum():
 
 
 def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):
-    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    model = family_view("llama")
     reading = read_language(
         model, corpus(toy_tokenizer()), [TokenDirection("t3")], layer=1, among=10
     )
@@ -106,7 +106,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):
 
 
 def test_tables_hold_tokens_and_the_value():
-    model = ResidualModel(random_model(), toy_tokenizer())
+    model = view_of()
     result = read_ngrams(model, "t3", layer=0, k=4)
     table = ngram_table(result.heads[0], "head")
     assert table.header == ["earlier token", "present token", "logits"]

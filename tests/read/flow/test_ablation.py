@@ -6,17 +6,10 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow, measure
 from bilens.residual import ResidualModel
 from tests.families import EACH_READ, exact_norms, some_text, tiny
-from tests.language import random_model, random_text
+from tests.language import random_model, random_text, view_of
+from tests.read.flow.flows import numbers_of
 
 STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
-
-
-def numbers(result, **wanted):
-    return [
-        i
-        for i, node in enumerate(result.nodes)
-        if all(getattr(node, name) == value for name, value in wanted.items())
-    ]
 
 
 def without_mlps(model):
@@ -33,25 +26,25 @@ def exact(results, tolerance=1e-10):
 
 @pytest.mark.parametrize("scale", [0.0, 0.25, 2.0])
 def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
-    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
+    view, ids = view_of(**STRAIGHT), random_text()
     flows = flow(view, ids, view.direction(3), directions="all", threshold=0)
-    last = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
+    last = numbers_of(flows, kind="direction", layer=1, position=len(ids) - 1)
     exact(measure(view, flows, last, scale=scale))
 
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
 def test_edges_to_the_logit_are_exact_without_a_norm(settings):
-    view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
+    view, ids = view_of(**STRAIGHT, **settings), random_text(5)
     flows = flow(view, ids, view.direction(3), directions=3, threshold=1e-4)
     edges = [(0, i) for i, node in enumerate(flows.nodes) if i and node.kind != "bias"]
     exact(measure(view, flows, edges, scale=0.5))
 
 
 def test_edges_to_directions_change_what_they_read():
-    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(5)
+    view, ids = view_of(**STRAIGHT), random_text(5)
     flows = flow(view, ids, view.direction(3), directions=3, threshold=1e-4)
-    above = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
-    below = [i for kind in ("head", "token", "rest") for i in numbers(flows, kind=kind)]
+    above = numbers_of(flows, kind="direction", layer=1, position=len(ids) - 1)
+    below = [i for kind in ("head", "token", "rest") for i in numbers_of(flows, kind=kind)]
     exact(measure(view, flows, [(a, b) for a in above for b in below if b > a]))
 
 
@@ -59,9 +52,9 @@ def test_edges_to_directions_change_what_they_read():
 def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
     flows = flow(view, random_text(4), view.direction(3), threshold=1e-3)
-    heads = numbers(flows, kind="head", layer=1)
+    heads = numbers_of(flows, kind="head", layer=1)
     exact(measure(view, flows, heads))
-    below = [*numbers(flows, kind="head", layer=0), *numbers(flows, kind="token")]
+    below = [*numbers_of(flows, kind="head", layer=0), *numbers_of(flows, kind="token")]
     exact(measure(view, flows, [(a, b) for a in heads for b in below]))
 
 
@@ -72,12 +65,12 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
         assert len(set(ids.tolist())) == 4
         u = view.direction(3)
         flows = flow(view, ids, u, threshold=0.1)
-        [result] = measure(view, flows, numbers(flows, kind="token", position=1))
+        [result] = measure(view, flows, numbers_of(flows, kind="token", position=1))
         view.parts.embed.module.weight[ids[1]] = 0
         zeroed = flow(view, ids, u, threshold=0.1)
     # Between runs of other batches is a softmax in float32.
     assert result.actual == pytest.approx(zeroed.value - flows.value, abs=1e-5)
-    assert result.predicted == -flows.nodes[numbers(flows, kind="token", position=1)[0]].flow
+    assert result.predicted == -flows.nodes[numbers_of(flows, kind="token", position=1)[0]].flow
 
 
 @pytest.mark.parametrize(
@@ -90,16 +83,9 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     ],
 )
 def test_what_cannot_be_removed_is_said(part, message):
-    view = ResidualModel(random_model(**STRAIGHT))
+    view = view_of(**STRAIGHT)
     flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0.1)
     if part == "rest":
-        part = (numbers(flows, kind="rest")[0], numbers(flows, kind="token")[0])
+        part = (numbers_of(flows, kind="rest")[0], numbers_of(flows, kind="token")[0])
     with pytest.raises(BilensError, match=message):
         measure(view, flows, [part])
-
-
-def test_nothing_is_scaled_by_less_than_zero():
-    view = ResidualModel(random_model(**STRAIGHT))
-    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0.1)
-    with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
-        measure(view, flows, [1], scale=-1)

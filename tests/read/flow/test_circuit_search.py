@@ -22,26 +22,20 @@ from bilens.read.flow.circuit_search import (
 )
 from bilens.read.flow.question import read_questions
 from bilens.residual import ResidualModel
-from tests.families import exact_norms, tiny
-from tests.language import random_model, toy_tokenizer
-
-QUESTIONS = [
-    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
-    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4", "one"),
-    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
-    Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
-]
+from tests.families import exact_norms, family_view
+from tests.language import random_model, toy_tokenizer, view_of
+from tests.read.flow.flows import QUESTIONS, check_gradient, write_questions
 
 
 @pytest.fixture(scope="module")
 def view():
-    return ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
+    return view_of(n_layers=2, norm="rms")
 
 
 @pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
-    model = ResidualModel(tiny(name), toy_tokenizer())
+    model = family_view(name)
     with exact_norms():
         cases = Cases(model, QUESTIONS[: 1 if by_position else 3], by_position=by_position)
         ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
@@ -50,18 +44,6 @@ def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
     assert float(f[0]) == pytest.approx(1, abs=1e-5)
     assert abs(float(f[1])) < 1
     assert float(f[1]) != pytest.approx(1, abs=1e-3)
-
-
-def check_gradient(cases):
-    """Compare the gradient of f by masks with central differences."""
-    generator = torch.Generator().manual_seed(0)
-    masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
-    slope = cases.gradient(masks, [1.0, 0.5])
-    step = torch.randn(cases.shape, generator=generator, dtype=torch.float64) * 1e-6
-    ends = [cases.faithfulness(masks + sign * step) for sign in (1, -1)]
-    expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
-    assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
-    assert float(slope.abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("by_position", [False, True])
@@ -211,8 +193,7 @@ def test_the_answer_says_which_parts_stay_in_place(view):
 
 def test_questions_come_from_a_file(tmp_path, view):
     path = tmp_path / "pairs.tsv"
-    lines = ["\t".join([q.text, q.token, "t6", q.against]) for q in QUESTIONS[:2]]
-    path.write_text("\n".join(lines) + "\n\n")
+    write_questions(path, QUESTIONS[:2])
     reading = read_circuit(view, pairs=str(path))
     assert reading.circuits[0].questions == (1, 1)
     assert reading.question.text == QUESTIONS[1].text

@@ -4,30 +4,18 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuit
+from bilens.read.flow import circuit
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
-from bilens.residual import ResidualModel
-from tests.families import exact_norms, tiny
-from tests.language import random_model, toy_tokenizer
-from tests.read.flow.test_circuit_search import check_gradient
-
-FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]
-QUESTIONS = [
-    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4"),
-    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4"),
-    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8"),
-]
+from tests.families import exact_norms, family_view
+from tests.language import view_of
+from tests.read.flow.flows import QUESTIONS, check_gradient
 
 
-def drawn(shape, share=0.5):
-    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share
-
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "own-constant"])
 def test_all_edges_are_the_first_text_and_none_the_second(name):
     with exact_norms():
-        cases = EdgeCases(Cases(ResidualModel(tiny(name), toy_tokenizer()), QUESTIONS[:2]))
+        cases = EdgeCases(Cases(family_view(name), QUESTIONS[:2]))
         ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
         values = cases.values(ends)
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
@@ -35,7 +23,7 @@ def test_all_edges_are_the_first_text_and_none_the_second(name):
 
 
 def test_a_model_of_one_layer_has_its_edges_too():
-    view = ResidualModel(random_model(n_layers=1), toy_tokenizer())
+    view = view_of(n_layers=1)
     cases = EdgeCases(Cases(view, QUESTIONS[:2]))
     assert cases.graph.first_reader(1) == len(cases.graph.readers) - 1
     values = cases.values(torch.ones(1, *cases.shape).double())
@@ -45,9 +33,9 @@ def test_a_model_of_one_layer_has_its_edges_too():
 @pytest.mark.parametrize("name", ["llama", "gpt2", "own-constant"])
 def test_the_edges_between_some_parts_are_these_parts(name):
     with exact_norms():
-        parts = Cases(ResidualModel(tiny(name), toy_tokenizer()), QUESTIONS[:2])
+        parts = Cases(family_view(name), QUESTIONS[:2])
         edges = EdgeCases(parts)
-        mask = drawn(parts.shape)
+        mask = torch.rand(parts.shape, generator=torch.Generator().manual_seed(0)) < 0.5
         by_parts = parts.values(mask[None].double())
         by_edges = edges.values(edges.graph.between(mask)[None].double())
     assert 0 < int(mask.sum()) < mask.numel()
@@ -55,13 +43,13 @@ def test_the_edges_between_some_parts_are_these_parts(name):
 
 
 def test_gradients_by_edges_are_central_differences():
-    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
-    check_gradient(EdgeCases(Cases(view, QUESTIONS)))
+    view = view_of(n_layers=2, norm="rms")
+    check_gradient(EdgeCases(Cases(view, QUESTIONS[:3])))
 
 
 def test_edges_keep_what_is_asked_and_are_named():
-    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
-    cases = Cases(view, QUESTIONS)
+    view = view_of(n_layers=2, norm="rms")
+    cases = Cases(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
     found = found_edges(cases, cases, parts, 0.5)
@@ -77,8 +65,8 @@ def test_edges_keep_what_is_asked_and_are_named():
 
 
 def test_a_circuit_of_edges_is_a_part_of_the_reading():
-    view = ResidualModel(random_model(n_layers=2, norm="rms"), toy_tokenizer())
-    reading = circuit(view, QUESTIONS, keep=0.8, level="edges")
+    view = view_of(n_layers=2, norm="rms")
+    reading = circuit(view, QUESTIONS[:3], keep=0.8, level="edges")
     (found,) = reading.edges
     assert (
         f"{len(found.edges)} of the {found.candidates} edges between them" in reading.facts()[0][1]
@@ -89,6 +77,6 @@ def test_a_circuit_of_edges_is_a_part_of_the_reading():
 
 
 def test_models_whose_parts_read_more_than_the_stream_are_refused():
-    view = ResidualModel(tiny("neox"), toy_tokenizer())
+    view = family_view("neox")
     with pytest.raises(BilensError, match="side by side"):
         EdgeGraph(view)

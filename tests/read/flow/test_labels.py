@@ -5,16 +5,14 @@ import torch
 
 from bilens.read.flow import flow
 from bilens.read.flow.labels import sources, token_words
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from tests.language import random_model, random_text, toy_tokenizer
-
-DIRECTION = TokenDirection("t3", ("t7", "t8"))
+from bilens.read.flow.nodes import LEAVES
+from tests.language import random_text, view_of
+from tests.read.flow.flows import DIRECTION, numbers_of
 
 
 @pytest.fixture(scope="module")
 def view():
-    return ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
+    return view_of(n_layers=2, bias=True)
 
 
 def ranked(view, present, absent, likely):
@@ -57,7 +55,8 @@ def test_on_one_text_a_token_is_removed(view):
 
     with embedding.register_forward_hook(without):
         absent = view.logits(ids[None])[0, -1]
-    (token,) = [node for node in result.nodes if (node.kind, node.position) == ("token", 2)]
+    (number,) = numbers_of(result, kind="token", position=2)
+    token = result.nodes[number]
     assert (token.raises, token.lowers) == ranked(view, view.logits(ids[None])[0, -1], absent, 30)
 
 
@@ -65,17 +64,12 @@ def test_whole_mlps_are_the_sums_of_their_directions(view):
     options = {"threshold": 0, "against": random_text(seed=5)}
     whole = flow(view, random_text(), DIRECTION, ablate=200, **options)
     parts = flow(view, random_text(), DIRECTION, directions=3, ablate=0, **options)
-    mlps = [i for i, node in enumerate(whole.nodes) if node.kind == "mlp"]
+    mlps = numbers_of(whole, kind="mlp")
     assert len(mlps) == 10
     assert not any(node.kind == "rest" and node.part == "mlp" for node in whole.nodes)
     for number in mlps:
         node = whole.nodes[number]
-        place = (node.layer, node.position)
-        inside = [
-            i
-            for i, n in enumerate(parts.nodes)
-            if n.kind == "direction" and (n.layer, n.position) == place
-        ]
+        inside = numbers_of(parts, kind="direction", layer=node.layer, position=node.position)
         assert node.address == f"mlp.{node.layer}@{node.position}"
         assert node.flow == pytest.approx(sum(parts.nodes[i].flow for i in inside))
         written = sum(parts.writes.vector[parts.writes.node == i].sum(0) for i in inside)
@@ -88,10 +82,10 @@ def test_sources_are_shares_of_all_paths(view):
     result = flow(view, random_text(), DIRECTION, threshold=0, ablate=0)
     edges, nodes = result.edges(), result.nodes
     through = torch.tensor([node.flow for node in nodes]).double()
-    inner = torch.tensor([node.kind not in ("token", "position", "bias") for node in nodes])
+    inner = torch.tensor([node.kind not in LEAVES for node in nodes])
     E = torch.where(inner[:, None], edges / through[:, None], 0).nan_to_num()
     shares = torch.linalg.inv(torch.eye(len(nodes)) - E)
-    tokens = [i for i, node in enumerate(nodes) if node.kind == "token"]
+    tokens = numbers_of(result, kind="token")
     numbers = [i for i in result.strongest() if nodes[i].part and nodes[i].kind != "bias"][:30]
     for number, named in zip(numbers, sources(result, numbers, k=1), strict=True):
         strongest = tokens[int(shares[number, tokens].abs().argmax())]

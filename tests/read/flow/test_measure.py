@@ -5,14 +5,11 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, patch, remove
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from tests.families import exact_norms, some_text, tiny
-from tests.language import random_model, random_text, toy_tokenizer
+from tests.families import exact_norms, family_view, some_text
+from tests.language import view_of
 from tests.nightly import nightly
+from tests.read.flow.flows import DIRECTION, TWO, numbers_of
 
-DIRECTION = TokenDirection("t3", ("t7", "t8"))
-TWO = random_text(seed=1), random_text(seed=2)
 FEW = nightly(
     ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"],
     ["llama-biases", "gemma2", "neox"],
@@ -24,10 +21,9 @@ def between(view, **options):
 
 
 def test_nodes_that_only_the_unembedding_reads_have_their_flow():
-    view = ResidualModel(random_model(n_layers=2, norm="none"), toy_tokenizer())
+    view = view_of(n_layers=2, norm="none")
     outcome = between(view)
-    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "mlp" and n.layer == 1]
-    last = [i for i in last if outcome.nodes[i].position == len(TWO[0]) - 1]
+    last = numbers_of(outcome, kind="mlp", layer=1, position=len(TWO[0]) - 1)
     results = measure(view, outcome, last)
     assert results
     for i, result in zip(last, results, strict=True):
@@ -38,30 +34,26 @@ def test_nodes_that_only_the_unembedding_reads_have_their_flow():
 @pytest.mark.parametrize("name", FEW)
 def test_all_tokens_at_once_turn_one_text_into_the_other(name):
     """Exchanging every token's change is the whole change, in both directions."""
-    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    view, (first, second) = family_view(name), some_text()[:2]
     second = torch.cat([first[:5], second[5:6], first[6:]])
     with exact_norms():
         flows = flow(view, first, DIRECTION, against=second)
-        (changed,) = [i for i, n in enumerate(flows.nodes) if n.kind == "token" and n.position == 5]
-        (result,) = measure(view, flows, [changed])
+        (result,) = measure(view, flows, numbers_of(flows, kind="token", position=5))
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
     """All nodes of a head together write its change if no norm follows the heads."""
-    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    view, (first, second) = family_view(name), some_text()[:2]
     if view.layer(0).heads.out_norm is not None:
         pytest.skip("a norm after the heads mixes them")
     with exact_norms():
         flows = flow(view, first, DIRECTION, position=0, against=second, threshold=0)
         patched = patch(view, first, DIRECTION, position=0, against=second)
         for head in range(view.n_heads):
-            nodes = [
-                i
-                for i, n in enumerate(flows.nodes)
-                if (n.kind, n.layer, n.number) == ("head", 1, head) and n.flow
-            ]
+            heads = numbers_of(flows, kind="head", layer=1, number=head)
+            nodes = [i for i in heads if flows.nodes[i].flow]
             # At the first position a head moves one value, and its pattern is 1 in both runs.
             assert [flows.nodes[i].role for i in nodes] == ["values"]
             (result,) = measure(view, flows, nodes)
@@ -70,15 +62,9 @@ def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
             )
 
 
-def test_the_logit_cannot_be_measured():
-    view = ResidualModel(random_model(), toy_tokenizer())
-    with pytest.raises(BilensError, match="number=0 is output, expected one part of the model"):
-        measure(view, between(view), [0])
-
-
 @pytest.mark.parametrize("against", [None, TWO[1]])
 def test_one_node_is_removed_as_it_is_measured(against):
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    view = view_of(n_layers=2)
     flows = flow(view, TWO[0], DIRECTION, against=against, directions=2, threshold=1e-3)
     kinds = {"token", "head", "direction"}
     first = {n.kind: i for i, n in reversed([*enumerate(flows.nodes)]) if n.kind in kinds}
@@ -93,10 +79,10 @@ def test_one_node_is_removed_as_it_is_measured(against):
 @pytest.mark.parametrize("name", FEW)
 def test_all_tokens_removed_together_leave_no_change(name):
     """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
-    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    view, (first, second) = family_view(name), some_text()[:2]
     with exact_norms():
         flows = flow(view, first, DIRECTION, against=second, threshold=0)
-        tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
+        tokens = numbers_of(flows, kind="token")
         result = remove(view, flows, tokens)
         # A direction of the last layer beside the tokens adds what does not come from them.
         above = next(i for i, n in enumerate(flows.nodes) if n.kind == "mlp")
@@ -108,8 +94,10 @@ def test_all_tokens_removed_together_leave_no_change(name):
     assert group.predicted == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_to_remove_is_said():
-    view = ResidualModel(random_model(), toy_tokenizer())
+def test_what_cannot_be_measured_or_removed_is_said():
+    view = view_of()
+    with pytest.raises(BilensError, match="number=0 is output, expected one part of the model"):
+        measure(view, between(view), [0])
     flows = flow(view, TWO[0], DIRECTION)
     with pytest.raises(BilensError, match="numbers is empty"):
         remove(view, flows, [])

@@ -7,22 +7,19 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import flow, open_part, read_flow, remove
 from bilens.read.language import TokenDirection, attention_pairs
 from bilens.read.language.heads import output_pairs
-from bilens.residual import Moment, ResidualModel
+from bilens.residual import Moment
 from bilens.residual.interventions import writer_of
-from tests.language import random_model, random_text, toy_tokenizer
+from tests.language import random_text, view_of
+from tests.read.flow.flows import numbers_of
 
 DIRECTION = TokenDirection("t3", ("t7",))
 TEXTS = [random_text(6, seed=1), random_text(6, seed=2)]
 AT = 4
 
 
-def made(**parts):
-    return ResidualModel(random_model(n_layers=2, **parts), toy_tokenizer())
-
-
 @pytest.fixture(scope="module")
 def view():
-    return made(norm="rms")
+    return view_of(n_layers=2, norm="rms")
 
 
 def flow_of(view, second):
@@ -61,7 +58,7 @@ def test_eigenvectors_are_those_of_a_dense_reference(view, second):
 
 @pytest.mark.parametrize("second", [None, TEXTS[1]])
 def test_all_eigenvectors_of_an_mlp_with_biases_are_the_whole(second):
-    view = made(norm="layer", bias=True)
+    view = view_of(n_layers=2, norm="layer", bias=True)
     opened = open_part(view, flow_of(view, second), f"mlp.0@{AT}", k=40)
     assert opened.frame().flow.sum() == pytest.approx(opened.flow)
     assert opened.share == pytest.approx(1)
@@ -110,10 +107,10 @@ def test_the_share_is_that_of_runs_by_hand(view, second, k):
 @pytest.mark.parametrize("second", [None, TEXTS[1]])
 @pytest.mark.parametrize("attention", ["softmax", "bilinear"])
 def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attention):
-    view = made(norm="none", attention=attention)
+    view = view_of(n_layers=2, norm="none", attention=attention)
     result = flow_of(view, second)
     opened = open_part(view, result, "head.0.2@4")
-    numbers = [i for i, n in enumerate(result.nodes) if n.address == "head.0.2@4"]
+    numbers = numbers_of(result, address="head.0.2@4")
     assert opened.measured == -remove(view, result, numbers).actual
     assert opened.flow == pytest.approx(sum(result.nodes[i].flow for i in numbers))
     strongest = max(numbers, key=lambda i: abs(result.nodes[i].flow))
@@ -159,6 +156,6 @@ def test_parts_that_cannot_be_opened_are_said(view):
         open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0@1")
     with pytest.raises(BilensError, match="has no node in the flow"):
         open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0")
-    gated = made(mlp="swiglu")
+    gated = view_of(n_layers=2, mlp="swiglu")
     with pytest.raises(NotBilinearError, match="an activation that is not linear"):
         open_part(gated, flow_of(gated, None), "mlp.0@4")

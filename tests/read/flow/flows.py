@@ -1,0 +1,70 @@
+"""Questions on small models, and what every flow adds up to."""
+
+import pytest
+import torch
+
+from bilens.read.flow import Question
+from bilens.read.flow.nodes import LEAVES
+from bilens.read.language import TokenDirection
+from tests.language import random_text
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+TWO = torch.stack([random_text(seed=1), random_text(seed=2)])
+QUESTIONS = [
+    Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one"),
+    Question("t2 t2 t9 t4", "t5", ("t6",), "t2 t7 t9 t4", "one"),
+    Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
+    Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
+]
+
+
+def write_questions(path, questions):
+    rows = [(q.text, q.token, *q.minus, q.against, q.task) for q in questions]
+    path.write_text("\n".join("\t".join(row) for row in rows) + "\n\n")
+
+
+def logit(view, ids):
+    """Return the number along `DIRECTION` at the end of a text, before a cap."""
+    logits, cap = view.logits(ids[None])[0, -1], view.parts.softcap
+    logits = logits if cap is None else cap * torch.atanh(logits / cap)
+    return float(logits[3] - logits[[7, 8]].mean())
+
+
+def leaves(result):
+    return sum(node.flow for node in result.nodes if node.kind in LEAVES)
+
+
+def check(result, value, tolerance=1e-9):
+    """Compare sums of a flow's leaves, and of what flows into and out of each node."""
+    edges, flows = result.edges(), torch.tensor([n.flow for n in result.nodes], dtype=torch.float64)
+    largest = max(float(edges.abs().max()), float(flows.abs().max()))
+    kinds = [n.kind for n in result.nodes]
+    leaf = torch.tensor([kind in LEAVES for kind in kinds])
+    assert result.value == pytest.approx(value, abs=tolerance * largest)
+    assert leaves(result) == pytest.approx(value, abs=tolerance * largest)
+    torch.testing.assert_close(edges.sum(1)[~leaf], flows[~leaf], rtol=0, atol=tolerance * largest)
+    torch.testing.assert_close(edges.sum(0)[1:], flows[1:], rtol=0, atol=tolerance * largest)
+    assert edges.triu().equal(edges)
+    assert kinds[0] == "output"
+    assert kinds.count("output") == 1
+
+
+def check_gradient(cases):
+    """Compare the gradient of f by masks with central differences."""
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(2, *cases.shape, generator=generator, dtype=torch.float64)
+    slope = cases.gradient(masks, [1.0, 0.5])
+    step = torch.randn(cases.shape, generator=generator, dtype=torch.float64) * 1e-6
+    ends = [cases.faithfulness(masks + sign * step) for sign in (1, -1)]
+    expected = ((ends[0] - ends[1]) @ torch.tensor([1.0, 0.5]).double()) / 2
+    assert float((slope * step).sum()) == pytest.approx(float(expected), rel=1e-4)
+    assert float(slope.abs().max()) > 1e-3
+
+
+def numbers_of(result, **wanted):
+    """Return the numbers of the nodes that have these values."""
+    return [
+        number
+        for number, node in enumerate(result.nodes)
+        if all(getattr(node, name) == value for name, value in wanted.items())
+    ]
