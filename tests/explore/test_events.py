@@ -22,9 +22,12 @@ TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
 @pytest.fixture(scope="module")
 def screen() -> Screen[LanguageState]:
     corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
+    # Without a tensor there are no panels, which other tests open.
+    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2, mlp="swiglu")
+    page = LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
+    page.start = replace(page.start, circuit=False)
     with gr.Blocks():
-        return LanguagePage(ResidualModel(model, corpus.tokenizer), corpus).screen()
+        return page.screen()
 
 
 class Visitor:

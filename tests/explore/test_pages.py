@@ -12,10 +12,12 @@ from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
+from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read.bonds import BONDS_NAME, recorded_settings
 from bilens.read.flow import Question, circuit
 from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
+from bilens.sections import Picture
 from tests.explore.browser import visiting
 from tests.families import tiny
 from tests.language import random_model, small_corpus
@@ -32,6 +34,11 @@ def panel_of(page, name):
     return next(panel for panel in page.panels if panel.analysis.name == name)
 
 
+def small_deep() -> ImageClassifier:
+    torch.manual_seed(0)
+    return ImageClassifier(ClassifierConfig(64, 10, 4, n_layers=2, image_shape=(8, 8)))
+
+
 def test_an_image_is_split_into_its_eigenvectors():
     page = ImagePage(digit_model(), digits())
     reading = panel_of(page, "explain").reading(page.start)
@@ -45,7 +52,7 @@ def test_an_image_is_split_into_its_eigenvectors():
 
 
 def test_a_deep_model_has_its_bonds_and_no_sheet():
-    page = ImagePage(digit_model(n_layers=2), digits())
+    page = ImagePage(small_deep(), digits())
     assert [panel.analysis.name for panel in page.panels] == ["bonds", "paths"]
     with gr.Blocks():
         assert "input" not in page.screen().controls
@@ -53,23 +60,28 @@ def test_a_deep_model_has_its_bonds_and_no_sheet():
 
 def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
     """With the settings that the run records, as the demo's does."""
-    recorded = {"drop": 0.03, "metric": "weights"}
-    write_json(tmp_path / BONDS_NAME, recorded)
-    model = digit_model(n_layers=2)
-    readings = report_readings(model, {"data": "digits"}, source=tmp_path)
+    write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
+    model = small_deep()
+    of_report, *_ = report_readings(model, {"data": "digits"}, source=tmp_path)
     page = ImagePage(model, digits(), recorded=recorded_settings(tmp_path))
-    assert panel_of(page, "bonds").reading(page.start).record() == readings[0].record()
-    of_report, of_page = (
-        {name: drawn.to_json() for name, drawn in reading.figures().items() if "network" in name}
-        for reading in (readings[0], panel_of(page, "bonds").reading(page.start))
+    of_page = panel_of(page, "bonds").reading(page.start)
+    assert of_page.record() == of_report.record()
+    of_page, of_report = (
+        {
+            part.name: part
+            for s in reading.sections()
+            for part in s.parts
+            if isinstance(part, Picture)
+        }
+        for reading in (of_page, of_report)
     )
-    assert of_page == of_report
-    assert len(of_report) == 10
+    assert of_page.keys() == of_report.keys() > {f"network-{number}" for number in range(10)}
+    assert of_page["network-3"].figure.to_json() == of_report["network-3"].figure.to_json()
 
 
 def test_texts_after_figures_without_a_place_are_shown(monkeypatch):
     monkeypatch.setattr("bilens.explore.panels.PLOTS", 1)
-    page = ImagePage(digit_model(n_layers=2), digits())
+    page = ImagePage(small_deep(), digits())
     panel, parts = panel_of(page, "bonds"), []
     panel.options = []
     with gr.Blocks():

@@ -15,6 +15,7 @@ from PIL import Image
 
 from bilens.errors import BilensError
 from bilens.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
+from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.report import (
     eigenvector_figure,
@@ -25,12 +26,19 @@ from bilens.report import (
 )
 from bilens.report.page import render_page
 from bilens.sections import ContextLine, ContextList, Section, Table
-from tests.models import digit_model, digits
+from tests.models import digits
 
 
 @pytest.fixture(scope="module")
 def reading():
-    return read_classifier(digit_model(), digits())
+    """Return a reading of three classes, whose figures are quickly drawn."""
+    torch.manual_seed(0)
+    model = ImageClassifier(ClassifierConfig(64, 3, 12, image_shape=(8, 8)))
+    data = digits()
+    train, test = data.train_labels < 3, data.test_labels < 3
+    images = {"train_images": data.train_images[train], "test_images": data.test_images[test]}
+    labels = {"train_labels": data.train_labels[train], "test_labels": data.test_labels[test]}
+    return read_classifier(model, replace(data, class_names=("0", "1", "2"), **images, **labels))
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +83,23 @@ def test_the_constant_coordinate_is_no_pixel():
 
 
 def test_a_spectrum_shows_the_outer_eigenvalues_of_either_sign(reading):
-    figure = spectrum_figure(reading.spectrum[3], title="three")
+    figure = spectrum_figure(reading.spectrum[2], title="three")
     positive, negative = (np.array(trace.y) for trace in figure.data)
-    values = reading.spectrum[3].values.double().numpy()
+    values = reading.spectrum[2].values.double().numpy()
     assert np.allclose(positive, np.sort(values[values > 0])[::-1])
     assert np.allclose(negative, np.sort(values[values < 0]))
 
 
 def test_eigenvectors_and_their_top_inputs(reading):
     x = digits().test_images
-    figure = eigenvector_figure(reading.spectrum[3], x, (8, 8), title="<three>", k=4)
+    figure = eigenvector_figure(reading.spectrum[2], x, (8, 8), title="<three>", k=4)
     # The first picture is the colour bar.
     assert len(figure.layout.images) == 2 * 4 * (1 + 3) + 1
     labels = [note.text for note in figure.layout.annotations]
     assert [text[:2] for text in labels[2:]] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
     assert labels[:2] == ["negative", "positive"]
     assert figure.layout.title.text == "&lt;three&gt;"
-    strongest = reading.spectrum[3].values.max().item()
+    strongest = reading.spectrum[2].values.max().item()
     assert labels[2] == f"P1  λ = {strongest:+.3g}"
     with pytest.raises(BilensError, match="single form"):
         eigenvector_figure(reading.spectrum, x, (8, 8), title="")
@@ -108,7 +116,7 @@ def test_the_truncation_table_ends_with_all():
 
 def test_an_explanation_has_three_rows(reading):
     part = explain(reading.spectrum, digits().test_images[0])
-    figure = explanation_figure(part, (8, 8), ["<b>"] * 10, title="why")
+    figure = explanation_figure(part, (8, 8), ["<b>"] * 3, title="why")
     assert len(figure.layout.images) == 1 + 3 * 5 + 1
     texts = " ".join(note.text for note in figure.layout.annotations)
     assert "&lt;b&gt;" in texts
@@ -154,7 +162,7 @@ def test_the_page_needs_nothing_else(reading, written):
     outside = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(?!data:)[^\"'> ]+", page)
     assert outside == []
     assert f"{reading.accuracy:.2%}" in page
-    assert page.count('class="figure"') == 1 + 3 + 1 + 20
+    assert page.count('class="figure"') == 1 + 3 + 1 + 2 * 3
 
 
 def test_ordering_by_activation_changes_the_pictures(reading, written):
@@ -185,6 +193,6 @@ def test_the_page_works_in_a_browser(written, chrome, tmp_path, width):
     title = re.search(r"<title>(.*?)</title>", shown)
     record = json.loads(title.group(1).replace("&quot;", '"'))
     assert record["failures"] == []
-    assert record["plots"] >= 24
-    assert record["pictures"] >= 300
+    assert record["plots"] >= len(written[1])
+    assert record["pictures"] >= 60
     assert record["overflow"] <= 0

@@ -144,7 +144,8 @@ def test_several_tasks_have_a_matrix(view):
     assert "parts restore" in dict(reading.facts())["one"]
 
 
-def test_circuits_of_resampled_questions_say_how_stable_one_is(view):
+def test_circuits_of_resampled_questions_say_how_stable_one_is():
+    view = view_of(norm="rms")
     cases = Cases(view, QUESTIONS)
     assert cases.changes.shape == (4,)
     similar = jaccards(cases, 0.9, 3)
