@@ -58,6 +58,11 @@ def test_a_deep_model_has_its_bonds_and_no_sheet():
         assert "input" not in page.screen().controls
 
 
+def pictures_of(reading):
+    parts = [part for section in reading.sections() for part in section.parts]
+    return {part.name: part for part in parts if isinstance(part, Picture)}
+
+
 def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
     """With the settings that the run records, as the demo's does."""
     write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
@@ -66,17 +71,9 @@ def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
     page = ImagePage(model, digits(), recorded=recorded_settings(tmp_path))
     of_page = panel_of(page, "bonds").reading(page.start)
     assert of_page.record() == of_report.record()
-    of_page, of_report = (
-        {
-            part.name: part
-            for s in reading.sections()
-            for part in s.parts
-            if isinstance(part, Picture)
-        }
-        for reading in (of_page, of_report)
-    )
-    assert of_page.keys() == of_report.keys() > {f"network-{number}" for number in range(10)}
-    assert of_page["network-3"].figure.to_json() == of_report["network-3"].figure.to_json()
+    pictures, expected = map(pictures_of, (of_page, of_report))
+    assert pictures.keys() == expected.keys() > {f"network-{number}" for number in range(10)}
+    assert pictures["network-3"].figure.to_json() == expected["network-3"].figure.to_json()
 
 
 def test_texts_after_figures_without_a_place_are_shown(monkeypatch):
