@@ -16,7 +16,8 @@ gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500
 the questions that order, and the elimination by which `bilens.read.flow.circuit_search` searches.
 The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
 parts keep. Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results
-are kept in the folder of models, and a stopped run resumes.
+are kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
+there as MIB's track reads it.
 
 Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
 either template and 25 for areas; an hour of processor time for each model.
@@ -26,7 +27,7 @@ definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bilens.files import write_json
 from bilens.read.flow.circuit_search import (
     Cases,
     Interval,
@@ -105,6 +107,11 @@ def _of_model(
         tasks[:2],
         lambda task: compared_edges(model, longer[task][: finding + 10], finding),
     )
+    task = "ioi" if "ioi" in tasks else tasks[0]
+    path = context.models / f"mib-{name}-{task}.json"
+    if not path.exists():
+        ranks = eliminated(Cases(model, first[task][:finding]))
+        write_json(path, mib_graph(model, parts_of[task]["parts"], ranks))
     tables = {
         "circuits": circuit_table(circuits),
         "circuits by tasks, second templates": transfer_table(circuits),
@@ -156,6 +163,19 @@ def edges_of_task(
         "by its parts": row["restored"]["value"],
         "seconds": time.process_time() - start,
     }
+
+
+def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> dict[str, Any]:
+    """Return a circuit of parts as the circuit track of MIB reads it: its nodes, with scores."""
+    nodes: dict[str, Any] = {"input": {"in_graph": True, "score": float(len(ranks.flatten()) + 1)}}
+    for part in parts_in(torch.ones_like(ranks, dtype=torch.bool)):
+        layer = part.layer or 0
+        name = f"m{layer}" if part.number is None else f"a{layer}.h{part.number}"
+        column = -1 if part.number is None else part.number
+        nodes[name] = {"in_graph": str(part) in circuit, "score": float(ranks[layer, column])}
+    nodes["logits"] = {"in_graph": True}
+    cfg = {"n_layers": model.n_layers, "n_heads": model.n_heads, "d_model": model.d_model}
+    return {"cfg": {**cfg, "parallel_attn_mlp": False}, "nodes": nodes, "edges": {}}
 
 
 def compared(

@@ -166,3 +166,16 @@ def test_edges_are_ranked_and_measured_like_parts():
     exists = cases.graph.exists
     assert (ranks > 0).equal(exists)
     assert sorted(ranks[exists].tolist()) == list(range(1, int(exists.sum()) + 1))
+
+
+def test_a_circuit_is_a_graph_as_mib_reads_it():
+    view = ResidualModel(tiny("llama"), toy_tokenizer())
+    ranks = torch.arange(view.n_layers * (view.n_heads + 1)).reshape(view.n_layers, -1)
+    graph = recipe.mib_graph(view, ["head.0.1", "mlp.1"], ranks)
+    assert graph["cfg"]["n_heads"] == view.n_heads
+    nodes = graph["nodes"]
+    assert {name for name, node in nodes.items() if node["in_graph"]} == {
+        *("input", "a0.h1", "m1", "logits")
+    }
+    assert nodes["a0.h1"]["score"] == 1
+    assert nodes["m1"]["score"] == ranks[1, -1]
