@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bilens.cli import main
 from bilens.convert import give_swish, save_model
@@ -42,10 +42,20 @@ def run_python(*command: object) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def refusal(capsys: Any, *args: Any) -> str:
+    """Return the message, in one line, with which a command is refused."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, args)])
+    assert ended.value.code in (1, 2)
+    message = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in message
+    return message
+
+
 def write_sources(folder: Path) -> None:
     """Write a model, one in the middle of annealing, and texts of their tokens."""
     tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
     annealed = tiny("llama", dtype=torch.float32)
     give_swish(annealed).beta = 0

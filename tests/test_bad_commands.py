@@ -132,8 +132,8 @@ def test_damaged_files(source, content, here, capsys):
         assert message or name not in essential, (name, content)
 
 
-SHARES = 4
-"""Parts of the settings with their values; one by day has each setting and each value."""
+SHARES = 10
+"""Parts of the settings with their values; one by day has nine of ten settings and each value."""
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

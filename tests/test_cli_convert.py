@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
 import bilens
@@ -13,7 +12,7 @@ from bilens.cli import main
 from bilens.convert import open_model, read_spectra, save_model
 from bilens.convert.gates import find_swish
 from bilens.residual import ResidualModel
-from tests.command_line import in_json
+from tests.command_line import in_json, refusal
 from tests.convert.foreign import (
     PAPER,
     RELEASED,
@@ -40,17 +39,8 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convert") / "model"
-    tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    save_model(folder, tiny("llama", dtype=torch.float32), tokenizer)
+    save_model(folder, tiny("llama", dtype=torch.float32), toy_tokenizer())
     return folder
-
-
-@pytest.fixture
-def released(tmp_path):
-    state = random_state(released_shapes(RELEASED), torch.float32)
-    toy_tokenizer().save_pretrained(tmp_path / "released")
-    return write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +96,10 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     expected = annealed(some_text()).logits
     assert torch.allclose(plain(some_text()).logits, expected, atol=1e-5)
 
-    main(
-        ["spectra", str(run / "bilinear"), "--layer", "1", "--top", "3", "--output", str(run / "s")]
-    )
+    options = ["--layer", "1", "--top", "3", "--output", str(run / "s")]
+    main(["spectra", str(run / "bilinear"), *options])
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(run / "s")
-    options = ["--layer", "1", "--top", "3", "--output", run / "s"]
     result = in_json(capsys, "spectra", run / "bilinear", *options)["tokens"]
     assert result[2]["eigenvalues"] == spectrum.values[2].tolist()
     assert names.tolist() == list(range(30))
@@ -150,18 +138,16 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     full = in_json(capsys, "linearise", model, *given, "--budget", "10", "--output", tmp_path / "a")
     assert full["layers"] == [0, 1]
     assert set(full["distances"]) == {"0", "1"}
-    with pytest.raises(SystemExit):
-        main(["linearise", str(model), *given, "--length", "16", "--tokens", "15"])
-    assert "--tokens=15, expected at least --length=16" in capsys.readouterr().err
+    message = refusal(capsys, "linearise", model, *given, "--length", "16", "--tokens", "15")
+    assert "--tokens=15, expected at least --length=16" in message
 
 
 def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, capsys):
     given = ["--data", str(texts), "--length", "8", "--tokens", "256", "--held-out", "16"]
     command = ["linearise", model, *given, "--steps", "3", "--device", "cpu", "--output"]
     first = in_json(capsys, *command, tmp_path / "a")
-    with pytest.raises(SystemExit):
-        main([*map(str, command), str(tmp_path / "a")])
-    assert "stages exists already; resume with --resume" in capsys.readouterr().err
+    message = refusal(capsys, *command, tmp_path / "a")
+    assert "stages exists already; resume with --resume" in message
     layers = list((tmp_path / "a" / "stages" / "gates").glob("*.safetensors"))
     written = [path.stat().st_mtime_ns for path in layers]
     assert len(layers) == 2
@@ -170,58 +156,24 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     low = in_json(capsys, *command, tmp_path / "b", "--low-memory")
     assert low["stages"] == first["stages"]
     assert f"| gates | {texts.name} |" in (tmp_path / "a" / "README.md").read_text()
-    with pytest.raises(SystemExit):
-        main(["linearise", str(model), "--data", str(texts), str(texts), *given[2:]])
-    assert "expected each once" in capsys.readouterr().err
+    message = refusal(capsys, "linearise", model, "--data", texts, texts, *given[2:])
+    assert "expected each once" in message
 
 
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
-    main(
-        [
-            "spectra",
-            str(annealed),
-            "--layer",
-            "0",
-            "--tokens",
-            "t7,12",
-            "--output",
-            str(tmp_path / "s"),
-        ]
-    )
+    command = ["spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
+    main([*command, "--tokens", "t7,12"])
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "spectra",
-                str(annealed),
-                "--layer",
-                "0",
-                "--tokens",
-                "t7,other",
-                "--output",
-                str(tmp_path / "s"),
-            ]
-        )
-    assert "token='other', expected a single token" in capsys.readouterr().err
+    message = refusal(capsys, *command, "--tokens", "t7,other")
+    assert "token='other', expected a single token" in message
 
 
 def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
     for number in range(2):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
         monkeypatch.setattr("accelerate.PartialState", lambda state=state, **_: state)
-        main(
-            [
-                "spectra",
-                str(annealed),
-                "--layer",
-                "0",
-                "--batch",
-                "7",
-                "--output",
-                str(tmp_path / "s"),
-            ]
-        )
+        command = ["spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
+        main([*command, "--batch", "7"])
         assert f"the part of process {number} is done" in capsys.readouterr().out
     assert len(read_spectra(tmp_path / "s")[0]) == 30
 
@@ -230,13 +182,14 @@ def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
     run = tmp_path / "run"
     held = [*BRIEF, "--schedule", "held"]
     main(["anneal", str(model), "--data", str(texts), "--output", str(run), *held])
-    with pytest.raises(SystemExit):
-        main(["export", str(run)])
-    assert "not bilinear yet: beta=1, expected 0" in capsys.readouterr().err
+    assert "not bilinear yet: beta=1, expected 0" in refusal(capsys, "export", run)
     assert not (run / "bilinear").exists()
 
 
-def test_commands_on_a_released_model(released, tmp_path, capsys):
+def test_commands_on_a_released_model(tmp_path, capsys):
+    state = random_state(released_shapes(RELEASED), torch.float32)
+    toy_tokenizer().save_pretrained(tmp_path / "released")
+    released = write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
     main(["spectra", str(released), "--layer", "2", "--output", str(tmp_path / "s")])
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
@@ -258,9 +211,7 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
 def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
     settings = PAPER | {"n_layer": 1, "n_ctx": 8, "normalization": False}
     state = random_state(paper_shapes(settings), torch.float32)
-    tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.save_pretrained(tmp_path / "paper")
+    toy_tokenizer().save_pretrained(tmp_path / "paper")
     folder = write(tmp_path / "paper", settings, state, "model.safetensors")
     main(["ngrams", str(folder), "--token", "t5", "--k", "2"])
     assert "\nhead 1\n" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 import bilens
 from bilens.cli import main
-from tests.command_line import in_json
+from tests.command_line import in_json, refusal
 
 STORY = "once upon a time there was a {0} girl . she said , " + '"i like my {1} !" and ran home .'
 WORDS = ("little", "happy", "young", "small", "dog", "ball", "cat", "kite", "hat", "bird")
@@ -73,25 +73,9 @@ def test_contexts_are_printed(run, capsys):
 def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     page = tmp_path / "flow.html"
     options = ["--prompt", "once upon a", "--token", "girl", "--minus", "dog,cat"]
-    main(
-        [
-            "flow",
-            str(run),
-            *options,
-            "--shown",
-            "8",
-            "--ablate",
-            "5",
-            "--output",
-            str(page),
-            "--viewer",
-            str(tmp_path / "graphs"),
-            "--figure",
-            str(tmp_path / "graph.svg"),
-            "--figure",
-            str(tmp_path / "graph.pdf"),
-        ]
-    )
+    written = ["--output", page, "--viewer", tmp_path / "graphs"]
+    written += ["--figure", tmp_path / "graph.svg", "--figure", tmp_path / "graph.pdf"]
+    main(["flow", str(run), *options, "--shown", "8", "--ablate", "5", *map(str, written)])
     assert (tmp_path / "graph.svg").read_text().count("<text") > 9
     assert (tmp_path / "graph.pdf").read_bytes().startswith(b"%PDF")
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
@@ -140,12 +124,15 @@ def test_the_report_of_a_language_model(run, capsys):
 
 
 FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--directions", "2"]
+NO_PROMPT = ["flow", "RUN", "--prompt", "", "--token", "girl"]
+TRAIN = ["train", "language", "--device", "cpu"]
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (["ngrams", "RUN", "--token", "grl"], "the nearest are girl"),
+        (NO_PROMPT, "holds no token that the model knows; expected some text"),
         (["heads", "RUN", "--heads", "2"], "head=2, expected 0 to 1"),
         (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
@@ -168,24 +155,18 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--directions", 
                 ("--metric", "weights"),
             )
         ),
-        (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
-        (["train", "language", "--n-heads", "5", "--device", "cpu"], "not a multiple of n_heads=5"),
-        (["train", "language", "--preset", "huge"], "invalid choice 'huge'"),
-        (["train", "language", "--optimizer", "lomo"], "invalid choice 'lomo'"),
-        (["train", "language", "--n-layers", "1000000M"], "n_layers=1000000000000, expected"),
+        ([*TRAIN, "--data", "nowhere.txt"], "nowhere.txt"),
+        ([*TRAIN, "--n-heads", "5"], "not a multiple of n_heads=5"),
+        ([*TRAIN, "--preset", "huge"], "invalid choice 'huge'"),
+        ([*TRAIN, "--optimizer", "lomo"], "invalid choice 'lomo'"),
+        ([*TRAIN, "--n-layers", "1000000M"], "n_layers=1000000000000, expected"),
+        ([*TRAIN, "--attention-scale", "nan"], "attention_scale=nan, expected a finite"),
+        ([*TRAIN, "--target-loss", "nan"], "target_loss=nan, expected a finite number"),
+        ([*TRAIN, "--evaluate-every", "-1"], "evaluate_every=-1, expected a whole"),
+        ([*TRAIN, "--epochs", "inf"], "epochs=inf, expected a finite number, above 0"),
+        ([*TRAIN, "--seed", "-1"], "seed=-1, expected a whole number, at least 0"),
         (
-            ["train", "language", "--attention-scale", "nan"],
-            "attention_scale=nan, expected a finite",
-        ),
-        (
-            ["train", "language", "--target-loss", "nan"],
-            "target_loss=nan, expected a finite number",
-        ),
-        (["train", "language", "--evaluate-every", "-1"], "evaluate_every=-1, expected a whole"),
-        (["train", "language", "--epochs", "inf"], "epochs=inf, expected a finite number, above 0"),
-        (["train", "language", "--seed", "-1"], "seed=-1, expected a whole number, at least 0"),
-        (
-            ["train", "language", "--attention", "bilinear", "--precision", "fp16"],
+            [*TRAIN, "--attention", "bilinear", "--precision", "fp16"],
             "precision='fp16' with attention='bilinear': products of scores leave the range",
         ),
     ],
@@ -193,56 +174,25 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--directions", 
 def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SystemExit) as stop:
-        main([str(run) if part == "RUN" else part for part in command])
-    assert stop.value.code in (1, 2)
-    text = " ".join(capsys.readouterr().err.split())
-    assert message in text
-    assert "Traceback" not in text
+    assert message in refusal(capsys, *(run if part == "RUN" else part for part in command))
 
 
 def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, capsys):
-    for file in run.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / "tokenizer.json").read_text())
-    settings["model"]["vocab"] |= {f"more{i}": 500 + i for i in range(200)}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
-    with pytest.raises(SystemExit):
-        main(["ngrams", str(tmp_path), "--token", "girl"])
-    assert "they do not belong together" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_run_without_its_tokenizer_is_named(run, tmp_path, capsys):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    with pytest.raises(SystemExit):
-        main(["generate", str(tmp_path)])
-    assert "came without a tokenizer" in " ".join(capsys.readouterr().err.split())
+    message = "came without a tokenizer, which texts need"
+    assert message in refusal(capsys, "generate", tmp_path)
+    settings = json.loads((run / "tokenizer.json").read_text())
+    settings["model"]["vocab"] |= {f"more{i}": 500 + i for i in range(200)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    message = "they do not belong together"
+    assert message in refusal(capsys, "ngrams", tmp_path, "--token", "girl")
 
 
 def test_classifiers_have_no_ngrams(tmp_path, capsys):
     main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        main(["ngrams", str(tmp_path), "--token", "girl"])
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "holds ImageClassifier, and `bilens ngrams` reads language models" in shown
-
-
-def test_a_flow_needs_a_prompt(run, capsys):
-    with pytest.raises(SystemExit):
-        main(["flow", str(run), "--prompt", "", "--token", "girl"])
-    assert "holds no token that the model knows; expected some text" in " ".join(
-        capsys.readouterr().err.split()
-    )
-
-
-def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    with pytest.raises(SystemExit):
-        main(["flow", str(tmp_path), "--prompt", "a", "--token", "girl"])
-    assert "came without a tokenizer, which texts need" in capsys.readouterr().err
+    message = "holds ImageClassifier, and `bilens ngrams` reads language models"
+    assert message in refusal(capsys, "ngrams", tmp_path, "--token", "girl")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +200,6 @@ def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
 )
 def test_an_ending_is_refused_before_the_model_is_opened(monkeypatch, capsys, option, endings):
     monkeypatch.setattr("bilens.models.load", lambda *args, **how: pytest.fail("opened"))
-    with pytest.raises(SystemExit):
-        main(["flow", "m", "--prompt", "a", "--token", "b", f"--{option}", "flow.txt"])
+    command = ["flow", "m", "--prompt", "a", "--token", "b", f"--{option}", "flow.txt"]
     message = f"--{option}=flow.txt: expected a name that ends in {endings}"
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in refusal(capsys, *command)

@@ -7,7 +7,6 @@ import ast
 import inspect
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,9 @@ import transformers
 from torch import nn
 from transformers.utils.hub import cached_file
 
-import bilens
 from tests.families import some_text, tiny
+from tests.source import SOURCE, nodes_of_files
 
-ROOT = Path(bilens.__file__).parent
 # Methods that bilens overrides or calls, with their parameters.
 METHODS = [
     ("transformers 5.23", transformers.Trainer, "_save_checkpoint", ["self", "model", "trial"]),
@@ -90,8 +88,9 @@ def test_the_trainer_keeps_its_losses_where_a_resume_puts_them(tmp_path):
     assert seen[0][1] == 0
 
 
-def private_names(source: dict[Path, list[ast.AST]]) -> Iterator[tuple[str, str]]:
-    """Yield private names that the nodes of the package use and do not define, and where."""
+def private_names() -> Iterator[tuple[str, str]]:
+    """Yield private names that the package uses and does not define, and where."""
+    source = nodes_of_files()
     defined: set[str] = set()
     for nodes in source.values():
         for node in nodes:
@@ -115,16 +114,14 @@ def private_names(source: dict[Path, list[ast.AST]]) -> Iterator[tuple[str, str]
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "vars"):
                 name = next((str(a.value) for a in node.args if isinstance(a, ast.Constant)), "")
             if name.startswith("_") and not name.startswith("__") and name not in defined:
-                yield name, f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield name, f"{path.relative_to(SOURCE)}:{node.lineno}"
 
 
 def test_every_private_name_of_another_library_is_listed():
     listed = {name for _, _, name, _ in (*METHODS, *ATTRIBUTES)} | ELSEWHERE.keys() | PUBLIC
-    files = [*ROOT.rglob("*.py")]
-    source = {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in files}
-    assert [place for name, place in private_names(source) if name not in listed] == []
+    assert [place for name, place in private_names() if name not in listed] == []
     # `model.__class__ = ...` of objects that other libraries made.
-    for path, nodes in source.items():
+    for path, nodes in nodes_of_files().items():
         for node in nodes:
             stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             assert not stored or node.attr != "__class__" or path.name == "lazy_imports.py"

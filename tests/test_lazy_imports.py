@@ -1,16 +1,21 @@
 """Modules that are imported when they are first used."""
 
 import ast
+import importlib
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
 import bilens
+from bilens.convert.gguf import gguf
+from bilens.data import load_images
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import datasets, gradio, lazy_import
 from bilens.nn.language import LanguageConfig, LanguageModel
+from tests.source import SOURCE, nodes_of_files
 
 
 @pytest.fixture
@@ -37,41 +42,26 @@ def test_a_module_is_imported_on_first_use(package):
 
 def test_no_inner_module_is_reached_through_its_package():
     """`bilens.read.language` is there only where somebody else has imported it, as in tests."""
-    source = Path(bilens.__file__).parent
-    inner = {".".join(path.with_suffix("").parts[-3:]) for path in source.glob("*/*.py")}
-    inner |= {".".join(path.parts[-4:-1]) for path in source.glob("*/*/__init__.py")}
+    inner = {".".join(path.with_suffix("").parts[-3:]) for path in SOURCE.glob("*/*.py")}
+    inner |= {".".join(path.parts[-4:-1]) for path in SOURCE.glob("*/*/__init__.py")}
     assert "bilens.read.language" in inner
-    for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, nodes in nodes_of_files().items():
+        for node in nodes:
             assert not (isinstance(node, ast.Attribute) and ast.unparse(node) in inner), path
-
-
-def test_submodules_too():
-    assert lazy_import("xml.dom.minidom").parseString("<a/>").documentElement.tagName == "a"
-
-
-def test_a_missing_optional_module_says_how_to_install_it():
-    module = lazy_import("not_there.inside", install="not-there>=2")
-    with pytest.raises(BilensError, match=r"not_there is needed .* pip install 'not-there>=2'"):
-        module.anything  # noqa: B018
 
 
 def test_what_a_package_itself_misses_is_not_explained_away(package):
     package("lazy_broken", "import not_there_either")
-    for install in ("", "lazy-broken"):
+    for name, install in (("lazy_broken", ""), ("lazy_broken", "x"), ("not_there_either", "")):
         with pytest.raises(ModuleNotFoundError, match="not_there_either"):
-            lazy_import("lazy_broken", install=install).anything  # noqa: B018
+            lazy_import(name, install=install).anything  # noqa: B018
 
 
-def test_a_missing_dependency_is_an_ordinary_import_error():
-    with pytest.raises(ModuleNotFoundError, match="not_there"):
-        lazy_import("not_there").anything  # noqa: B018
-
-
-WITHOUT_EXTRAS = """
+EXTRAS = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
+WITHOUT_EXTRAS = f"""
 import sys
 
-HIDDEN = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
+HIDDEN = {EXTRAS}
 
 class Finder:
     def __init__(self, finder):
@@ -102,6 +92,44 @@ for use in (
 """
 
 
+def imports_at_once(node: ast.AST) -> Iterator[str]:
+    """Yield the packages that a module imports when it is imported itself."""
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        yield str(node.module).partition(".")[0]
+    typing_alone = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    for child in node.orelse if typing_alone else ast.iter_child_nodes(node):
+        yield from imports_at_once(child)
+
+
+def test_no_module_needs_an_extra_and_its_absence_is_said(monkeypatch):
+    for path, (tree, *_) in nodes_of_files().items():
+        assert not {*EXTRAS} & {*imports_at_once(tree)}, path
+
+    def without_extras(name):
+        if name.startswith(EXTRAS):
+            raise ModuleNotFoundError(name=name.partition(".")[0])
+        return import_module(name)
+
+    monkeypatch.setattr("bilens.lazy_imports.import_module", without_extras)
+    with pytest.raises(BilensError, match=r"sklearn is needed .* pip install 'bilens\[train\]'"):
+        load_images("digits")
+    for module, extra in ((gradio, "explore"), (gguf, "gguf"), (datasets, "train")):
+        with pytest.raises(BilensError, match=rf"'bilens\[{extra}\]'"):
+            module.anything  # noqa: B018
+
+
+def test_what_imported_transformers_first_opens_models_of_bilens_too(monkeypatch):
+    names = []
+    monkeypatch.setattr(importlib, "import_module", names.append)
+    importlib.reload(bilens)
+    assert names == ["bilens.nn.language"]
+
+
+@pytest.mark.slow
 def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_path):
     """In a process that imported transformers first, which opens models of bilens too."""
     config = LanguageConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2)

@@ -25,9 +25,7 @@ def test_eigenvectors_of_many_inputs_under_a_limit():
         few = pages * resource.getpagesize() + 10**9
         resource.setrlimit(resource.RLIMIT_AS, (few, limits[1]))
         assert available_memory() <= 10**9
-        with pytest.raises(
-            MemoryLimitError, match="All eigenvectors of a form on 30,000 inputs need 21.60 GB"
-        ):
+        with pytest.raises(MemoryLimitError, match="of a form on 30,000 inputs need 21.60 GB"):
             form.eigh()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
-from bilens.analysis import BUILT_IN, declared_analysis, find_analysis
-from bilens.cli import COMMANDS, main
-from bilens.cli.analyses import command_of
+from bilens.analysis import BUILT_IN
+from bilens.cli import COMMANDS
 from bilens.cli.console import check_own
 from bilens.errors import BilensError
+from tests.command_line import refusal
+from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
 NAMES = [*COMMANDS, *BUILT_IN, "train images", "train language"]
@@ -55,14 +55,6 @@ def test_help_and_errors_of_usage_import_nothing_slow():
         assert status == (0 if is_help else 2), call
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_command_from_the_source_is_that_of_the_function(name):
-    declared, real = (command_of(a) for a in (declared_analysis(name), find_analysis(name)))
-    assert declared.__doc__ == real.__doc__
-    for one, other in zip(fields(declared), fields(real), strict=True):
-        assert (one.name, one.type, one.default) == (other.name, other.type, other.default)
-
-
 def test_the_end_of_a_closed_or_full_output():
     for target, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left")):
         command = f"{sys.executable} -m bilens --help {target}"
@@ -85,28 +77,10 @@ def test_a_text_in_another_encoding_than_the_shell_says(monkeypatch):
     assert b"is not valid ascii, and no file here; with PYTHONUTF8=1 Python reads" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["process", "model", "--output", ""],
-        ["linearise", "model", "--data", "texts.txt", "--output", ""],
-        ["export", "run", "--output", ""],
-        ["spectra", "model", "--output", ""],
-        ["report", "run", "--output", ""],
-        ["train", "images", "--output", ""],
-        ["ngrams", "model", "--token", "a", "--output", ""],
-        ["heads", "model", "--output", ""],
-        ["contexts", "model", "--token", "a", "--output", ""],
-        ["flow", "model", "--prompt", "a", "--token", "b", "--output", ""],
-        ["flow", "model", "--prompt", "a", "--token", "b", "--viewer", ""],
-    ],
-)
-def test_an_empty_path_is_no_folder(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_empty_path_is_no_folder(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 2
-    assert "expected a path" in " ".join(capsys.readouterr().err.split())
+    assert "expected a path" in refusal(capsys, *WRITERS[name], "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,10 +90,8 @@ def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatc
     folder.mkdir(parents=True)
     check_own(folder)
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "images", "--epochs", "1"])
-    assert ended.value.code == 1
-    assert "bilens did not write it; move it, or choose another --output" in capsys.readouterr().err
+    message = refusal(capsys, "train", "images", "--epochs", "1")
+    assert "bilens did not write it; move it, or choose another --output" in message
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "training.json").write_text("{}")
     check_own(folder)
@@ -132,16 +104,13 @@ def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "message"),
     [
-        (["--drop", "0.1"], "drop=0.1 has no effect without --bonds"),
-        (["--metric", "weights"], "metric=weights has no effect without --bonds"),
-        (["--bonds", "--paths", "5"], "paths=5 has no effect with --bonds"),
-        (["--bonds", "--basis", "pixels"], "basis=pixels has no effect with --bonds"),
+        ("--drop 0.1", "drop=0.1 has no effect without --bonds"),
+        ("--metric weights", "metric=weights has no effect without --bonds"),
+        ("--bonds --paths 5", "paths=5 has no effect with --bonds"),
+        ("--bonds --basis pixels", "basis=pixels has no effect with --bonds"),
     ],
 )
-def test_options_without_effect_are_refused_before_any_work(options, name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["decompose", "void", *options])
-    assert ended.value.code == 1
-    assert name in " ".join(capsys.readouterr().err.split())
+def test_options_without_effect_are_refused_before_any_work(options, message, capsys):
+    assert message in refusal(capsys, "decompose", "void", *options.split())

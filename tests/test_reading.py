@@ -225,9 +225,7 @@ def test_outputs_have_names(results):
     torch.testing.assert_close(several, tensor.out[:2] - tensor.out[2:4].mean(0))
     assert tensor.change_basis(inputs=torch.eye(64)).names == tuple("abcdefghij")
     assert tensor.change_basis(outputs=torch.eye(10)).names == ()
-    with pytest.raises(
-        BilensError, match=r"minus='z', expected 0 to 9, the number of an output, or one of a, b, c"
-    ):
+    with pytest.raises(BilensError, match=r"minus='z', expected 0 to 9, .* or one of a, b, c"):
         tensor.interaction(output="a", minus="z")
     with pytest.raises(BilensError, match="minus goes with output"):
         tensor.interaction(torch.ones(10), minus="a")

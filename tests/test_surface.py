@@ -6,13 +6,14 @@ import importlib
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import bilens
 import bilens.analysis
 from tests.models import digit_model
+from tests.nightly import nightly
+from tests.source import SOURCE, nodes_of_files
 
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
@@ -51,8 +52,9 @@ def test_the_top_level_names():
     assert all(hasattr(bilens, name) for name in bilens.__all__)
 
 
-def test_a_first_session_takes_six_names(tmp_path):
-    # In a process of its own, where nothing else has imported a room; the rooms stay modules.
+@pytest.mark.parametrize("alone", nightly([True, False], [False]))
+def test_a_first_session_takes_six_names(tmp_path, monkeypatch, alone):
+    """At night in a process of its own, where nothing else has imported a room."""
     digit_model().save_files(tmp_path / "run")
     code = """
 import sys
@@ -74,8 +76,14 @@ address = bilens.explore(run, data="digits", wait=False)
 assert "gradio" in urlopen(address).read().decode()
 assert bilens.report.write_report and bilens.explore.explorer
 """
-    run = [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "page.html")]
-    subprocess.run(run, check=True)
+    arguments = ["-c", str(tmp_path / "run"), str(tmp_path / "page.html")]
+    if alone:
+        subprocess.run([sys.executable, "-c", code, *arguments[1:]], check=True)
+        return
+    launch = "bilens.explore.Explorer.launch"
+    monkeypatch.setattr(launch, lambda self, **how: f"data:text/html,gradio {how}")
+    monkeypatch.setattr(sys, "argv", arguments)
+    exec(code, {})
 
 
 def test_a_public_class_has_at_most_twenty_members():
@@ -113,38 +121,27 @@ def test_text_goes_in_as_a_string_or_as_ids():
 
 
 def test_no_two_classes_have_one_name():
-    root = Path(bilens.__file__).parent
-    nodes = (node for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    nodes = [node for nodes in nodes_of_files().values() for node in nodes]
     names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-def test_an_unknown_name_is_said():
+def test_names_come_from_their_rooms_and_unknown_ones_are_said():
+    assert bilens.BilinearTensor is importlib.import_module("bilens.tensor").BilinearTensor
+    assert bilens.load is importlib.import_module("bilens.models").load
+    assert bilens.read is importlib.import_module("bilens.read")
     with pytest.raises(AttributeError, match="module 'bilens' has no attribute 'lode'"):
         bilens.lode  # noqa: B018
 
 
-def test_the_names_come_from_their_rooms():
-    assert bilens.BilinearTensor is importlib.import_module("bilens.tensor").BilinearTensor
-    assert bilens.load is importlib.import_module("bilens.models").load
-    assert bilens.read is importlib.import_module("bilens.read")
-
-
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_names_of_a_room_are_there_and_explained(room):
+def test_the_names_of_a_room_and_their_methods_are_explained(room):
     module = importlib.import_module(f"bilens.{room}")
     assert module.__all__ == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
     for name in module.__all__:
         member = getattr(module, name)
         explains = inspect.isclass(member) or inspect.isfunction(member)
         assert not explains or member.__doc__, name
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_method_is_explained_by_its_class_or_by_what_it_implements(room):
-    module = importlib.import_module(f"bilens.{room}")
-    for name in module.__all__:
-        member = getattr(module, name)
         if inspect.isclass(member) and member.__module__.startswith("bilens"):
             for method, function in vars(member).items():
                 # Functions that are defaults of fields have another name.
@@ -189,15 +186,14 @@ def test_the_overview_of_commands_imports_none_of_them():
 
 def test_no_module_imports_itself_through_others():
     # Lazy imports count too: a circle that is hidden by them is still one.
-    root = Path(bilens.__file__).parent
-    files = {
-        ".".join(p.relative_to(root.parent).with_suffix("").parts): p for p in root.rglob("*.py")
-    }
-    modules = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    modules = {}
+    for path, nodes in nodes_of_files().items():
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        modules[".".join(parts).removesuffix(".__init__")] = nodes
     graph: dict[str, set[str]] = {}
-    for name, path in modules.items():
+    for name, nodes in modules.items():
         names = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 names |= inner & modules.keys() or {node.module}

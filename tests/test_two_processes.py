@@ -40,11 +40,15 @@ def test_they_leave_no_thread_of_their_group(two):
         assert not [name for name in names if "gloo" in name]
 
 
-def test_they_train_the_same_model(two, tmp_path):
-    train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
-    single, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))
+def check_weights(*folders: Path) -> None:
+    single, both = (load_file(folder / "model.safetensors") for folder in folders)
     for name in single:
         torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
+
+
+def test_they_train_the_same_model(two, tmp_path):
+    train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
+    check_weights(tmp_path, two)
 
 
 def test_they_train_the_large_preset_made_small(two):
@@ -58,9 +62,7 @@ def test_they_train_the_large_preset_made_small(two):
 
 def test_they_anneal_the_same_model(two, tmp_path):
     anneal_gated(tmp_path)
-    single, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "annealed"))
-    for name in single:
-        torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
+    check_weights(tmp_path, two / "annealed")
     assert find_swish(open_model(two / "annealed").config) == 0
 
 
@@ -72,9 +74,7 @@ def tensor_of_one(tmp_path_factory) -> Path:
 
 
 def check_tensor(folder: Path, single: Path) -> None:
-    alone, both = (load_file(run / "model.safetensors") for run in (single, folder))
-    for name in alone:
-        torch.testing.assert_close(alone[name], both[name], rtol=1e-3, atol=1e-4)
+    check_weights(single, folder)
     records = [json.loads((run / "tensorise.json").read_text()) for run in (single, folder)]
     for stage, texts in records[0].items():
         assert records[1][stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)

@@ -52,7 +52,7 @@ def train_preset(folder: Path) -> None:
     small = ["--n-layers", "2", "--d-model", "18", "--d-hidden", "20", "--n-ctx", "16"]
     brief = ["--batch-size", "8", "--accumulate", "2", "--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 200)
+        patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 100)
         command = ["train", "language", "--preset", "500m", "--output", str(folder)]
         bilens.cli.main([*command, *small, *brief])
 
@@ -62,11 +62,10 @@ def anneal_gated(folder: Path) -> None:
 
 
 def tensorise_gated(folder: Path) -> None:
-    """Turn a small model into a tensor: all three stages, four steps each."""
+    """Turn a small model into a tensor: all three stages, two steps each."""
     model = tiny("llama", dtype=torch.float32).requires_grad_()
-    settings = replace(
-        tensors.SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * tensors.TIME, save_every=2
-    )
+    brief = {"layer_steps": 2, "pattern_steps": 2, "tokens": 2 * 2 * tensors.TIME, "save_every": 1}
+    settings = replace(tensors.SMALL, **brief)
     tensorise(model, TOKENS, {"a": tensors.texts()}, settings, folder, use_cpu=True)
 
 

@@ -22,12 +22,6 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
 
 
-@pytest.fixture(scope="session")
-def as_idx() -> Callable[[np.ndarray], bytes]:
-    """Give the content of an IDX file of an array."""
-    return idx_bytes
-
-
 @pytest.fixture
 def write_idx() -> WriteIdx:
     """Write an array as an IDX file, in gzip if the name ends so."""

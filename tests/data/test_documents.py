@@ -3,7 +3,6 @@
 import pytest
 from tests.language import toy_tokenizer
 from tokenizers import processors
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bilens.data import load_documents
 from bilens.errors import BilensError
@@ -21,16 +20,9 @@ def texts(tmp_path):
 def framing_tokenizer():
     """One that begins each text with t1, as Llama's do."""
     tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="t1 $A", special_tokens=[("t1", 1)]
     )
-    return tokenizer
-
-
-def bare_tokenizer():
-    tokenizer = toy_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     return tokenizer
 
 
@@ -68,7 +60,7 @@ def test_texts_of_some_lengths_are_rows(texts, tmp_path):
 
 
 def test_an_end_follows_where_the_tokenizer_gives_no_ends(texts, tmp_path):
-    corpus = load(texts, tmp_path, bare_tokenizer(), shortest=5, n_ctx=9, validation_share=0.2)
+    corpus = load(texts, tmp_path, toy_tokenizer(), shortest=5, n_ctx=9, validation_share=0.2)
     assert {row[-1] for row in rows(corpus.train)} == {2}
     assert 1 not in {row[0] for row in rows(corpus.train)}
 

@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.data.conftest import NAMES
 
 from bilens.data import load_images
 from bilens.errors import DataError
@@ -66,33 +67,26 @@ def test_class_names(tmp_path, write_set):
     assert fashion.n_classes == 10
 
 
-def test_the_environment_names_the_folder(tmp_path, write_set, tiny_set, monkeypatch):
+def test_the_environment_names_the_folder_where_data_dir_does_not(
+    tmp_path, write_set, tiny_set, monkeypatch
+):
     write_set(tmp_path / "mnist")
     monkeypatch.setenv("BILENS_DATA", str(tmp_path))
     assert_tiny(load_images("mnist"), tiny_set)
-
-
-def test_data_dir_goes_before_the_environment(tmp_path, write_set, tiny_set, monkeypatch):
     monkeypatch.setenv("BILENS_DATA", str(tmp_path / "nowhere"))
-    assert_tiny(load_images("mnist", write_set(tmp_path / "here")), tiny_set)
-
-
-def test_the_named_subfolder_goes_before_the_folder(tmp_path, write_set, tiny_set):
-    write_set(tmp_path, replaced={0: np.zeros((12, 4, 3))})
-    write_set(tmp_path / "mnist")
     assert_tiny(load_images("mnist", tmp_path), tiny_set)
 
 
-def test_an_incomplete_subfolder_does_not_hide_the_folder(tmp_path, write_set, tiny_set):
-    write_set(tmp_path)
-    (tmp_path / "mnist").mkdir()
-    assert_tiny(load_images("mnist", tmp_path), tiny_set)
-
-
-def test_unpacked_files_go_before_packed_ones(tmp_path, write_set, tiny_set):
-    write_set(tmp_path, ending=".gz", replaced={0: np.zeros((12, 4, 3))})
-    write_set(tmp_path)
-    assert_tiny(load_images("mnist", tmp_path), tiny_set)
+def test_a_whole_subfolder_goes_first_and_so_do_unpacked_files(tmp_path, write_set, tiny_set):
+    others = {0: np.zeros((12, 4, 3))}
+    write_set(tmp_path / "named", replaced=others)
+    write_set(tmp_path / "named" / "mnist")
+    write_set(tmp_path / "incomplete")
+    (tmp_path / "incomplete" / "mnist").mkdir()
+    write_set(tmp_path / "packed", ending=".gz", replaced=others)
+    write_set(tmp_path / "packed")
+    for folder in tmp_path.iterdir():
+        assert_tiny(load_images("mnist", folder), tiny_set)
 
 
 @pytest.mark.parametrize("origin", ["data_dir", "BILENS_DATA"])
@@ -109,10 +103,7 @@ def test_an_empty_folder(tmp_path, monkeypatch, origin):
     monkeypatch.setenv("BILENS_DATA", str(tmp_path))
     with pytest.raises(DataError) as info:
         load_images("mnist", tmp_path if origin == "data_dir" else None)
-    four = (
-        "train-images-idx3-ubyte, train-labels-idx1-ubyte, "
-        "t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
-    )
+    four = ", ".join(NAMES)
     assert str(info.value) == (
         f"{tmp_path}/mnist lacks {four}; expected {four} (each also with .gz, or with a dot in "
         f"place of the dash before idx) in {tmp_path}/mnist or {tmp_path}/MNIST/raw or {tmp_path}"
@@ -129,81 +120,48 @@ def test_missing_files_are_named_for_the_nearest_folder(tmp_path, write_set):
 
 
 @pytest.mark.parametrize(
-    ("asked", "below", "contents"),
+    ("below", "name", "other"),
     [
-        ("fashion-mnist", "mnist", "mnist"),
-        ("fashion-mnist", "MNIST/raw", "mnist"),
-        ("mnist", "fashion-mnist", "fashion-mnist"),
-        ("mnist", "FashionMNIST/raw", "fashion-mnist"),
+        ("mnist", "mnist", "fashion-mnist"),
+        ("MNIST/raw", "mnist", "fashion-mnist"),
+        ("fashion-mnist", "fashion-mnist", "mnist"),
+        ("FashionMNIST/raw", "fashion-mnist", "mnist"),
     ],
 )
-def test_the_folder_of_another_set(tmp_path, write_set, asked, below, contents):
+def test_the_folder_of_the_set_itself(tmp_path, write_set, tiny_set, below, name, other):
     folder = write_set(tmp_path / below)
-    message = f"^{folder} is a folder of {contents} by its name, expected {asked}. Use its parent"
+    assert_tiny(load_images(name, folder), tiny_set)
+    message = f"^{folder} is a folder of {name} by its name, expected {other}. Use its parent"
     with pytest.raises(DataError, match=message):
-        load_images(asked, folder)
+        load_images(other, folder)
 
 
-@pytest.mark.parametrize(("name", "below"), [("mnist", "mnist"), ("mnist", "MNIST/raw")])
-def test_the_folder_of_the_set_itself(tmp_path, write_set, tiny_set, name, below):
-    assert_tiny(load_images(name, write_set(tmp_path / below)), tiny_set)
+IMAGES, LABELS = np.zeros((12, 4, 3)), np.arange(12) % 10
 
 
-@pytest.mark.parametrize("position", [0, 2])
-def test_labels_where_images_belong(tmp_path, write_set, tiny_set, position):
-    folder = write_set(tmp_path, replaced={position: tiny_set[position + 1]})
-    shape = re.escape(str(tiny_set[position + 1].shape))
-    message = f"^{folder}: the images are .*{shape}.*; expected bytes .count, height, width. of one"
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({0: LABELS}, r"the images are \(12,\) .*; expected bytes .count, height, width. of one"),
+        ({2: LABELS[:5]}, r"the images are .* \(5,\), .*; expected bytes"),
+        ({2: np.zeros((5, 3, 4))}, r"the images are \(12, 4, 3\) and \(5, 3, 4\), .* one size$"),
+        ({1: IMAGES}, r"train_labels is a tensor of shape \(12, 4, 3\) and .*, expected a tensor"),
+        (
+            {3: IMAGES[:5]},
+            r"test_labels is a tensor of shape \(5, 4, 3\) and .*, expected a tensor",
+        ),
+        ({1: LABELS[1:]}, r"train_labels is .* \(11,\) .* beside .*train_images \(12, 12\)"),
+        ({3: LABELS[:4]}, r"test_labels is .* \(4,\) .* beside .*test_images \(5, 12\)"),
+        ({0: IMAGES[:0], 1: LABELS[:0]}, r"train_images has shape \(0, .*\), expected \(count, "),
+        ({0: IMAGES[:, :0], 2: IMAGES[:5, :0]}, r"train_images has shape .*, expected \(count, "),
+        ({1: LABELS + 1}, "train_labels holds 10, expected 0 to 9$"),
+        ({3: LABELS[:5] + 6}, "test_labels holds 10, expected 0 to 9$"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(tmp_path, write_set, replaced, message):
+    folder = write_set(tmp_path, replaced=replaced)
+    with pytest.raises(DataError, match=f"^{folder}: {message}"):
         load_images("mnist", folder)
-
-
-@pytest.mark.parametrize(("position", "split"), [(1, "train"), (3, "test")])
-def test_images_where_labels_belong(tmp_path, write_set, tiny_set, position, split):
-    folder = write_set(tmp_path, replaced={position: tiny_set[position - 1]})
-    shape = re.escape(str(tiny_set[position - 1].shape))
-    message = rf"^{folder}: {split}_labels is a tensor of shape {shape} and .*, expected a tensor"
-    with pytest.raises(DataError, match=message):
-        load_images("mnist", folder)
-
-
-@pytest.mark.parametrize(("position", "split", "count"), [(1, "train", 12), (3, "test", 5)])
-def test_another_number_of_labels(tmp_path, write_set, tiny_set, position, split, count):
-    folder = write_set(tmp_path, replaced={position: tiny_set[position][:-1]})
-    images = rf"{split}_images \({count}, 12\)"
-    message = (
-        rf"^{folder}: {split}_labels is a tensor of shape \({count - 1},\) .* beside .*{images}"
-    )
-    with pytest.raises(DataError, match=message):
-        load_images("mnist", folder)
-
-
-@pytest.mark.parametrize("shape", [(0, 4, 3), (12, 0, 3)])
-def test_no_pixels(tmp_path, write_set, shape):
-    both = {0: np.zeros(shape), 1: np.zeros(shape[0]), 2: np.zeros((5, *shape[1:]))}
-    folder = write_set(tmp_path, replaced=both)
-    with pytest.raises(DataError, match=r"train_images has shape \(.*\), expected \(count, "):
-        load_images("mnist", folder)
-
-
-def test_test_images_of_another_size(tmp_path, write_set):
-    folder = write_set(tmp_path, replaced={2: np.zeros((5, 3, 4))})
-    message = (
-        r"the images are \(12, 4, 3\) and \(5, 3, 4\), torch.uint8; expected bytes .* one size$"
-    )
-    with pytest.raises(DataError, match=message):
-        load_images("mnist", folder)
-
-
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-@pytest.mark.parametrize(("position", "split"), [(1, "train"), (3, "test")])
-def test_a_label_out_of_range(tmp_path, write_set, tiny_set, name, position, split):
-    labels = tiny_set[position].copy()
-    labels[3] = 10
-    folder = write_set(tmp_path, replaced={position: labels})
-    message = f"^{folder}: {split}_labels holds 10, expected 0 to 9$"
-    with pytest.raises(DataError, match=message):
-        load_images(name, folder)
 
 
 def test_a_damaged_file_is_named(tmp_path, write_set):
@@ -214,23 +172,15 @@ def test_a_damaged_file_is_named(tmp_path, write_set):
         load_images("mnist", folder)
 
 
-def test_a_folder_as_name(tmp_path, write_set, tiny_set):
+def test_a_folder_as_name(tmp_path, write_set, tiny_set, monkeypatch):
     labels = np.array([0, 1, 13, 2, 0], dtype=np.uint8)
     folder = write_set(tmp_path / "letters", replaced={3: labels})
     data = load_images(str(folder))
     assert_tiny(data, [*tiny_set[:3], labels])
     assert data.name == "letters"
     assert data.class_names == tuple(str(label) for label in range(14))
-
-
-def test_a_relative_folder_as_name(tmp_path, write_set, monkeypatch):
-    write_set(tmp_path / "letters")
-    monkeypatch.chdir(tmp_path / "letters")
+    monkeypatch.chdir(folder)
     assert load_images(".").name == "letters"
-
-
-def test_a_folder_as_name_without_its_files(tmp_path, write_set):
-    folder = write_set(tmp_path / "letters")
     shutil.move(folder / "train-images-idx3-ubyte", folder / "train-images")
     message = f"^{folder} lacks train-images-idx3-ubyte; expected"
     with pytest.raises(DataError, match=message):

@@ -23,7 +23,7 @@ def grammar():
 
 @pytest.fixture(scope="module")
 def sentences(grammar):
-    ids = grammar.sample(8_000, LENGTH, seed=3)
+    ids = grammar.sample(3_000, LENGTH, seed=3)
     return ids, [[grammar.vocabulary[index] for index in row] for row in ids.tolist()]
 
 

@@ -110,21 +110,6 @@ def test_what_the_hub_did_not_do_is_not_blamed_on_it(monkeypatch, cause):
         load_images("mnist")
 
 
-def test_a_missing_column(monkeypatch):
-    rows = datasets.Dataset.from_dict({"text": ["a"]})
-    monkeypatch.setattr(datasets, "load_dataset", lambda repository, *, split: rows)
-    with pytest.raises(
-        DataError, match="has the columns .*text.*, expected an image and a class label"
-    ):
-        load_images("mnist")
-
-
-def test_images_of_different_sizes(serve):
-    serve(train=([Image.new("L", (3, 4)), Image.new("L", (4, 4))], [0, 1]))
-    with pytest.raises(DataError, match="mnist, train: image 1 has 4x4 pixels, expected 4x3"):
-        load_images("mnist")
-
-
 def test_an_empty_split(serve):
     serve(train=([], []))
     with pytest.raises(DataError, match="mnist, train holds no images"):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from bilens.data.images import read_idx
 from bilens.errors import DataError
@@ -65,12 +64,6 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.fixture(scope="module")
 def shared_path(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("idx") / "some-idx"
-
-
-@given(hnp.arrays(np.uint8, hnp.array_shapes(max_dims=3, min_side=0, max_side=5)))
-def test_any_array_comes_back(shared_path, as_idx, array):
-    shared_path.write_bytes(as_idx(array))
-    np.testing.assert_array_equal(read_idx(shared_path), array)
 
 
 @given(st.binary(max_size=64), st.sampled_from([b"", b"\x00\x00\x08"]))

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 import os
 
@@ -28,18 +27,16 @@ def test_digits_are_sklearns_divided_by_16():
 def test_digits_sizes_types_and_range():
     data = load_images("digits")
     assert data.name == "digits"
-    assert data.train_images.shape == (1437, 64)
-    assert data.train_labels.shape == (1437,)
-    assert data.test_images.shape == (360, 64)
-    assert data.test_labels.shape == (360,)
     assert data.shape == (8, 8)
     assert data.n_inputs == 64
     assert data.n_classes == 10
     assert data.class_names == tuple("0123456789")
-    for images, labels in (
-        (data.train_images, data.train_labels),
-        (data.test_images, data.test_labels),
+    for images, labels, count in (
+        (data.train_images, data.train_labels, 1437),
+        (data.test_images, data.test_labels, 360),
     ):
+        assert images.shape == (count, 64)
+        assert labels.shape == (count,)
         assert images.dtype == torch.float32
         assert labels.dtype == torch.int64
         assert images.min() == 0
@@ -67,12 +64,6 @@ def test_digits_refuse_a_seed_out_of_range(seed):
         load_images("digits", seed=seed)
 
 
-def test_the_result_is_frozen():
-    data = load_images("digits")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        data.name = "other"
-
-
 def test_to_moves_every_tensor_and_leaves_the_original():
     data = load_images("digits")
     with second_device() as device:
@@ -91,15 +82,9 @@ def test_to_moves_every_tensor_and_leaves_the_original():
         ({"train_labels": torch.tensor([0, 2])}, "^train_labels holds 2, expected 0 to 1$"),
         ({"test_labels": torch.tensor([-1])}, "^test_labels holds -1, expected 0 to 1$"),
         ({"test_labels": torch.tensor([0, 1])}, r"^test_labels is a tensor of shape \(2,\) and"),
-        (
-            {"test_labels": torch.tensor([0.0])},
-            r"^test_labels is a .*float32, expected a tensor of whole",
-        ),
+        ({"test_labels": torch.tensor([0.0])}, r"^test_labels is a .*float32, expected a tensor o"),
         ({"test_images": torch.full((1, 4), math.nan)}, "^test_images holds NaN or infinite value"),
-        (
-            {"shape": (2, 3)},
-            r"^train_images has shape \(2, 4\), expected \(count, 6\), images of 2x3",
-        ),
+        ({"shape": (2, 3)}, r"^train_images has shape \(2, 4\), expected \(count, 6\), images of"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed, message):
@@ -124,7 +109,8 @@ MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     reason="set BILENS_DATA to a folder with the real mnist and fashion-mnist",
 )
 @pytest.mark.parametrize(
-    ("name", "train_counts"), [("mnist", MNIST_COUNTS), ("fashion-mnist", [6000] * 10)]
+    ("name", "train_counts"),
+    [pytest.param("mnist", MNIST_COUNTS, marks=pytest.mark.slow), ("fashion-mnist", [6000] * 10)],
 )
 def test_the_real_sets(name, train_counts):
     data = load_images(name)

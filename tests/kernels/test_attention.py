@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks import gpu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bilens.kernels
@@ -73,16 +73,17 @@ def test_chunks_of_any_size_are_the_reference(chunk, numbers, threads, **sizes):
         assert error(results(y, inputs), inputs, 0.3) < 1e-10
 
 
+SIZES = [(1, 8, 1), (255, 8, 3), (257, 16, 2), (513, 32, 1), (300, 64, 2), (301, 128, 1)]
 # bf16 keeps 8 bits: inputs are exact, outputs and gradients are rounded once.
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-3}
+PRECISIONS = [(*case, *sizes) for sizes in SIZES for case in product([False, True], BOUNDS)]
+
+
+# Each size by day, and each type with both scores.
 @pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 4e-3)]
+    ("squared", "dtype", "time", "width", "sharing"), nightly(PRECISIONS, PRECISIONS[::5])
 )
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize(
-    ("time", "width", "sharing"),
-    [(1, 8, 1), (255, 8, 3), (257, 16, 2), (513, 32, 1), (300, 64, 2), (301, 128, 1)],
-)
-def test_precision(time, width, sharing, squared, dtype, bound):
+def test_precision(squared, dtype, time, width, sharing):
     inputs = random_inputs(
         time=time, width=width, d_value=width, sharing=sharing, squared=squared, dtype=dtype
     )
@@ -90,11 +91,14 @@ def test_precision(time, width, sharing, squared, dtype, bound):
         y = bilinear_attention(*inputs, kernel=kernel)
         result = results(y, inputs)
         assert {x.dtype for x in result} == {dtype}
-        assert error(result, inputs, width**-2) < bound
+        assert error(result, inputs, width**-2) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("width", [3, 4])
+# Squares of an odd and of an even number of features have other layouts; products have one.
+@pytest.mark.parametrize(
+    ("width", "squared"),
+    nightly(product([3, 4], [False, True]), [(3, False), (3, True), (4, True)]),
+)
 def test_gradients_are_finite_differences(width, squared, monkeypatch):
     monkeypatch.setattr("bilens.kernels.chunked.CHUNK", 2)
     inputs = random_inputs(time=3, kv_heads=1, width=width, d_value=2, sharing=2, squared=squared)
@@ -107,8 +111,7 @@ def test_gradients_are_finite_differences(width, squared, monkeypatch):
     torch.autograd.gradgradcheck(resume, (*inputs, state), fast_mode=True)
 
 
-@settings(max_examples=6)
-@given(**{**shapes, "time": st.integers(1, 20), "width": st.integers(1, 6)})
+@given(**{**shapes, "time": st.integers(1, 10), "width": st.integers(1, 6)})
 def test_gradients_of_gradients_are_those_of_the_reference(**sizes):
     inputs = random_inputs(**sizes)
     given = [x for x in inputs if x is not None]
@@ -238,7 +241,7 @@ def test_masks_of_other_shapes_are_named(seen):
 
 # A model compiles by day, with such attention; see tests/nn/test_language.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(("time", "squared"), [*product([20, 300], [False, True])])
+@pytest.mark.parametrize(("time", "squared"), product([20, 300], [False, True]))
 def test_attention_compiles_as_one_graph(squared, time):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""
     inputs = random_inputs(time=time, squared=squared, sharing=2)
@@ -429,11 +432,7 @@ QUERIES_OF_4_AND_KEYS_OF_3 = [
         (changed(0, lambda x: x[0]), {}, r"q1 is .*\(4, 9, 8\).*batch, heads, time, d_head"),
         (changed(2, lambda x: x[:, :, :0]), {}, r"v is .*kv_heads, time, d_value.*beside q1"),
         (changed(1, lambda x: x.float()), {}, "k1 is torch.float32 and v is torch.float64"),
-        (
-            [x.half() for x in random_inputs()],
-            {},
-            "q1 is torch.float16 .* The range of float16 is too small",
-        ),
+        ([x.half() for x in random_inputs()], {}, "q1 is torch.float16 .* The range of float16 is"),
         (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move"),
         (random_inputs(width=0), {}, "q1 has shape .* expected no size to be zero"),
         (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, not a multiple of the 3"),

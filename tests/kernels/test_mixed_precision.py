@@ -1,5 +1,6 @@
 """Every attention of a language model in bfloat16, under autocast and with its weights in it."""
 
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import ATTENTIONS, PositionName
+from tests.nightly import nightly
 
 
 def language_model(attention, positions="rotary", *, mixes=False):
@@ -42,9 +44,14 @@ def results(model, ids):
     return [x.detach().double() for x in (result.logits, gradients, last)]
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("positions", get_args(PositionName))
-@pytest.mark.parametrize("mixes", [False, True])
+POSITIONS = get_args(PositionName)
+DAILY = [(name, POSITIONS[i % 4], i % 2 == 0) for i, name in enumerate(ATTENTIONS)]
+
+
+@pytest.mark.parametrize(
+    ("attention", "positions", "mixes"),
+    nightly(product(ATTENTIONS, POSITIONS, [False, True]), DAILY),
+)
 def test_models_in_bfloat16_are_nearly_those_in_float32(attention, positions, mixes):
     model, ids = language_model(attention, positions, mixes=mixes)
     exact = results(model, ids)

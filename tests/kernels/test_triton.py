@@ -9,6 +9,7 @@ import torch
 
 from bilens.kernels import bilinear_attention, resume_attention
 from tests.kernels.inputs import error, random_inputs, results, skip_untested_triton
+from tests.nightly import nightly
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -48,11 +49,6 @@ BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-3 if DEVICE == "cpu" else 2e-2
 
 
 # The interpreter runs each program of a kernel by itself: by day some cases, each with both scores.
-def by_day(cases, *, every=()):
-    """Return cases for every day, and all others of `every` marked slow."""
-    return [*cases, *(pytest.param(*c, marks=pytest.mark.slow) for c in every if c not in cases)]
-
-
 SIZES = [
     (1, 8, 8, 1, torch.float32),
     # Up to 16^2 tokens are one chunk, and more are chunks of 128.
@@ -64,9 +60,9 @@ SIZES = [
 
 @pytest.mark.parametrize(
     ("time", "width", "d_value", "sharing", "dtype", "squared"),
-    by_day(
+    nightly(
+        ((*sizes, squared) for sizes, squared in product(SIZES, [False, True])),
         [(*SIZES[0], False), (*SIZES[1], True), (*SIZES[3], True)],
-        every=[(*sizes, squared) for sizes, squared in product(SIZES, [False, True])],
     ),
 )
 def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
@@ -80,14 +76,9 @@ def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
 
 @pytest.mark.parametrize(
     ("width", "d_value", "dtype", "squared"),
-    by_day(
+    nightly(
+        product((64, 16), (64, 128), (torch.float32, torch.bfloat16), (False, True)),
         [(16, 128, torch.float32, True)],
-        every=[
-            (*sizes, dtype, squared)
-            for sizes, dtype, squared in product(
-                [(64, 64), (16, 128)], [torch.float32, torch.bfloat16], [False, True]
-            )
-        ],
     ),
 )
 def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
@@ -102,19 +93,19 @@ def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypa
 
 @pytest.mark.parametrize(
     ("time", "segments", "squared"),
-    by_day([(140, 3, True)], every=product([140, 290], [2, 3, 5], [False, True])),
+    nightly(product([140, 290], [2, 3, 5], [False, True]), [(140, 3, True)]),
 )
 def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, monkeypatch):
     """Three or five chunks; of as many segments each is one, and of two the last is shorter."""
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
     monkeypatch.setattr("bilens.kernels.triton_chunked.segment_count", lambda *_: segments)
-    inputs = on_device(time=time, width=8, d_value=8, sharing=2, squared=squared)
+    inputs = on_device(time=time, width=8, d_value=8, squared=squared)
     y = bilinear_attention(*inputs, kernel="triton")
     assert error(results(y, inputs), inputs, 8**-2) < BOUNDS[torch.float32]
 
 
 @pytest.mark.parametrize(
-    ("one_chunk", "squared"), by_day([(True, False)], every=product([False, True], repeat=2))
+    ("one_chunk", "squared"), nightly(product([False, True], repeat=2), [(True, False)])
 )
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     """Lay heads side by side in a row of the stream, as a model does."""
@@ -131,14 +122,9 @@ def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
 
 @pytest.mark.parametrize(
     ("constant", "normalised", "length", "padded"),
-    by_day(
+    nightly(
+        product((False, True), (False, True), (64, 256), (False, True)),
         [(False, True, 256, False), (True, False, 256, True), (True, True, 64, True)],
-        every=[
-            (*case, length, padded)
-            for case in [(False, True), (True, False), (True, True)]
-            for length in (64, 256)
-            for padded in (False, True)
-        ],
     ),
 )
 def test_constants_and_sums_of_rows_are_inside_the_kernels(
@@ -224,8 +210,7 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
 
 
 @pytest.mark.parametrize(
-    ("constant", "normalised"),
-    by_day([(True, True)], every=[(True, True), (True, False), (False, True)]),
+    ("constant", "normalised"), nightly(product((False, True), (False, True)), [(True, True)])
 )
 def test_a_text_with_a_constant_and_sums_goes_on_from_a_state(constant, normalised, monkeypatch):
     """By the kernels twice and by the recurrence once, from and to the same form of a state.

@@ -117,17 +117,8 @@ def test_accuracy_counts():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (torch.zeros(5, 1, dtype=torch.int64), r"labels is a tensor of shape \(5, 1\)"),
         (torch.zeros(4, dtype=torch.int64), r"labels is a tensor of shape \(4,\)"),
-        (
-            torch.zeros(5),
-            "labels is a tensor of shape .* and torch.float32, expected a tensor of whole",
-        ),
         (torch.tensor([0, 1, 2, 3, 0]), "labels holds 0 to 3, expected numbers of classes, 0 to 2"),
-        (
-            torch.tensor([0, -1, 2, 1, 0]),
-            "labels holds -1 to 2, expected numbers of classes, 0 to 2",
-        ),
     ],
 )
 def test_accuracy_refuses_what_are_no_labels(labels, message):
@@ -139,17 +130,10 @@ def test_accuracy_refuses_what_are_no_labels(labels, message):
     ("settings", "message"),
     [
         ({"n_layers": 0}, "n_layers=0, expected a whole number, at least 1 and at most 1024"),
-        ({"n_layers": 10**12}, "n_layers=1000000000000, expected a whole number"),
-        ({"d_model": 2.5}, "d_model=2.5"),
         ({"d_model": None}, "d_model=None, expected a whole number"),
-        ({"d_model": True}, "d_model=True, expected a whole number"),
-        ({"d_model": 1e30}, r"d_model=1e\+30, expected a whole number"),
         ({"d_hidden": -1}, "d_hidden=-1, expected a whole number"),
         ({"beta": float("nan")}, "beta=nan, expected a finite number"),
-        (
-            {"image_shape": (3, 3)},
-            r"image_shape=\(3, 3\) has 9 pixels, but the model reads n_inputs",
-        ),
+        ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) has 9 pixels, but the model reads n_inp"),
         ({"image_shape": (4,)}, r"image_shape=\(4,\), expected 2 values"),
         ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
         ({"norm": "batch"}, "norm='batch', expected one of none, scalar, rms"),
@@ -167,40 +151,30 @@ def saved(tmp_path):
 
 
 def edit(path, **changes):
-    config = json.loads(path.read_text())
-    config.update(changes)
-    path.write_text(json.dumps({k: v for k, v in config.items() if v != "gone"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def drop_a_tensor(path):
+def without_unembedding(path, **instead):
     state = load_file(path)
     del state["unembed.weight"]
-    save_file(state, path)
+    save_file({**state, **instead}, path)
 
 
-def spoil_a_tensor(path):
-    state = load_file(path)
-    state["unembed.weight"][0, 0] = torch.nan
-    save_file(state, path)
-
-
+SPOILT = {"unembed.weight": torch.full((2, 3), torch.nan)}
 DAMAGES = [
     (lambda run: (run / "config.json").unlink(), "holds no config.json"),
     (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
     (lambda run: (run / "config.json").write_text("{"), "damaged and cannot be read as JSON"),
-    (lambda run: (run / "config.json").write_text("[]"), "holds a list, expected a JSON object"),
     (lambda run: edit(run / "config.json", colour=1), "config.json: unknown settings: colour"),
-    (lambda run: edit(run / "config.json", d_model="gone"), "missing settings.*d_model"),
-    (lambda run: edit(run / "config.json", d_model=-1), "cannot be used: d_model=-1"),
-    (lambda run: edit(run / "config.json", d_model=5), "does not fit its config.json"),
-    (lambda run: edit(run / "config.json", model_type="other"), "model (of )?type .other"),
-    (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 20), "damaged.*safetensors"),
     (lambda run: edit(run / "config.json", n_layers=10**12), "cannot be used: n_layers=10000000"),
     (lambda run: edit(run / "config.json", d_model=2**20), "does not fit its config.json"),
-    (lambda run: edit(run / "config.json", d_model=None), "cannot be used: d_model=None"),
-    (lambda run: edit(run / "config.json", image_shape=[4]), "cannot be used: image_shape="),
-    (lambda run: spoil_a_tensor(run / "model.safetensors"), "unembed.weight holds NaN or infinite"),
-    (lambda run: drop_a_tensor(run / "model.safetensors"), "unembed.weight"),
+    (lambda run: edit(run / "config.json", model_type="other"), "model (of )?type .other"),
+    (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 20), "damaged.*safetensors"),
+    (
+        lambda run: without_unembedding(run / "model.safetensors", **SPOILT),
+        "unembed.weight holds NaN or infinite",
+    ),
+    (lambda run: without_unembedding(run / "model.safetensors"), "unembed.weight"),
 ]
 
 

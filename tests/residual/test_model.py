@@ -170,14 +170,8 @@ def test_tokens_by_name():
         (lambda v: v.trace(torch.tensor([3, 30])), "ids holds the number 30, expected 0 to 29"),
         (lambda v: v.trace(torch.tensor([3, -1])), "ids holds the number -1, expected 0 to 29"),
         (lambda v: v.trace(torch.zeros(0).long()), r"ids has shape \(0,\), expected at least one"),
-        (
-            lambda v: v.trace(torch.zeros(3)),
-            "text is a tensor of shape .* expected text or a tensor of whole",
-        ),
-        (
-            lambda v: v.logits(torch.zeros(3).long()),
-            "ids is a tensor of shape .* expected a tensor of whole",
-        ),
+        (lambda v: v.trace(torch.zeros(3)), "text is a tensor of shape .* expected text or a tens"),
+        (lambda v: v.logits(torch.zeros(3).long()), "ids is a tensor of shape .* expected a tenso"),
     ],
 )
 def test_bad_input_is_named(read, message):
@@ -206,9 +200,7 @@ def test_activations_that_are_not_zero_at_zero(name, act):
 def test_layers_that_share_a_module_are_refused():
     model = tiny("llama")
     model.model.layers[1].mlp = model.model.layers[0].mlp
-    with pytest.raises(
-        BilensError, match=r"layers\.0\.mlp\.down_proj.*one module stands in several"
-    ):
+    with pytest.raises(BilensError, match=r"layers\.0\.mlp\.down_proj.*one module stands in sever"):
         ResidualModel(model)
     model = tiny("llama")
     first = model.model.layers[0]

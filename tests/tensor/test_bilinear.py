@@ -219,52 +219,27 @@ def test_gradients():
     assert torch.autograd.gradcheck(everything, (*factors, x))
 
 
-NUMPY = np.ones((5, 4))
 MISFITS = [
-    (
-        lambda t: BilinearTensor(NUMPY, t.right, t.out),
-        "left is numpy.ndarray, expected a tensor of real",
-    ),
     (
         lambda t: BilinearTensor(t.left.long(), t.right, t.out),
         r"left is .*torch.int64, expected a tensor of real numbers of shape \(rank, n_in",
     ),
-    (
-        lambda t: QuadraticForm(t.left, t.right, NUMPY[0]),
-        "weights is numpy.ndarray, expected a tensor of real",
-    ),
-    (
-        lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]),
-        r"weights is a tensor of shape \(3, 2\).*beside left",
-    ),
-    (lambda t: t(NUMPY), "x is numpy.ndarray, expected a tensor of real"),
-    (lambda t: t(torch.ones(4).long()), "x is .*torch.int64, expected a tensor of real"),
+    (lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]), r"weights is .*\(3, 2\).*beside left"),
     (lambda t: t(normal(4), normal(3)), r"y has shape \(3,\).*length 4"),
     (lambda t: t.contract(normal(3)), r"x has shape \(3,\).*length 4"),
     (lambda t: t + random_tensor(5, 5, 3, 0), "other has 3 outputs and 5 inputs"),
     (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
-    (
-        lambda t: t.interaction(3),
-        r"direction=3, expected a tensor of real numbers of shape \(\*batch, n_out\)",
-    ),
+    (lambda t: t.interaction(3), r"direction=3, expected a tensor of real numbers of shape \(\*ba"),
     (lambda t: t.interaction(output="3"), "output='3', expected 0 to 2, the number of an output"),
-    (
-        lambda t: t.interaction(output=[0.5]),
-        r"output=\[0.5\], expected text or a whole number or a list",
-    ),
-    (
-        lambda t: t.interaction(output=0).eigh(tolerance=0),
-        "tolerance=0, expected a finite number, above 0",
-    ),
+    (lambda t: t.interaction(output=[0.5]), r"output=\[0.5\], expected text or a whole number or"),
+    (lambda t: t.interaction(output=0).eigh(tolerance=0), "tolerance=0, expected .*above 0"),
     (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"right is .* beside left \(5, 4\)"),
     (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),
     (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
-    (lambda t: t(torch.zeros(3, dtype=torch.float64)), r"x has shape \(3,\).*length 4"),
     (lambda t: t.with_bias()(torch.zeros(3, dtype=torch.float64)), r"length 4 \(or 5"),
     (lambda t: t.interaction(), "either a direction or output"),
     (lambda t: t.interaction(normal(3), output=1), "exactly one"),
     (lambda t: t.interaction(normal(2)), r"direction has shape \(2,\).*length 3"),
-    (lambda t: t.interaction(output=3), "output=3, expected 0 to 2, the number of an output"),
     (lambda t: t.interaction(output=[0, -1]), "output=-1"),
     (lambda t: t.interaction(output=0)[0], "without a batch to index"),
     (

@@ -3,7 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -63,7 +63,6 @@ def test_one_layer(kind_a, kind_b, size):
     assert_inner(a, b, size["n_in"])
 
 
-@settings(max_examples=12)
 @given(st.sampled_from(TWO), st.sampled_from(ONE + TWO), sizes, st.integers(1, 4))
 def test_two_layers(kind_a, kind_b, size, rank):
     a, b = model(kind_a, rank=rank, **size), model(kind_b, rank=2, **{**size, "seed": 20_000})
@@ -153,7 +152,7 @@ def test_gradients(kind):
         ]
         return expected_inner(chain, b)
 
-    assert torch.autograd.gradcheck(inner, factors)
+    assert torch.autograd.gradcheck(inner, factors, fast_mode=True)
 
 
 def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
@@ -179,7 +178,6 @@ def many_points(a: Chain, b: Chain, mean: Tensor, root: Tensor) -> Tensor:
     return w @ (run(a, x) * run(b, x)).sum(-1)
 
 
-@settings(max_examples=12)
 @given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 99))
 def test_deep_models_of_two_directions_each(kind, other, depth, seed):
     """The two models read different planes of three dimensions."""
@@ -233,10 +231,7 @@ MISUSES = [
     (lambda a: expected_inner(a, a, covariance=normal(4, 4)), "covariance is not symmetric"),
     (lambda a: expected_inner(a[::-1], a), r"a\[0\] has 3 outputs, but a\[1\] reads 4"),
     (lambda a: expected_inner(a, [a[0], broken(a[1])]), r"b\[1\].out holds NaN"),
-    (
-        lambda a: expected_inner(a, model("two", 5, 3, 2, 0)),
-        r"a has \(4, 3\) inputs and outputs.*b has \(5, 3\)",
-    ),
+    (lambda a: expected_inner(a, model("two", 5, 3, 2, 0)), r"a has \(4, 3\) .*b has \(5, 3\)"),
     (lambda a: expected_inner([CONSTANT], [CONSTANT]), r"a has \(0, 1\).*with at least one input"),
     (lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]), r"b has \(4, 2\)"),
     (
