@@ -119,12 +119,16 @@ def tiny(
     config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, config_name)(**settings)
     suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, family + suffix)(config)
+    return of_order_one(getattr(transformers, family + suffix)(config), seed).to(dtype)
+
+
+def of_order_one(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Return the model in float64, with random weights, gains and biases of order one."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         values = torch.randn(parameter.shape, generator=generator).double()
         parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
-    return model.to(dtype).eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def family_view(name: str, **how: Any) -> ResidualModel:

@@ -169,8 +169,6 @@ def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
     cut = deep_run / "cut"
     assert bilens.load(cut).config.d_model == max(*ranks, 10)
     assert json.loads((cut / "training.json").read_text())["ranks"] == ranks
-    main(["decompose", str(cut), "--paths", "20"])
-    main(["decompose", str(cut), "--bonds"])
     main(["report", str(cut), "--drop", "0.1"])
     assert "directions" in (cut / "report.html").read_text()
 

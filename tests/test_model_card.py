@@ -100,14 +100,3 @@ def test_a_damaged_record_leaves_what_is_whole(tmp_path):
     card = model_card({"model_type": "image-classifier"}, tmp_path).text
     assert "## Training" not in card
     assert "| test_accuracy | 0.75 |" in card
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_push_to_hub_keeps_the_card_of_the_hub(there, monkeypatch):
-    pushed = []
-    monkeypatch.setattr("bilens.nn.language.model.file_exists", lambda *a, **_: there)
-    monkeypatch.setattr("transformers.PreTrainedModel.push_to_hub", lambda *a, **_: "done")
-    monkeypatch.setattr(ModelCard, "push_to_hub", lambda card, *a, **_: pushed.append(card))
-    assert random_model().push_to_hub("you/name") == "done"
-    assert len(pushed) == (not there)
-    assert all('bilens.load("you/name")' in card.text for card in pushed)

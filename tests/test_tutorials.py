@@ -22,12 +22,14 @@ BRIEF = {
     "epochs=2,": "epochs=0.1,",
     "epochs=1,": "epochs=0.05,",
     "range(1500)": "range(50)",
-    "tokens=500_000": "tokens=10_000",
-    "tokens=250_000": "tokens=5_000",
-    "layer_steps=100": "layer_steps=10",
-    "pattern_steps=100": "pattern_steps=10",
+    "tokens=500_000": "tokens=5_000",
+    "tokens=250_000": "tokens=2_500",
+    "2**14": "2**11",
+    "layer_steps=100": "layer_steps=3",
+    "pattern_steps=100": "pattern_steps=3",
     "validation[:500]": "validation[:50]",
     "sample(4000": "sample(800",
+    "in range(40)": "in range(10)",
     "randn(50": "randn(5",
 }
 """Sizes as the pages have them, and as large as the suite has time for."""
@@ -45,7 +47,7 @@ def notebook_of(page):
 def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
     """Here, since kernels take longer to start than these cells to run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 5000)
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 2000)
     state = {}
     for cell in notebook_of(page).cells:
         source = cell.source

@@ -241,7 +241,7 @@ def test_masks_of_other_shapes_are_named(seen):
 
 # A model compiles by day, with such attention; see tests/nn/test_language.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(("time", "squared"), product([20, 300], [False, True]))
+@pytest.mark.parametrize(("time", "squared"), [*product([20, 300], [False, True])])
 def test_attention_compiles_as_one_graph(squared, time):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""
     inputs = random_inputs(time=time, squared=squared, sharing=2)

@@ -10,37 +10,34 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.inputs import skip_untested_triton
+from tests.nightly import nightly
 
 COMPILE = """
 import json, sys, torch
 from benchmarks.kernels_static import CARDS, compiled, launches
 
-for name, dtype in (("sm_89 (RTX 4090)", torch.float32), ("sm_90 (H100)", torch.bfloat16)):
-    card = CARDS[name]
-    kernels = {launch.name: launch for launch in launches(64, dtype, squared=False, card=card)}
-    whole = launches(64, dtype, squared=True, normalised=True, length=4096, card=card)
-    kernels |= {f"whole {launch.name}": launch for launch in whole}
-    for kernel in sys.argv[1:]:
-        needs = compiled(kernels[kernel], card.target)
-        print(json.dumps([needs.shared / card.shared, needs.spilled, needs.products]))
+card, dtype = CARDS[sys.argv[1]], getattr(torch, sys.argv[2])
+kernels = {launch.name: launch for launch in launches(64, dtype, squared=False, card=card)}
+whole = launches(64, dtype, squared=True, normalised=True, length=4096, card=card)
+kernels |= {f"whole {launch.name}": launch for launch in whole}
+for kernel in sys.argv[3:]:
+    needs = compiled(kernels[kernel], card.target)
+    print(json.dumps([needs.shared / card.shared, needs.spilled, needs.products]))
 """
+SMALL, LARGE = ("sm_89 (RTX 4090)", "float32"), ("sm_90 (H100)", "bfloat16")
+KERNELS = ("read y", "states", "read dk1", "whole y", "whole dq", "whole dk, dv")
 
 
 @pytest.mark.parametrize(
-    "kernels",
-    [
-        ["read y"],
-        pytest.param(
-            ["states", "read dk1", "whole y", "whole dq", "whole dk, dv"], marks=pytest.mark.slow
-        ),
-    ],
+    ("card", "dtype", "kernels"),
+    nightly([(*SMALL, KERNELS[:1]), (*SMALL, KERNELS), (*LARGE, KERNELS)], [(*SMALL, KERNELS[:1])]),
 )
-def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
+def test_kernels_fit_a_card_and_use_its_tensor_cores(card, dtype, kernels):
     skip_untested_triton()
     # In a process of its own, since here the kernels are Python functions of the interpreter.
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
     shown = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE, *kernels],
+        [sys.executable, "-W", "ignore", "-c", COMPILE, card, dtype, *kernels],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
@@ -48,7 +45,7 @@ def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
         check=True,
     ).stdout
     needs = [json.loads(line) for line in shown.splitlines()]
-    assert len(needs) == 2 * len(kernels)
+    assert len(needs) == len(kernels)
     for shared, spilled, products in needs:
         assert shared <= 1
         assert spilled <= 256

@@ -12,6 +12,7 @@ from bilens.read.flow import edit, flow
 from bilens.residual import ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
+from tests.families import of_order_one
 from tests.nightly import nightly
 
 SIZES = {
@@ -36,12 +37,7 @@ TEXT = torch.tensor([3, 14, 15, 9, 26, 5, 3])
 def mixture(name, dtype=torch.float64, **settings):
     kind, own_settings = MIXTURES[name]
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **own_settings, **settings})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        values = torch.randn(parameter.shape, generator=generator).double()
-        parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
-    return model.to(dtype).eval().requires_grad_(False)
+    return of_order_one(getattr(transformers, f"{kind}ForCausalLM")(config)).to(dtype)
 
 
 @pytest.mark.parametrize("name", nightly(MIXTURES, ("mixtral", "qwen3-dense")))

@@ -123,7 +123,6 @@ MISUSES = [
     (lambda v: cluster(v[:0], ONES[:0]), "at least one row"),
     (lambda v: cluster(v, ONES, 0.0), "threshold=0.0, expected"),
     (lambda v: cluster(v, ONES, 1.1), "threshold=1.1, expected"),
-    (lambda v: cluster(v, ONES, float("nan")), "threshold=nan"),
     (lambda v: cluster(v * float("nan"), ONES), "vectors holds NaN"),
     (lambda v: cluster(v, ONES * float("inf")), "weights holds NaN or infinite"),
     (lambda v: cluster(v, -ONES), "weights holds negative"),
