@@ -35,16 +35,6 @@ def test_readings_of_bilens_are_where_the_table_says_and_as_the_source_says(name
     assert declared.about == entry.about
 
 
-def test_options_are_parameters_with_their_types_and_defaults():
-    options = {option.name: option for option in find_analysis("flow").options}
-    assert options["prompt"].default is REQUIRED
-    assert options["token"].default is REQUIRED
-    assert options["minus"].default == ""
-    assert options["through_patterns"].type is bool
-    assert options["shown"].default == 200
-    assert {"data", "data_dir"} <= {option.name for option in find_analysis("bonds").options}
-
-
 def test_plain_settings_become_arguments():
     model = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     settings = {"token": "t3", "minus": "t4,t5", "layer": 1, "k": 3, "among": 10, "unknown": 1}

@@ -349,17 +349,6 @@ def test_mlps(name):
             mlp.tensor("blocks[3].mlp")
 
 
-@given(**{"positions": parts["positions"]})
-def test_only_the_distance_counts_for_rotary_positions(positions):
-    q, k = torch.randn(1, 1, 1, 8).double(), torch.randn(1, 1, 1, 8).double()
-
-    def score(t: int, s: int) -> torch.Tensor:
-        turns = [rotation(torch.tensor([[p]]), 8, 100.0, q) for p in (t, s)]
-        return (rotate(q, turns[0]) * rotate(k, turns[1])).sum()
-
-    torch.testing.assert_close(score(7, 4), score(13, 10), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

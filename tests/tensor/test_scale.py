@@ -17,7 +17,6 @@ from bilens.tensor import (
     expected_cosine,
     expected_inner,
 )
-from bilens.tensor.factors import take_out_scale
 from tests.tensor.factors import close, normal, random_tensor, shapes
 
 sizes = st.sampled_from([1e-100, 1e-40, 1.0, 1e40, 1e100])
@@ -57,18 +56,6 @@ def test_single_precision_holds_what_its_factors_hold(shape, power):
     expected = tensor.interaction(output=0).eigh().values
     assert torch.allclose(values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max())
     assert torch.isclose(turned.cosine(tensor), torch.ones(()).double(), atol=1e-5)
-
-
-@given(shapes, st.sampled_from([torch.float32, torch.float64]))
-def test_scale_is_taken_out_exactly(shape, dtype):
-    tensor = random_tensor(**shape).to(dtype)
-    left, right, weights, scale = take_out_scale(tensor.left, tensor.right, tensor.out)
-    for factor in (left, right, weights):
-        largest = factor.abs().amax(-1)
-        assert ((largest >= 0.5) & (largest < 1)).all()
-    unit = torch.einsum("oh,hi,hj->oij", weights, left, right).double()
-    full = torch.einsum("oh,hi,hj->oij", tensor.out, tensor.left, tensor.right).double()
-    assert close(unit * scale[..., None], full, 1e-12 if dtype == torch.float64 else 1e-5)
 
 
 def test_zeros_have_no_scale():
