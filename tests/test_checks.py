@@ -105,11 +105,6 @@ def test_what_does_not_fit_is_named(wrong, message):
     assert "beartype" not in str(caught.value)
 
 
-def test_what_is_missing_is_named_by_python():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        read()
-
-
 @checked
 @dataclass
 class Model:

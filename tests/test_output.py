@@ -9,6 +9,7 @@ import pytest
 import bilens
 from bilens.cli import COMMANDS, main
 from tests.command_line import refusal, write_sources
+from tests.nightly import nightly
 
 TRAINED = ["--data", "texts.txt", "--length", "8", "--device", "cpu"]
 WRITERS = {
@@ -46,6 +47,8 @@ WRITERS = {
 """By name: the arguments before the path that a command writes to."""
 LONG = ("demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
+BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "spectra", "report", "explore")
+"""Commands of each way to write, for every day."""
 SILENT = ("decompose", "doctor", "cite")
 """Commands without such an option; `decompose` writes into the run that it reads."""
 READINGS = ("ngrams", "heads", "contexts", "flow")
@@ -94,7 +97,7 @@ def test_what_is_no_file_is_refused_before_any_work(name, kind, capsys):
     assert Path("/dev/full").is_char_device()
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in LONG])
+@pytest.mark.parametrize("name", nightly([name for name in WRITERS if name not in LONG], BRIEF))
 def test_the_target_of_a_link_is_written(name):
     Path("elsewhere").mkdir()
     link, target = Path("link.html"), Path("elsewhere") / "target.html"

@@ -150,22 +150,6 @@ def test_what_a_mask_hides_may_overflow(kernel, squared):
             assert all(x.isfinite().all() for x in torch.autograd.grad(y.sum(), given))
 
 
-@given(**shapes, cut=st.integers(1, 39))
-def test_a_text_may_go_on_from_its_state(cut, **sizes):
-    inputs = random_inputs(**{**sizes, "time": 40})
-    y, state = [], None
-    # The last token alone goes through the recurrence.
-    for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
-        parts = [None if x is None else x[:, :, span] for x in inputs]
-        if parts[0].shape[2]:
-            out, state = resume_attention(*parts, state=state, scale=0.3)
-            y.append(out)
-    assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < 1e-10
-    width = sizes["width"]
-    features = width * row_length(width, symmetric=sizes["squared"])
-    assert state.shape[2:] == (features, sizes["d_value"])
-
-
 def padding(k):
     """Return which tokens are seen: not the first of a text, nor every fifth."""
     seen = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool)
@@ -200,28 +184,27 @@ def test_constants_and_normalised_rows(kernel, normalised, with_constant, padded
         assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
 
 
-@given(
-    **{**shapes, "squared": st.just(True)},
-    cut=st.integers(1, 39),
-    normalised=st.booleans(),
-    with_constant=st.booleans(),
-)
-def test_a_text_with_constants_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
-    q, k, v, _, _ = random_inputs(**{**sizes, "time": 40})
-    constant = torch.linspace(-1, 1, q.shape[1]).double().requires_grad_()
-    options = {"scale": 0.3, "normalised": normalised}
-    options |= {"constant": constant} if with_constant else {}
-    y, state, seen = [], None, padding(k)
+@given(**shapes, cut=st.integers(1, 39), normalised=st.booleans(), with_constant=st.booleans())
+def test_a_text_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
+    inputs = random_inputs(**{**sizes, "time": 40})
+    seen, wanted = padding(inputs[1]), [x for x in inputs if x is not None]
+    options = {"scale": 0.3, "normalised": normalised and sizes["squared"]}
+    if with_constant and sizes["squared"]:
+        options["constant"] = torch.linspace(-1, 1, inputs[0].shape[1]).double().requires_grad_()
+        wanted.append(options["constant"])
+    y, state = [], None
+    # The last token alone goes through the recurrence.
     for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
-        parts = [x[:, :, span] for x in (q, k, v)]
+        parts = [None if x is None else x[:, :, span] for x in inputs]
         if parts[0].shape[2]:
             out, state = resume_attention(*parts, state=state, seen=seen[:, span], **options)
             y.append(out)
-    expected = bilinear_attention(q, k, v, kernel="reference", seen=seen, **options)
-    inputs = [q, k, v, *([constant] if with_constant else [])]
-    for a, b in zip(results(torch.cat(y, 2), inputs), results(expected, inputs), strict=True):
+    expected = bilinear_attention(*inputs, kernel="reference", seen=seen, **options)
+    for a, b in zip(results(torch.cat(y, 2), wanted), results(expected, wanted), strict=True):
         assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
-    assert state.shape[3] == sizes["d_value"] + normalised
+    width = sizes["width"]
+    features = width * row_length(width, symmetric=sizes["squared"])
+    assert state.shape[2:] == (features, sizes["d_value"] + options["normalised"])
 
 
 @pytest.mark.parametrize("constant", [torch.ones(3), 0.5, torch.ones(2, 1)])

@@ -151,50 +151,6 @@ def test_constants_and_sums_of_rows_are_inside_the_kernels(
         assert (result - expected).norm() < BOUNDS[torch.float32] * expected.norm()
 
 
-@pytest.mark.parametrize("length", [256, 64])
-def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
-    """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
-    from bilens.kernels import triton_chunked  # noqa: PLC0415
-
-    monkeypatch.setattr(triton_chunked, "chunk_length", lambda time, width: length)
-    launched = {}
-
-    def recorded(name):
-        class Recorder:
-            def __getitem__(self, grid):
-                def record(*arguments, **constants):
-                    sizes = [
-                        constants[size] for size in ("WK", "DK", "WA", "DA") if size in constants
-                    ]
-                    launched.setdefault(name, []).append(sizes)
-
-                return record
-
-        return Recorder()
-
-    for name in ("attend_kernel", "states_kernel", "read_kernel"):
-        monkeypatch.setattr(triton_chunked, name, recorded(name))
-    q, k, v = on_device(time=70, width=128, d_value=128, squared=True)[:3]
-    constant = torch.ones(1, device=DEVICE)
-    bilinear_attention(q, k, v, constant=constant, normalised=True, kernel="triton")
-    # States hold squares of keys alone, without a coordinate for the constant.
-    states = {} if length > 70 else {"states_kernel": [[128, 128]], "read_kernel": [[128, 128]]}
-    assert launched == {"attend_kernel": [[128, 128]], **states}
-
-
-@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_text_goes_on_from_a_state(squared, monkeypatch):
-    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "triton")
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
-    inputs = on_device(time=76, width=12, d_value=8, squared=squared)
-    y, state = [], None
-    for span in (slice(0, 10), slice(10, 75), slice(75, 76)):
-        parts = [None if x is None else x[:, :, span] for x in inputs]
-        out, state = resume_attention(*parts, state=state, scale=0.3)
-        y.append(out)
-    assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < BOUNDS[torch.float32]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("squared", [False, True])
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
@@ -210,39 +166,36 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
 
 
 @pytest.mark.parametrize(
-    ("constant", "normalised"), nightly(product((False, True), (False, True)), [(True, True)])
+    ("squared", "constant", "normalised"),
+    nightly(
+        [(False, False, False), *product([True], [False, True], [False, True])],
+        [(False, False, False), (True, True, True)],
+    ),
 )
-def test_a_text_with_a_constant_and_sums_goes_on_from_a_state(constant, normalised, monkeypatch):
+def test_a_text_goes_on_from_a_state(squared, constant, normalised, monkeypatch):
     """By the kernels twice and by the recurrence once, from and to the same form of a state.
 
     The second text begins with padding.
     """
-    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "gpu")
+    take = "bilens.kernels.attention._linear"
+    monkeypatch.setattr(take, lambda inputs: "gpu")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
-    inputs = [
-        x.detach()
-        for x in on_device(batch=2, time=90, width=6, d_value=5, sharing=2, squared=True)[:3]
-    ]
+    inputs = on_device(batch=2, time=76, width=6, d_value=5, sharing=2, squared=squared)
     seen = padding(inputs[1])
     offsets = torch.tensor([0.5, -1.0], device=DEVICE) if constant else None
     y, state = [], None
-    for span in (slice(0, 10), slice(10, 11), slice(11, 90)):
-        parts = [x[:, :, span] for x in inputs]
-        out, state = resume_attention(
-            *parts,
-            state=state,
-            scale=0.3,
-            constant=offsets,
-            normalised=normalised,
-            seen=seen[:, span],
-        )
+    for span in (slice(0, 10), slice(10, 11), slice(11, 76)):
+        parts = [None if x is None else x[:, :, span] for x in inputs]
+        options = {"scale": 0.3, "normalised": normalised, "seen": seen[:, span]}
+        out, state = resume_attention(*parts, state=state, constant=offsets, **options)
         y.append(out)
-    exact = [x.double() for x in inputs]
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
     offsets = None if offsets is None else offsets.double()
     options = {"scale": 0.3, "constant": offsets, "normalised": normalised, "seen": seen}
-    expected = bilinear_attention(*exact, **options, kernel="reference")
-    assert (torch.cat(y, 2) - expected).norm() < BOUNDS[torch.float32] * expected.norm()
+    whole = bilinear_attention(*exact, **options, kernel="reference")
+    actual, expected = (results(*pair) for pair in ((torch.cat(y, 2), inputs), (whole, exact)))
     # Nothing of a state is lost: the plain recurrence makes the same one.
-    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "chunked")
+    monkeypatch.setattr(take, lambda inputs: "chunked")
     _, last = resume_attention(*exact, **options)
-    assert (state - last).norm() < BOUNDS[torch.float32] * last.norm()
+    for a, b in zip([*actual, state], [*expected, last], strict=True):
+        assert (a - b).norm() < BOUNDS[torch.float32] * b.norm()

@@ -186,14 +186,6 @@ def test_a_damaged_model_is_refused(saved, damage, message):
             open_(saved)
 
 
-def test_a_model_that_is_nowhere(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="not a directory here, and config.json could not be"):
-        bilens.load("nobody/nothing", local_files_only=True)
-    with pytest.raises(CheckpointError, match="Train a model with `bilens train images`"):
-        bilens.load("not a name!")
-
-
 @given(configs, st.integers(1, 4))
 def test_a_cut_model_is_an_ordinary_one(settings, k):
     model = build(ClassifierConfig(**settings)).double()

@@ -215,6 +215,7 @@ MISFITS = [
     (lambda t: t.interaction(3), r"direction=3, expected a tensor of real numbers of shape \(\*ba"),
     (lambda t: t.interaction(output="3"), "output='3', expected 0 to 2, the number of an output"),
     (lambda t: t.interaction(output=[0.5]), r"output=\[0.5\], expected text or a whole number or"),
+    (lambda t: t.interaction(output=0).eigh(5), "k=5, expected a whole number, 1 to 4"),
     (lambda t: t.interaction(output=0).eigh(tolerance=0), "tolerance=0, expected .*above 0"),
     (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"right is .* beside left \(5, 4\)"),
     (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),

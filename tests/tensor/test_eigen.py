@@ -8,7 +8,7 @@ from torch import Tensor
 from bilens.tensor import QuadraticForm, lanczos, quadratic
 from tests.tensor.factors import normal
 
-N, K = 400, 6
+N, K = 600, 6
 
 
 def form_with(values: Tensor, seed: int = 0) -> QuadraticForm:
@@ -19,13 +19,13 @@ def form_with(values: Tensor, seed: int = 0) -> QuadraticForm:
 
 
 def random_form(dtype=torch.float64) -> QuadraticForm:
-    left, right, weights = normal(500, N), normal(500, N, seed=1), normal(2, 500, seed=2)
+    left, right, weights = normal(700, N), normal(700, N, seed=1), normal(2, 700, seed=2)
     return QuadraticForm(left.to(dtype), right.to(dtype), weights.to(dtype))
 
 
 SPECTRA = {
     "decaying": torch.tensor([0.8, -0.9]).double().pow(torch.arange(200).double()[:, None]).T,
-    "flat": torch.linspace(1, 0.9, 350).double()[None],
+    "flat": torch.linspace(1, 0.9, 500).double()[None],
     "double": torch.tensor([5, 5, -4, -4, 3, 3] + [0.5] * 90).double()[None],
     "eightfold": torch.tensor([[2.0] * 8 + [-1.0] * 100]).double(),
     "identity": torch.ones(1, N).double(),
@@ -50,7 +50,7 @@ def test_against_the_whole_decomposition(name):
 
 
 def test_projectors_where_there_is_a_gap():
-    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 200)]).double()[None]
+    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()[None]
     form = form_with(values)
     result, exact = form.eigh(K, tolerance=1e-9), form.eigh().truncate(K)
     difference = result.vectors.mT @ result.vectors - exact.vectors.mT @ exact.vectors
@@ -128,7 +128,7 @@ def test_the_host_waits_for_few_results(monkeypatch):
 
 def test_slow_forms_among_many_are_decomposed_whole(monkeypatch):
     """One form of many equal eigenvalues holds up no other."""
-    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 200)]).double()
+    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()
     batch = values.repeat(lanczos.MANY, 1)
     batch[3] = torch.linspace(1, 0.99, len(values))
     products = counted_products(monkeypatch)

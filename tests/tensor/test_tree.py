@@ -44,12 +44,6 @@ def test_effective_eigenvalues(shape):
     assert torch.equal(paths.effective.sign(), paths.eigenvalues[:, -1].sign())
 
 
-def test_the_formula_by_hand():
-    numbers = torch.tensor([[16.0, -9.0, -2.0], [-1.0, 4.0, 3.0], [5.0, 0.0, 1.0]])
-    expected = torch.tensor([-2.0 * 3.0 * 2.0, 3.0 * 2.0 * 1.0, 0.0])
-    assert close(tree_module.effective_eigenvalues(numbers), expected, 1e-6)
-
-
 def by_hand(paths: Paths, x: Tensor) -> Tensor:
     """Evaluate a pruned tree node by node."""
 
