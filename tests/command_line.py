@@ -54,7 +54,7 @@ def refusal(capsys: Any, *args: Any) -> str:
 
 
 def write_sources(folder: Path) -> None:
-    """Write a model, one in the middle of annealing, and texts of their tokens."""
+    """Write a model, the same annealed and exported, texts of their tokens, and two classifiers."""
     tokenizer = toy_tokenizer()
     save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
     annealed = tiny("llama", dtype=torch.float32)
@@ -62,3 +62,18 @@ def write_sources(folder: Path) -> None:
     save_model(folder / "annealed", annealed, tokenizer)
     lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
     (folder / "texts.txt").write_text("\n".join(lines))
+    main(["export", str(folder / "annealed"), "--output", str(folder / "bilinear")])
+    brief = ["train", "images", "--d-model", "8", "--epochs", "1"]
+    main([*brief, "--output", str(folder / "images")])
+    main([*brief, "--n-layers", "2", "--output", str(folder / "deep")])
+
+
+def work_beside(sources: Path, folder: Path, monkeypatch: Any) -> Path:
+    """Enter a new folder with links to all sources; data sets are cached beside it."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+    here = folder / "here"
+    here.mkdir()
+    for path in sources.iterdir():
+        (here / path.name).symlink_to(path)
+    monkeypatch.chdir(here)
+    return here

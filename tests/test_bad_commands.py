@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bilens.cli import main
-from tests.command_line import write_sources
+from tests.command_line import work_beside, write_sources
 from tests.nightly import nightly
 
 DEVICES = ["meta", "cuda:99", "abacus", "", "mps", "cpu:-1", "\udcff", "9" * 30]
@@ -47,25 +47,15 @@ def sources(tmp_path_factory):
     """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("attacked")
     write_sources(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        main(["export", "annealed", "--output", "bilinear"])
-        training = ["train", "images", "--d-model", "8", "--epochs", "1", "--n-layers", "2"]
-        main([*training, "--output", "deep"])
-        main(["decompose", "deep", "--bonds", "--metric", "weights"])
+    main(["decompose", str(folder / "deep"), "--bonds", "--metric", "weights"])
     return folder
 
 
 @pytest.fixture
 def here(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BILENS_DATA", raising=False)
-    (tmp_path / "here").mkdir()
-    for path in sources.iterdir():
-        (tmp_path / "here" / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
+    return work_beside(sources, tmp_path, monkeypatch)
 
 
 def outcome(command: list[str], capsys) -> str:

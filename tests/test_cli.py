@@ -114,7 +114,6 @@ def test_what_is_not_a_whole_number(text):
         ("train images --device abacus", "--device='abacus' cannot be used here"),
         ("train images --resume --output void", "Nothing to resume"),
         ("decompose void", "void is not a directory here"),
-        ("report void", "void is not a directory here"),
         ("report run --data void", "name='void', expected digits"),
         ("process run", "run holds ImageClassifier, expected a language model; bilens.load"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
 
 import bilens.cli
 from bilens.convert import save_model
@@ -16,6 +16,7 @@ from bilens.files import write_json
 from bilens.nn import ATTENTIONS, ClassifierConfig
 from bilens.residual.families import FAMILIES
 from bilens.train import ClassifierTraining, train_classifier
+from tests.families import LIKE_LLAMA, tiny
 from tests.language import random_model, random_text
 from tests.models import digits
 
@@ -59,15 +60,9 @@ def runs(tmp_path_factory):
         write_json(folder / name / "training.json", {"data": "grammar"})
     shutil.copytree(folder / "grammar", folder / "demo" / "grammar")
     # hidden_act linear is what an annealed model is exported with.
-    annealed = LlamaConfig(
-        vocab_size=60,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        hidden_act="linear",
-    )
-    save_model(folder / "annealed-tiny", LlamaForCausalLM(annealed), None)
+    changes = {"vocab_size": 60, "num_hidden_layers": 4, "hidden_act": "linear"}
+    annealed = tiny("llama", dtype=torch.float32, settings={**LIKE_LLAMA, **changes})
+    save_model(folder / "annealed-tiny", annealed, None)
     return folder
 
 

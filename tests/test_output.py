@@ -8,7 +8,7 @@ import pytest
 
 import bilens
 from bilens.cli import COMMANDS, main
-from tests.command_line import refusal, write_sources
+from tests.command_line import refusal, work_beside, write_sources
 from tests.nightly import nightly
 
 TRAINED = ["--data", "texts.txt", "--length", "8", "--device", "cpu"]
@@ -62,21 +62,13 @@ def sources(tmp_path_factory):
     """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("sources")
     write_sources(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        main(["export", "annealed", "--output", "bilinear"])
-        main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", "images"])
     return folder
 
 
 @pytest.fixture(autouse=True)
 def here(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 100)
-    (tmp_path / "here").mkdir()
-    for path in sources.iterdir():
-        (tmp_path / "here" / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path / "here")
+    work_beside(sources, tmp_path, monkeypatch)
 
 
 def test_every_command_that_writes_is_here():

@@ -202,7 +202,8 @@ def test_a_text_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
     expected = bilinear_attention(*inputs, kernel="reference", seen=seen, **options)
     for a, b in zip(results(torch.cat(y, 2), wanted), results(expected, wanted), strict=True):
         assert (a - b).norm() <= 1e-8 * (b.norm() + 1)
-    width = sizes["width"]
+    # A constant is a further coordinate of queries and keys.
+    width = sizes["width"] + ("constant" in options)
     features = width * row_length(width, symmetric=sizes["squared"])
     assert state.shape[2:] == (features, sizes["d_value"] + options["normalised"])
 

@@ -7,28 +7,17 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language import LanguageModel
 from bilens.nn.settings import ATTENTIONS, PositionName
+from tests.language import small_config
 from tests.nightly import nightly
 
 
 def language_model(attention, positions="rotary", *, mixes=False):
     torch.manual_seed(0)
-    config = LanguageConfig(
-        vocab_size=20,
-        d_model=32,
-        n_layers=2,
-        n_heads=4,
-        n_kv_heads=2,
-        d_hidden=16,
-        n_ctx=16,
-        norm="rms",
-        attention=attention,
-        positions=positions,
-        qk_norm=mixes,
-        value_mix=mixes,
-        embed_mix=mixes,
-    )
+    sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "n_ctx": 16}
+    parts = dict.fromkeys(("qk_norm", "value_mix", "embed_mix"), mixes)
+    config = small_config(norm="rms", attention=attention, positions=positions, **sizes, **parts)
     return LanguageModel(config), torch.randint(20, (2, 12))
 
 

@@ -9,25 +9,26 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
-from tests.tensor.deep import KINDS, random_chain
+from tests.tensor.deep import KINDS, forward, random_chain
 from tests.tensor.factors import close, normal, random_tensor
 
 Chain = list[BilinearTensor]
 
 
-def run(chain: Chain, x: Tensor) -> Tensor:
-    for layer in chain:
-        x = layer(x)
-    return x
-
-
-def quadrature(a: Chain, b: Chain, n: int) -> Tensor:
-    """Return the expectation by a product rule of 5 points, exact for polynomials of degree 9."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(5)
+def expectation(a: Chain, b: Chain, mean: Tensor, root: Tensor, points: int = 9) -> Tensor:
+    """Return E[a(x) . b(x)] under N(mean, root root'), exact up to degree 2 points - 1."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     weights = weights / weights.sum()
-    x = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
+    n = root.shape[1]
+    y = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
     w = torch.tensor(list(product(weights, repeat=n)), dtype=torch.float64).prod(-1)
-    return w @ (run(a, x) * run(b, x)).sum(-1)
+    x = mean + y @ root.T
+    return w @ (forward(a, x) * forward(b, x)).sum(-1)
+
+
+def quadrature(a: Chain, b: Chain, n: int, points: int = 5) -> Tensor:
+    zero, identity = torch.zeros(n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
+    return expectation(a, b, zero, identity, points)
 
 
 def biased(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
@@ -98,10 +99,10 @@ def test_a_first_layer_may_hand_over_the_constant_itself():
 def test_sampling_agrees(kind):
     a, b = model(kind, 12, 4, 9, 0), model(kind, 12, 4, 7, 5)
     x = normal(100_000, 12)
-    products = (run(a, x) * run(b, x)).sum(-1)
+    products = (forward(a, x) * forward(b, x)).sum(-1)
     error = products.std() / len(x) ** 0.5
     assert (products.mean() - expected_inner(a, b)).abs() < 5 * error
-    squares = (run(a, x) ** 2).sum(-1)
+    squares = (forward(a, x) ** 2).sum(-1)
     assert (squares.mean() - expected_inner(a, a)).abs() < 5 * squares.std() / len(x) ** 0.5
 
 
@@ -167,26 +168,14 @@ def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
     assert torch.autograd.gradcheck(square, (left,))
 
 
-def many_points(a: Chain, b: Chain, mean: Tensor, root: Tensor) -> Tensor:
-    """Return the expectation under N(mean, root root'), exact for any polynomial of degree 17."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
-    weights = weights / weights.sum()
-    n = root.shape[1]
-    y = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
-    w = torch.tensor(list(product(weights, repeat=n)), dtype=torch.float64).prod(-1)
-    x = mean + y @ root.T
-    return w @ (run(a, x) * run(b, x)).sum(-1)
-
-
 @given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 99))
 def test_deep_models_of_two_directions_each(kind, other, depth, seed):
     """The two models read different planes of three dimensions."""
     a = widened(random_chain(3, kind, n_in=2, n_out=2, seed=seed), normal(2, 3, seed=1))
     b = widened(random_chain(depth, other, n_in=2, n_out=2, seed=seed + 1), normal(2, 3, seed=2))
-    single_part, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    scale = (many_points(a, a, zero, single_part) * many_points(b, b, zero, single_part)).sqrt()
+    scale = (quadrature(a, a, 3, 9) * quadrature(b, b, 3, 9)).sqrt()
     for pair in ((a, b), (b, a), (a, a)):
-        expected = many_points(*pair, zero, single_part)
+        expected = quadrature(*pair, 3, 9)
         assert abs(expected_inner(*pair) - expected) <= 1e-9 * (scale + expected.abs())
     assert abs(expected_cosine(a, a) - 1) < 1e-9
 
@@ -199,9 +188,9 @@ def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_sp
     root = normal(2, 2, seed=4) if with_spread else torch.eye(2, dtype=torch.float64)
     covariance = root @ root.T if with_spread else None
     shift = torch.zeros(2, dtype=torch.float64) if mean is None else mean
-    scale = (many_points(a, a, shift, root) * many_points(b, b, shift, root)).sqrt()
+    scale = (expectation(a, a, shift, root) * expectation(b, b, shift, root)).sqrt()
     result = expected_inner(a, b, mean=mean, covariance=covariance)
-    assert abs(result - many_points(a, b, shift, root)) <= 1e-9 * scale
+    assert abs(result - expectation(a, b, shift, root)) <= 1e-9 * scale
     same = expected_cosine(a, a, mean=mean, covariance=covariance)
     assert abs(same - 1) < 1e-9
 

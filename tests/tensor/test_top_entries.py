@@ -8,17 +8,7 @@ from hypothesis import strategies as st
 from bilens.errors import BilensError
 from bilens.tensor import top_entries
 from tests.tensor.factors import close, normal
-from tests.tensor.test_factored import dense, random_matrix
-
-shapes = st.fixed_dictionaries(
-    {
-        "n_rows": st.integers(1, 8),
-        "n_columns": st.integers(1, 8),
-        "rank": st.integers(1, 4),
-        "batch": st.sampled_from([(), (3,), (2, 3)]),
-        "seed": st.integers(0, 10_000),
-    }
-)
+from tests.tensor.test_factored import dense, random_matrix, shapes
 
 
 @given(
