@@ -47,7 +47,7 @@ WRITERS = {
 """By name: the arguments before the path that a command writes to."""
 LONG = ("demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
-BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "spectra", "report", "explore")
+BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "spectra", "report")
 """Commands of each way to write, for every day."""
 SILENT = ("decompose", "doctor", "cite")
 """Commands without such an option; `decompose` writes into the run that it reads."""
