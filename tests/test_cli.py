@@ -235,7 +235,7 @@ def work():
 
 atexit.register(print, "at exit")
 threading.Thread(target=work).start()
-sys.argv = ["bilens", "cite"]
+sys.argv = ["bilens", "--version"]
 main()
 """
     run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)

@@ -408,36 +408,15 @@ def test_a_state_of_other_inputs_is_named():
         resume_attention(*inputs, state=state.to("meta"))
 
 
-@pytest.mark.parametrize("head_first", [True, False])
-def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys, head_first):
-    """All but the clocks and the card is run here, with a stand-in for flash-linear-attention."""
+def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys):
+    """All but the clocks, the card and the kernels of others is run here."""
     skip_untested_triton()
-    seen = []
-
-    def with_heads_first(q, k, v, *, use_normalize, head_first):
-        seen.append(q.shape)
-        return q * k * v
-
-    def with_time_first(q, k, v, **_):
-        seen.append(q.transpose(1, 2).shape)
-        return q * k * v
-
-    theirs = with_heads_first if head_first else with_time_first
-    modules = {
-        "fla.ops.rebased.parallel": SimpleNamespace(parallel_rebased=theirs),
-        "retention": SimpleNamespace(power_retention=with_time_first),
-    }
-    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    monkeypatch.setattr(gpu, "import_module", modules.__getitem__)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "KERNEL", "chunked")
     for clock in ("milliseconds", "graph_milliseconds"):
         monkeypatch.setattr(gpu, clock, lambda call: float(call() is None) + 1)
     gpu.row(64, 32, 1e12)
-    assert seen == [(1, gpu.HEADS, 64, 32)] * 8
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["32", "64"]] * 4
-    assert not any("nan" in line for line in lines)
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    gpu.row(64, 32, 1e12)
-    assert all("nan" in line for line in capsys.readouterr().out.splitlines())
+    assert all("nan" in line for line in lines)
