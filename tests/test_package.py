@@ -1,7 +1,5 @@
 """The shipped files: the complete package and nothing else."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -78,34 +76,6 @@ def test_the_entry_of_bibtex_is_that_of_the_citation_file():
     assert f"{{{cited['date-released'].year}}}" in BIBTEX
     assert f"{{{cited['version']}}}" in BIBTEX
     assert f"```bibtex\n{BIBTEX}\n```" in (ROOT / "README.md").read_text()
-
-
-BRIEF_DEMO = """
-from dataclasses import replace
-from pathlib import Path
-from bilens.cli import installation, main
-installation.DEEP = replace(installation.DEEP, d_model=16)
-installation.SMALL = replace(installation.SMALL, d_model=16, d_hidden=20)
-installation.IMAGES = replace(installation.IMAGES, epochs=2)
-installation.WORDS = replace(installation.WORDS, epochs=0.1)
-main(["demo", "--output", "demo", "--json"])
-assert Path(installation.__file__).is_relative_to(Path("installed").resolve())
-"""
-
-
-@pytest.mark.slow
-def test_the_wheel_runs_the_demo(built, tmp_path):
-    """Run from the installed files only, outside of the checkout; `make test-wheel` does so too."""
-    (wheel,) = built.glob("*.whl")
-    place = tmp_path / "installed"
-    install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]
-    subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
-    demo = [sys.executable, "-c", BRIEF_DEMO]
-    environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
-    assert json.loads(ran.stdout).keys() == {"decompose", "flow"}
-    for page in ("deep/report.html", "grammar/flow.html", "grammar/report.html"):
-        assert (tmp_path / "demo" / page).is_file()
 
 
 CUDA_TRITON = {"2.13.0": "3.7.1", "2.14.0": "3.8.0", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
