@@ -60,7 +60,18 @@ def test_what_a_package_itself_misses_is_not_explained_away(package):
 EXTRAS = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
 WITHOUT_EXTRAS = f"""
 import sys
-sys.modules.update(dict.fromkeys({EXTRAS}))  # None stands for what is not installed
+
+class Finder:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *others):
+        return None if name.split(".")[0] in {EXTRAS} else self.finder.find_spec(name, *others)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Finder, sys.meta_path)
 import transformers
 import bilens
 print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
