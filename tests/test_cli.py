@@ -123,6 +123,12 @@ def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
     assert message in refusal(capsys, *command.split())
 
 
+def test_options_of_a_model_of_the_other_depth_are_refused(run, deep_run, capsys):
+    for of, option, value in ((run, "paths", "5"), (deep_run, "basis", "pixels")):
+        message = f"--{option}={value} has no effect without --bonds on this model"
+        assert message in refusal(capsys, "decompose", of, f"--{option}", value)
+
+
 def test_a_run_without_its_record(run, capsys):
     (run / "training.json").unlink()
     assert "training.json is missing or damaged" in refusal(capsys, "decompose", run)

@@ -140,12 +140,18 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     assert "expected each once" in message
 
 
-def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
-    command = ["spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
-    main([*command, "--tokens", "t7,12"])
+def test_spectra_of_some_tokens(annealed, tmp_path, capsys, monkeypatch):
+    command = ["spectra", str(annealed), "--layer", "0"]
+    output = ["--output", str(tmp_path / "s")]
+    main([*command, *output, "--tokens", "t7,12"])
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
-    message = refusal(capsys, *command, "--tokens", "t7,other")
+    message = refusal(capsys, *command, *output, "--tokens", "t7,other")
     assert "token='other', expected a single token" in message
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / f"spectra-{annealed.stem}-0"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    assert "bilens did not write it" in refusal(capsys, *command, "--tokens", "t7")
 
 
 def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):

@@ -57,7 +57,8 @@ def test_help_and_errors_of_usage_import_nothing_slow():
 
 def test_the_end_of_a_closed_or_full_output():
     for target, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left")):
-        command = f"{sys.executable} -m bilens --help {target}"
+        # With buffers, as is usual: the error comes when the last of them is flushed.
+        command = f"env -u PYTHONUNBUFFERED {sys.executable} -m bilens --help {target}"
         ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert ran.returncode == 1
         assert ran.stderr.startswith("error: ")
@@ -101,6 +102,18 @@ def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatc
         check_own(numbers, page)
     page.write_text('<meta name="generator" content="bilens">')
     check_own(numbers, page)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("flow model --prompt a --token b", "page.json"), ("report model --figures svg", "figures")],
+)
+def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text("mine")
+    message = refusal(capsys, *command.split(), "--output", "page.html")
+    assert f"{name} exists, and bilens did not write it" in message
 
 
 @pytest.mark.parametrize(

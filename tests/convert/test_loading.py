@@ -390,13 +390,18 @@ def test_a_tokenizer_of_another_run_is_refused(saved, tmp_path):
 
 
 def test_a_bug_is_not_taken_for_a_damaged_file(saved, monkeypatch):
-    def bug(*args):
+    def bug(*args, **options):
         raise KeyError("a name of bilens")
 
-    for name in ("_check_shards", "_add_biases", "_check_special_tokens"):
+    monkeypatch.setattr("bilens.convert.loading.find_spec", lambda _: True)
+    of_loading = ("_check_shards", "_add_biases", "_check_special_tokens", "gates.find_swish")
+    calls = [(f"loading.{name}", open_model, saved) for name in of_loading]
+    calls += [("loading.gguf_model", open_model, Path("model.gguf"))]
+    calls += [("weights._shards", read_weights, saved)]
+    for name, read, source in calls:
         with monkeypatch.context() as patch, pytest.raises(KeyError, match="a name of bilens"):
-            patch.setattr(f"bilens.convert.loading.{name}", bug)
-            bilens.load(saved)
+            patch.setattr(f"bilens.convert.{name}", bug)
+            read(source)
 
 
 def test_an_added_bias_that_does_not_fit_is_named(saved):

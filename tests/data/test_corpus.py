@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets.exceptions import DatasetGenerationError
 from transformers import AutoTokenizer
 
 from bilens.data import Grammar, clean, load_corpus, train_tokenizer
@@ -142,6 +143,12 @@ def test_a_cache_that_cannot_be_used_is_named(load, tmp_path):
     for path in (tmp_path / "cache").rglob("generator-train.arrow"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match="the cache of texts and tokens, cannot be used .*Delete"):
+        load()
+
+
+def test_a_bug_is_not_taken_for_a_cache_that_cannot_be_used(load, monkeypatch):
+    monkeypatch.setattr(corpus_module, "clean", lambda text: {}[text])
+    with pytest.raises(DatasetGenerationError):
         load()
 
 

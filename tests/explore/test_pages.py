@@ -7,13 +7,15 @@ import gradio as gr
 import pytest
 import torch
 
+import bilens
 from bilens.analysis import find_analysis
+from bilens.explore import explorer, pages
 from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read.bonds import BONDS_NAME, recorded_settings
+from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow import Question, circuit
 from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
@@ -63,12 +65,17 @@ def pictures_of(reading):
     return {part.name: part for part in parts if isinstance(part, Picture)}
 
 
-def test_the_explorer_draws_the_networks_of_the_report(tmp_path):
+def test_the_explorer_draws_the_networks_of_the_report(tmp_path, monkeypatch):
     """With the settings that the run records, as the demo's does."""
     write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
-    model = small_deep()
-    of_report, *_ = report_readings(model, {"data": "digits"}, source=tmp_path)
-    page = ImagePage(model, digits(), recorded=recorded_settings(tmp_path))
+    small_deep().save_files(tmp_path)
+    made = []
+    monkeypatch.setattr(
+        pages, "ImagePage", lambda *given: made.append(ImagePage(*given)) or made[0]
+    )
+    explorer(tmp_path, data="digits")
+    (page,) = made
+    of_report, *_ = report_readings(bilens.load(tmp_path), {"data": "digits"}, source=tmp_path)
     of_page = panel_of(page, "bonds").reading(page.start)
     assert of_page.record() == of_report.record()
     pictures, expected = map(pictures_of, (of_page, of_report))

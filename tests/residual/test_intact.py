@@ -65,8 +65,9 @@ def test_every_kind_of_rotary_scaling_is_tested():
 @pytest.mark.parametrize(("kind", "name"), nightly(ROTATING, DAILY))
 def test_texts_of_different_lengths_have_the_traces_of_each_with_scaled_positions(kind, name):
     text = some_text()[0]
-    texts = [text[:4], text, text[2:7]]
-    # In both orders: frequencies of the longest text so far are kept by dynamic positions.
+    texts = [text[:4], text, text[2:10]]
+    # In both orders: dynamic positions keep the frequencies of the longest text so far, until one
+    # is shorter than those of the training.
     view, reverse = ResidualModel(rotating(kind, name)), ResidualModel(rotating(kind, name))
     traces = [*view.traces(texts), *reverse.traces(texts[::-1])]
     for trace in traces:
@@ -90,6 +91,11 @@ def test_models_that_are_not_causal_are_refused():
     config = transformers.Gemma3TextConfig(**settings)
     with pytest.raises(BilensError, match="self_attn is not causal"):
         ResidualModel(transformers.Gemma3ForCausalLM(config))
+    # Set later, it changes masks, and what the modules say of themselves stays.
+    changed = tiny("gemma3")
+    changed.config.use_bidirectional_attention = True
+    with pytest.raises(BilensError, match="self_attn is not causal"):
+        ResidualModel(changed)
     model = tiny("llama")
     model.model.layers[1].self_attn.is_causal = False
     with pytest.raises(BilensError, match="layers.1.self_attn is not causal"):
@@ -154,6 +160,7 @@ def set_setting(name, value, model):
         ("gemma2", partial(set_setting, "final_logit_softcapping", 2.0)),
         ("cohere2", partial(set_setting, "logit_scale", 7.0)),
         ("llama", partial(set_setting, "num_attention_heads", 2)),
+        ("gemma3", partial(set_setting, "use_bidirectional_attention", True)),
     ],
 )
 def test_readings_of_weights_refuse_a_configuration_that_was_changed(family, change):

@@ -265,7 +265,10 @@ def config_numbers(model: Any) -> dict[str, Any]:
     """Return the numbers that a model's configuration gives its forward pass, by their name."""
     family, config = _family_of(model), model.config
     # Its modules were made by these settings.
-    made_by = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "clip_qkv")
+    made_by = (
+        *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("clip_qkv", "use_bidirectional_attention"),
+    )
     numbers: dict[str, Any] = {name: getattr(config, name, None) for name in made_by}
     for name in ("embed_scale", "residual_scale", "logit_scale"):
         try:
