@@ -24,7 +24,7 @@ from bilens.data import load_images
 from bilens.read import read_bonds
 from tests.command_line import in_json, refusal
 
-SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
+SMALL = ["--d-model", "8", "--epochs", "2", "--weight-decay", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_train_decompose_report(run, capsys):
     assert f"written: {run}\n" in shown
     record = json.loads((run / "decomposition.json").read_text())
     spectra = load_file(run / "spectra.safetensors")
-    assert spectra["values"].shape == (10, 16)
+    assert spectra["values"].shape == (10, 8)
     rebuilt = torch.einsum(
         "ck,cki,ckj->cij", *(spectra[n] for n in ("values", "vectors", "vectors"))
     )

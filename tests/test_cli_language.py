@@ -133,9 +133,6 @@ TRAIN = ["train", "language", "--device", "cpu"]
     [
         (["ngrams", "RUN", "--token", "grl"], "the nearest are girl"),
         (NO_PROMPT, "holds no token that the model knows; expected some text"),
-        (["heads", "RUN", "--heads", "2"], "head=2, expected 0 to 1"),
-        (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
-        (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
         (["generate", "RUN", "--tokens", "0"], "tokens=0, expected a whole number, at least 1"),
         (["generate", "RUN", "--temperature", "nan"], "temperature=nan, expected a finite"),
         (["generate", "RUN", "--seed", str(2**64)], "expected a whole number, at least 0 and at"),
@@ -156,16 +153,10 @@ TRAIN = ["train", "language", "--device", "cpu"]
             )
         ),
         ([*TRAIN, "--data", "nowhere.txt"], "nowhere.txt"),
-        ([*TRAIN, "--n-heads", "5"], "not a multiple of n_heads=5"),
         ([*TRAIN, "--preset", "huge"], "invalid choice 'huge'"),
-        ([*TRAIN, "--optimizer", "lomo"], "invalid choice 'lomo'"),
         ([*TRAIN, "--n-layers", "1000000M"], "n_layers=1000000000000, expected"),
         ([*TRAIN, "--seed", "-1"], "seed=-1, expected a whole number, at least 0"),
         ([*TRAIN, "--epochs", "inf"], "epochs=inf, expected a finite number, above 0"),
-        (
-            [*TRAIN, "--attention", "bilinear", "--precision", "fp16"],
-            "precision='fp16' with attention='bilinear': products of scores leave the range",
-        ),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, tmp_path):

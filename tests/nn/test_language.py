@@ -265,13 +265,20 @@ def test_loss_is_that_of_the_next_token():
     torch.testing.assert_close(out.loss.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_saved_model_is_found_by_the_auto_class(tmp_path, tied):
-    model = random_model(tie_word_embeddings=tied, norm="rms")
+# What released models add, with two layers.
+RELEASED = {
+    **{"value_mix": True, "embed_mix": True, "logit_cap": 3.0, "qk_norm": True, "n_layers": 2},
+    **{"rope_bfloat16": True, "mlp_bias": "out", "norm_eps": 1e-8, "attention": "differential"},
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, RELEASED])
+def test_a_saved_model_is_found_by_the_auto_class(tmp_path, options):
+    model = random_model(norm="rms", **options)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(again, LanguageModel)
-    assert (again.embed.weight is again.unembed.weight) == tied
+    assert (again.embed.weight is again.unembed.weight) == ("tie_word_embeddings" in options)
     check_same_model(again, model)
 
 
@@ -397,14 +404,6 @@ def test_rounded_rotary_positions_are_rounded_to_bfloat16(positions):
     by_hand = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     assert by_hand.dtype == torch.float64
     assert torch.equal(rotate(x, turn), by_hand)
-
-
-def test_what_released_models_add_is_saved(tmp_path):
-    mixes = {"value_mix": True, "embed_mix": True, "logit_cap": 3.0, "qk_norm": True}
-    rounding = {"rope_bfloat16": True, "mlp_bias": "out", "norm_eps": 1e-8, "norm": "rms"}
-    model = random_model(attention="differential", n_layers=2, **mixes, **rounding)
-    model.save_pretrained(tmp_path)
-    check_same_model(AutoModelForCausalLM.from_pretrained(tmp_path), model)
 
 
 def test_what_is_mixed_in_has_to_be_given():
