@@ -1,10 +1,14 @@
-"""Timing: the median of several calls after one that does not count, or a single long one."""
+"""Timing of calls, and files of results."""
 
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
+
+from bilens.files import write_json
 
 
 def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
@@ -45,4 +49,27 @@ def machine() -> str:
     """Print the machine on which the numbers below are measured."""
     return (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.get_default_dtype()}"
+    )
+
+
+def write_results(
+    name: str, title: str, command: str, note: str, rows: Iterable[tuple[str, str, str]]
+) -> None:
+    """Write a file of results, with rows of claim, number and baseline."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
+    write_json(
+        Path(f"results/{name}.json"),
+        {
+            "title": title,
+            "command": f"python -m benchmarks.{command}",
+            "commit": commit.strip(),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": f"2 cores, no GPU, torch {torch.__version__.partition('+')[0]}",
+            "seeds": "0",
+            "note": note,
+            "rows": [
+                {"claim": claim, "number": number, "spread": "", "baseline": baseline}
+                for claim, number, baseline in rows
+            ],
+        },
     )

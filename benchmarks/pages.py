@@ -6,10 +6,8 @@ seconds of the processor, after the import and the loading of the model.
 """
 
 import argparse
-import platform
 import re
 import shutil
-import subprocess
 import time
 from html import unescape
 from itertools import product
@@ -19,7 +17,7 @@ from typing import Any
 from tests.explore.browser import FAULTS
 
 import bilens
-from bilens.files import write_json
+from benchmarks.clock import write_results
 from bilens.report.page import report
 
 SIZES = {"desktop": 1280, "phone": 390}
@@ -114,23 +112,7 @@ def main() -> None:
     for row in rows:
         print(*row, sep=" | ")
     if options.write:
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-        write_json(
-            Path("results/pages.json"),
-            {
-                "title": "Pages",
-                "command": "python -m benchmarks.pages --write PAGE ...",
-                "commit": commit.strip(),
-                "date": time.strftime("%Y-%m-%d"),
-                "hardware": f"2 cores, {platform.machine()}, no GPU",
-                "seeds": "",
-                "note": NOTE,
-                "rows": [
-                    {"claim": claim, "number": number, "spread": "", "baseline": baseline}
-                    for claim, number, baseline in rows
-                ],
-            },
-        )
+        write_results("pages", "Pages", "pages --write PAGE ...", NOTE, rows)
 
 
 if __name__ == "__main__":

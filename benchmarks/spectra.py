@@ -13,7 +13,6 @@ CPU, and writes `results/eigenpairs.json`. ARPACK finds pairs without a test tha
 
 import argparse
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +23,9 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from benchmarks.clock import machine, seconds
+from benchmarks.clock import machine, seconds, write_results
 from benchmarks.launches import count
 from bilens.convert.loading import open_model
-from bilens.files import write_json
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.tensor.lanczos import Search
 
@@ -153,32 +151,14 @@ def compare_with_arpack(widths: list[int], directions: int) -> None:
         reference, *others = map(min, zip(*turns, strict=True))
         baselines = {"building alone": f"{reference:.2f} s", "eigh(k)": "aim 0.9", "its search": ""}
         for (claim, of_claim), taken in zip(baselines.items(), others, strict=True):
-            rows.append(
-                {
-                    "claim": f"d {width}: {claim}",
-                    "number": f"{taken / reference:.2f}",
-                    "spread": "",
-                    "baseline": of_claim,
-                }
-            )
-            print(*rows[-1].values(), sep=" | ", flush=True)
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-    numbers = " ".join(map(str, widths))
-    write_json(
-        Path("results/eigenpairs.json"),
-        {
-            "title": "Eigenpairs of small forms",
-            "command": f"python -m benchmarks.spectra --arpack {numbers}",
-            "commit": commit.strip(),
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"2 cores, 1 thread, no GPU, torch {torch.__version__.partition('+')[0]}",
-            "seeds": "0",
-            "note": f"{directions} directions, top {K}, a random layer; time over ARPACK's on "
-            "the built matrices. A test proves that no pair was missed; ARPACK has none. Tried at "
-            "d 512: Lanczos and Cholesky on the built matrix, 1.9; vectors as columns, no change.",
-            "rows": rows,
-        },
+            rows.append((f"d {width}: {claim}", f"{taken / reference:.2f}", of_claim))
+            print(*rows[-1], sep=" | ", flush=True)
+    note = (
+        f"{directions} directions, top {K}, a random layer, 1 thread; time over ARPACK's on the "
+        "built matrices. A test proves that no pair was missed; ARPACK has none."
     )
+    command = f"spectra --arpack {' '.join(map(str, widths))}"
+    write_results("eigenpairs", "Eigenpairs of small forms", command, note, rows)
 
 
 def both_clocks(call: Callable[[], object]) -> tuple[float, float]:

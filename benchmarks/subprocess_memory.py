@@ -1,29 +1,11 @@
-"""Memory that a call adds to the process, and random models for it."""
+"""Memory that a call adds to the process."""
 
 import ctypes
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
-
-from bilens.lazy_imports import lazy_import
-
-__all__ = ["peak_above", "random_model"]
-
-nn, residual = lazy_import("bilens.nn.language"), lazy_import("bilens.residual")
+from typing import TypeVar
 
 Result = TypeVar("Result")
-
-
-def random_model(**settings: Any) -> Any:
-    """Return a language model with random weights, by default of one block."""
-    torch.manual_seed(0)
-    model = nn.LanguageModel(nn.LanguageConfig(**settings))
-    # What importing the readings takes is no part of a call.
-    import_module("bilens.read.language")
-    return residual.ResidualModel(model.requires_grad_(False))
 
 
 def peak_above(call: Callable[[], Result]) -> tuple[float, Result]:

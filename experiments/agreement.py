@@ -1,11 +1,8 @@
-"""Agreement: the parts of a real model that carry the number of a verb, and edits of them.
+"""Agreement: the heads of a real model that carry the number of a verb, and edits of them.
 
 A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The keys to the cabinet".
 `bilens.read.flow` splits the right form of the verb minus the wrong one over its parts. Half of the
-subjects are plural. In the mean over prefixes, heads that favour one form everywhere cancel, and
-heads that carry agreement do not. The directions of MLPs are those of the task
-(`bilens.read.flow.task_directions`), found on pairs of a plural and a singular subject. Measured
-too is how well flows predict the removal of a node.
+subjects are plural. Measured is how well flows predict the removal of a node.
 
 Edits of the weights reverse two heads after the first quarter of the layers, or only the direction
 of number in them (`edit_head_along`). This direction is their mean change between singular and
@@ -31,15 +28,13 @@ import torch
 from torch import Tensor
 
 from bilens.models import load
-from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure, task_directions
-from bilens.read.flow.directions import TaskDirections
+from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure
 from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.sections import Table
 from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
-from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts, questions, strongest
+from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts
 from experiments.pretrained import SMOLLM2, smollm2
 
 TERM = "subject_verb_agreement"
@@ -57,33 +52,21 @@ def run(context: RecipeContext) -> Outcome:
     )
     values: list[float] = []
     checked: dict[str, list[Ablation]] = defaultdict(list)
-    heads = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
-    prefixes = list(_prefixes(model, context.choose(40, 200)))
-    for prompt, direction in prefixes:
+    for prompt, direction in _prefixes(model, context.choose(40, 200)):
         graph = flow(model, prompt, direction, directions=4, threshold=1e-3)
         values.append(graph.value)
         if len(values) <= PROMPTS:
             _intervene(model, graph, len(values), checked)
-        for node in graph.nodes:
-            if node.kind == "head":
-                heads[node.layer, node.number] += node.flow / len(prefixes)
-    task = task_directions(model, questions(model, context.choose(16, 48)), strongest=50)
     numbers = {
-        "prefixes": len(prefixes),
-        "right_form_preferred": sum(v > 0 for v in values) / len(prefixes),
+        "prefixes": len(values),
+        "right_form_preferred": sum(v > 0 for v in values) / len(values),
         "mean_difference": statistics.fmean(values),
         "interventions": {kind: _fit(results) for kind, results in checked.items()},
-        "heads": [[*head, float(heads[head])] for head in strongest(heads, 10)],
-        "directions": {
-            "share": task.share,
-            "r2": task.r2,
-            "strongest": [[d.layer, d.number, d.flow, d.effect] for d in task.strongest[:10]],
-        },
         "pairs": {"agreement": sum(_asked(pairs)), "others": sum(not x for x in _asked(pairs))},
         "turned_along_number": turned,
     }
     results = [result for group in checked.values() for result in group]
-    return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(task, heads))
+    return Outcome(numbers, {"interventions": ablation_figure(results)})
 
 
 def open_model(folder: Path) -> ResidualModel:
@@ -236,12 +219,3 @@ def accuracy(
         numbers[f"{name}_paradigms"] = paradigms.to_dict()
         numbers[f"{name}_mean_absolute"] = float(paradigms.abs().mean())
     return numbers
-
-
-def _tables(task: TaskDirections, heads: Tensor) -> list[Table]:
-    rows = [(f"{layer}.{head}", float(heads[layer, head])) for layer, head in strongest(heads, 20)]
-    of_heads = pd.DataFrame(rows, columns=["head", "mean flow"])
-    return [
-        Table(of_heads, "Heads", {"mean flow": "+.3f"}, words=1),
-        Table(task.frame().head(20), "Directions of the task", task.formats),
-    ]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bilens.errors import DataError
+from bilens.hooks import hooked
 from bilens.residual import ResidualModel
-from experiments.later_layers import starting_at, stream_before
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def load_pairs(folder: Path, n: int) -> list[Pair]:
 
 
 class Preferences:
-    """The sentences of pairs, with the stream of a model before one of its layers.
+    """The sentences of pairs, with what a model gives its layers from one of them on.
 
     So an edit of later layers costs these layers only. Call it with a model that is edited from
     the layer on.
@@ -56,44 +57,50 @@ class Preferences:
         self, model: ResidualModel, pairs: Sequence[Pair], layer: int = 0, batch_size: int = 64
     ) -> None:
         self.layer, self.n_pairs = layer, len(pairs)
-        ids = [
-            [model.tokenizer(text)["input_ids"] for text in (pair.good, pair.bad)]  # type: ignore[misc]
-            for pair in pairs
-        ]
-        # Tokens that both sentences begin with have the same probabilities. The first is given.
-        starts = [
-            max(1, next((i for i, (a, b) in enumerate(zip(*two, strict=False)) if a != b), 1))
-            for two in ids
-        ]
-        self.sentences = [
-            (row, start) for two, start in zip(ids, starts, strict=True) for row in two
-        ]
+        sentences: list[tuple[list[int], int]] = []
+        for pair in pairs:
+            both = [model.tokenizer(text)["input_ids"] for text in (pair.good, pair.bad)]  # type: ignore[misc]
+            differ = (i for i, (a, b) in enumerate(zip(*both, strict=False)) if a != b)
+            # Tokens that both begin with have the same probabilities. The first is given.
+            start = max(1, next(differ, 1))
+            sentences += [(ids, start) for ids in both]
         # Sentences of one length that differ from one place on need few logits.
-        order = sorted(
-            range(len(self.sentences)),
-            key=lambda i: (len(self.sentences[i][0]), self.sentences[i][1]),
-        )
+        order = sorted(range(len(sentences)), key=lambda i: (len(sentences[i][0]), sentences[i][1]))
         self.batches = []
-        for start in range(0, len(order), batch_size):
-            numbers = order[start : start + batch_size]
-            rows = [self.sentences[i][0] for i in numbers]
-            longest = len(rows[-1])
+        for begin in range(0, len(order), batch_size):
+            numbers = order[begin : begin + batch_size]
+            rows, starts = zip(*(sentences[i] for i in numbers), strict=True)
             # Padding comes after a sentence, which does not attend to it.
-            padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-            self.batches.append((numbers, padded, stream_before(model, layer, padded)))
+            ids = torch.tensor([row + [0] * (len(rows[-1]) - len(row)) for row in rows])
+            ends = torch.tensor(starts), torch.tensor([len(row) for row in rows])
+            self.batches.append((numbers, ids, ends, *self._calls(model, ids)))
+
+    @torch.no_grad()
+    def _calls(self, model: ResidualModel, ids: Tensor) -> tuple[Tensor, list[tuple[Any, Any]]]:
+        """Return the stream before the first layer that may be edited, and what later ones take."""
+        streams: list[Tensor] = []
+        calls: list[tuple[Any, Any]] = []
+
+        def keep(_: Any, args: Any, kwargs: Any) -> None:
+            streams.append(args[0])
+            calls.append((args[1:], kwargs))
+
+        layers = [model.layer(number).module for number in range(self.layer, model.n_layers)]
+        with hooked(before=[(module, keep) for module in layers]):
+            model.model(ids, use_cache=False, logits_to_keep=1)
+        return streams[0], calls
 
     @torch.no_grad()
     def __call__(self, model: ResidualModel) -> list[bool]:
         """Return True for each pair whose acceptable sentence has the larger log-probability."""
         scores = torch.zeros(2 * self.n_pairs)
-        for numbers, ids, stream in self.batches:
-            ends = [(self.sentences[i][1], len(self.sentences[i][0])) for i in numbers]
-            first, length = torch.tensor(ends).T
+        for numbers, ids, (first, length), x, calls in self.batches:
+            for number, (args, kwargs) in enumerate(calls, self.layer):
+                y = model.layer(number).module(x, *args, **kwargs)
+                x = y[0] if isinstance(y, tuple) else y  # noqa: PLW2901
             places = torch.arange(int(first.min()), ids.shape[1])
-            with starting_at(model, self.layer, stream):
-                n_kept = len(places) + 1
-                logits = model.model(ids, use_cache=False, logits_to_keep=n_kept).logits
-            chances = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, places, None])[..., 0]
+            logits = model.parts.unembed.module(model.parts.module_input(x[:, places - 1]))
+            chances = logits.log_softmax(-1).gather(-1, ids[:, places, None])[..., 0]
             counted = (places >= first[:, None]) & (places < length[:, None])
             scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)
         good, bad = scores.unflatten(0, (-1, 2)).T

@@ -2,20 +2,18 @@
 
 Reproduces "SVD on the bilinear tensor" of Pearce & Dooms 2024. The layer, from pixels to its d
 outputs before the readout, is a matrix of outputs against pairs of pixels. Each singular component
-is an output direction and an interaction matrix. Figures show eigenvectors of the first components,
-the singular values, and the accuracy with only the first k components. Components are matched with
-those of another initialisation. The match is the largest |cosine| of the interaction matrix with
-any of the other model's, exact. Measured too is the share of matches in the same place.
+is an output direction and an interaction matrix. Components are matched with those of another
+initialisation, by the largest |cosine| of the interaction matrices, exact. Measured too is the
+share of matches in the same place.
 
 The source, with d = 1000 and weight decay 1, loses 1 % of its accuracy with 20 components and
 nothing with 50; the first 5 components come back in the same order. Ours has an embedding before
-the layer, folded in here, and is trained without input noise. Accuracies are those of the test set,
-with 95 % intervals over initialisations. For matches each initialisation has its mean over the
-others, so that these intervals are a little too narrow.
+the layer, folded in here, and is trained without input noise. Intervals are of 95 % over
+initialisations; for matches each has its mean over the others, so that they are a little too
+narrow.
 
 Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds if the models exist
-already. Paper: d = 1000, 20 epochs, 5 initialisations: 6 to 10 minutes a model and seconds
-more; run with the first two of them.
+already. Paper: d = 1000, 20 epochs, 5 initialisations, 6 to 10 minutes a model; run with two.
 """
 
 from collections.abc import Sequence

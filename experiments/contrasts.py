@@ -48,7 +48,9 @@ class Contrasts:
 
     def strongest(self, method: str, n: int, first_layer: int = 0) -> list[Head]:
         """Return the n heads to which a method assigns most, from a layer on."""
-        return strongest(self.scores[method], n, first_layer)
+        late = self.scores[method][first_layer:]
+        order = late.flatten().argsort(descending=True)[:n].tolist()
+        return [(first_layer + i // late.shape[1], i % late.shape[1]) for i in order]
 
     def turned(self, model: ResidualModel, heads: Sequence[Head]) -> ResidualModel:
         """Reverse the direction of number in heads, with the least change of everything else."""
@@ -56,12 +58,6 @@ class Contrasts:
             change, moment = self.changes[layer, head][None], ridged(self.moments[layer, head])
             model = edit_head_along(model, change, layer=layer, head=head, moment=moment)
         return model
-
-
-def strongest(scores: Tensor, n: int, first_layer: int = 0) -> list[Head]:
-    """Return the n heads of the largest scores, (layers, heads), from a layer on."""
-    order = scores[first_layer:].flatten().argsort(descending=True)[:n].tolist()
-    return [(first_layer + i // scores.shape[1], i % scores.shape[1]) for i in order]
 
 
 def ridged(moment: Tensor) -> Tensor:

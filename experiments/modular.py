@@ -4,13 +4,8 @@ No figure of the papers: a ground truth for reading a complete model. Classifier
 bilinear layers learn a + b mod 59 from 80 % of the pairs. Networks that add modulo a prime use
 waves of a few frequencies k, cos(2 pi k (a + b - c) / p) (Nanda et al. 2023, who found them by
 experiments on a transformer). Here they are read from the p^3 logits, which are the complete model
-(`experiments.fourier.read_fourier`). Measured are, over initialisations,
-
-- the accuracy on the pairs that were held out;
-- the share of these waves in the part of the logits that depends on a, b and c together, and the
-  number of frequencies of at least 1 %;
-- the accuracy over all pairs of logits with only the waves of these frequencies, and without them;
-- the share of a single frequency in a hidden unit's weights of the first layer for a number.
+(`experiments.fourier.read_fourier`). Accuracies are those on held-out pairs, and over all pairs
+with only the waves of these frequencies and without them.
 
 Small: 5 initialisations, two minutes on one core. Paper: p = 113 and 10 initialisations.
 """

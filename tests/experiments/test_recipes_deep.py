@@ -6,7 +6,6 @@ from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from tempfile import mkdtemp
 
 import pytest
@@ -14,10 +13,9 @@ import torch
 from experiments.bonds import MODELS, needed_products
 from experiments.context import Outcome
 from experiments.fig6 import branches, own_shares, prominence
-from experiments.masks import success
 
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import attack, class_mask, classifier_bonds
+from bilens.read import classifier_bonds
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.experiments.test_recipes_single_layer import TinyContext
@@ -145,20 +143,3 @@ def test_products_are_counted_from_all_of_them_down():
     assert needed is not None
     assert needed < len(cut.products())
     assert needed_products(cut, data, full + 0.5) is None
-
-
-def test_masks_are_compared_at_equal_norm(monkeypatch):
-    monkeypatch.setattr("experiments.masks.NORMS", (2.0,))
-    model, data = digit_model(), digits()
-    x, labels = data.test_images, data.test_labels
-    curves = success(model, x, labels, seed=0)
-    masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
-    result = [
-        attack(model, x, labels, mask, label=label, norm=2.0) for label, mask in enumerate(masks)
-    ]
-    assert curves["mask", "targeted"] == [pytest.approx(fmean(a.targeted for a in result))]
-    assert curves["mask", "fooled"] == [pytest.approx(fmean(a.fooled for a in result))]
-    for kind in ("its pixels scattered", "Gaussian"):
-        assert curves[kind, "targeted"][0] < curves["mask", "targeted"][0]
-    assert success(model, x, labels, seed=0) == curves
-    assert success(model, x, labels, seed=1) != curves
