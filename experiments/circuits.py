@@ -60,6 +60,7 @@ from experiments.pretrained import open_models, saved_rows
 from experiments.tasks import questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+KNOWN = ("agreement", "gender", "ioi", "facts")
 BASELINE = "EAP-IG inputs"
 KEEP = 0.9
 BATCH = 16
@@ -82,7 +83,9 @@ def _of_model(
     first = questions_of(model, finding + measuring)
     second = questions_of(model, measuring, 1)
     longer = questions_of(model, finding + context.choose(4, 25))
+    more = questions_of(model, 2 * finding + measuring)
     tasks = list(first)[: context.choose(3, len(first))]
+    known = list(KNOWN[: context.choose(1, len(KNOWN))])
 
     def saved(kind: str, tasks: list[str], measure: Callable[[str], Any]) -> list[dict[str, Any]]:
         path = context.models / f"{kind}-{name}-{finding}.jsonl"
@@ -90,9 +93,14 @@ def _of_model(
 
     circuits = saved("circuits", tasks, lambda task: of_task(model, first[task], second, finding))
     parts_of = {row["task"]: row for row in circuits}
+    twice = saved(
+        "circuits-of-twice",
+        known,
+        lambda task: of_task(model, more[task], {task: second[task]}, 2 * finding),
+    )
     stability = saved(
         "stability",
-        tasks[: context.choose(1, 4)],
+        known,
         lambda task: {"jaccard": jaccards(Cases(model, first[task][:finding]), KEEP, 3)},
     )
     edges = saved(
@@ -102,10 +110,9 @@ def _of_model(
     )
     steps = context.choose(20, 500)
     of_parts = saved("areas", tasks, lambda task: compared(model, longer[task], finding, steps))
+    few = finding // 2
     of_edges = saved(
-        "edge-areas",
-        tasks[:2],
-        lambda task: compared_edges(model, longer[task][: finding + 10], finding),
+        "edge-areas", known[::2], lambda task: compared_edges(model, longer[task][: few + 10], few)
     )
     task = "ioi" if "ioi" in tasks else tasks[0]
     path = context.models / f"mib-{name}-{task}.json"
@@ -115,6 +122,7 @@ def _of_model(
     tables = {
         "circuits": circuit_table(circuits),
         "circuits by tasks, second templates": transfer_table(circuits),
+        "circuits found on twice the questions": circuit_table(twice),
         "stability": pd.DataFrame(stability),
         "edges between the parts": pd.DataFrame(edges),
         "areas, first templates": area_table(of_parts),

@@ -200,7 +200,7 @@ def circuit(
     questions: Sequence[Question],
     *,
     keep: float = 0.9,
-    ordering: int = 8,
+    ordering: int = 16,
     level: Level = "parts",
     bootstraps: int = 0,
 ) -> CircuitReading:
@@ -282,7 +282,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     against: str = "",
     pairs: str = "",
     keep: Annotated[float, Between(0, 1.5)] = 0.9,
-    ordering: Count = 8,
+    ordering: Count = 16,
     level: Level = "parts",
     bootstraps: Annotated[int, Between(0)] = 0,
 ) -> CircuitReading:
