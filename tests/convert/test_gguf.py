@@ -74,10 +74,9 @@ def test_weights_are_dequantised(kind, tmp_path):
     assert all(np.array_equal(opened[name], values) for name, values in expected.items())
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_with_little_memory_one_weight_after_another_is_dequantised(kind, tmp_path, monkeypatch):
+def test_with_little_memory_one_weight_after_another_is_dequantised(tmp_path, monkeypatch):
     path, alive = tmp_path / "tiny.gguf", []
-    write_quantised(path, kind)
+    write_quantised(path, "Q8_0")
     dequantised, weights = convert_gguf._dequantised, []
 
     def watched(*arguments):
@@ -168,23 +167,14 @@ DOWN, UP = "blk.1.ffn_down.weight", "blk.1.ffn_up.weight"
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no tensors": (_field("tensors", {}), "no tensor token_embd.weight"),
     "ffn_down of a layer is missing": (_without(DOWN), "missing tensors: blk.1.ffn_down.weight"),
-    "attn_q of a layer is missing": (_without("blk.0.attn_q.weight"), "missing tensors"),
-    "output_norm is missing": (_without("output_norm.weight"), "missing .* output_norm.weight"),
     "the embedding is missing": (_without("token_embd.weight"), "no tensor token_embd.weight"),
     "a tensor has another name": (
         lambda file: file.tensors.update({"blk.1.ffn_dawn.weight": file.tensors.pop(DOWN)}),
         "unknown tensors: blk.1.ffn_dawn.weight",
     ),
-    "a tensor that is not the model's": (
-        lambda file: file.tensors.update({"blk.0.attn_q.bias": np.ones(16, np.float32)}),
-        "unknown tensors: blk.0.attn_q.bias",
-    ),
     "a tensor is there twice": (_field("twice", DOWN), "the tensor '.*' twice"),
     "block_count one too many": (_setting(L + "block_count", 3), "block_count=3 and tensors of 2"),
-    "block_count one too few": (_setting(L + "block_count", 1), "block_count=1 and tensors of 2"),
-    "block_count 0": (_setting(L + "block_count", 0), "block_count=0, expected 1 to 1,024"),
     "block_count 2^31 - 1": (_setting(L + "block_count", 2**31 - 1), "expected 1 to 1,024"),
-    "block_count -1": (_setting(L + "block_count", -1, "i32"), "block_count=-1, expected 1 to"),
     "block_count is a text": (_setting(L + "block_count", "2", "text"), "='2', expected 1 to"),
     "block_count is missing": (lambda f: f.remove(L + "block_count"), "lacks .* llama.block_count"),
     "a setting is there twice": (
@@ -192,15 +182,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "has the setting 'llama.context_length' twice",
     ),
     "eps -1": (_setting(L + "attention.layer_norm_rms_epsilon", -1.0), "expected a number above 0"),
-    "eps 0": (_setting(L + "attention.layer_norm_rms_epsilon", 0.0), "expected a number above 0"),
     "eps NaN": (_setting(L + "attention.layer_norm_rms_epsilon", np.nan), "=nan, expected a num"),
-    "eps is missing": (lambda f: f.remove(L + "attention.layer_norm_rms_epsilon"), "lacks"),
     "rope base 0": (_setting(L + "rope.freq_base", 0.0), "expected a number of at least 1"),
-    "rope base infinite": (_setting(L + "rope.freq_base", np.inf), "=inf, expected a number of"),
-    "rope base is missing": (lambda f: f.remove(L + "rope.freq_base"), "lacks the settings"),
     "rope dimension of another head": (_setting(L + "rope.dimension_count", 8), "expected .*16"),
     "twice the heads": (_setting(L + "attention.head_count", 8), "attn_.*has shape"),
-    "half the heads": (_setting(L + "attention.head_count", 2), "attn_.*has shape"),
     "three heads of keys": (_setting(L + "attention.head_count_kv", 3), "share 3 heads of keys"),
     "heads of keys as a list": (
         _setting(L + "attention.head_count_kv", [2, 2], "i32s"),
@@ -210,7 +195,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         _setting(L + "embedding_length", 17),
         "multiple of the number of",
     ),
-    "embedding_length 4 more": (_setting(L + "embedding_length", 20), "has shape"),
     "feed_forward_length one less": (_setting(L + "feed_forward_length", 19), "has shape"),
     "context length 0": (_setting(L + "context_length", 0), "expected 1 to"),
     "vocab_size of another model": (_setting(L + "vocab_size", 29, "u32"), "vocab_size=29, exp"),
@@ -238,14 +222,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a token type more": (_setting("tokenizer.ggml.token_type", [1] * 31), "31 entries in"),
     "bos token 10^9": (_setting("tokenizer.ggml.bos_token_id", 10**9), "=1000000000, expected 0"),
-    "a matrix of NaN": (_tensor(UP, lambda w: w * np.nan), f"{UP} holds NaN"),
     "one infinite weight": (_tensor(UP, lambda w: _first(w, np.inf)), f"{UP} holds NaN"),
     "a matrix of zeros": (_tensor(UP, lambda w: w * 0), f"{UP} holds only zeros"),
     "a matrix transposed": (_tensor(UP, lambda w: w.T), "mismatched|shape"),
-    "a row less": (_tensor(UP, lambda w: w[1:]), "has shape"),
-    "a norm of another width": (_tensor("output_norm.weight", lambda w: w[1:]), "has shape"),
     "a vector for a matrix": (_tensor(UP, np.ravel), "has shape"),
-    "a shape with 0": (_field("shapes", {UP: (0, 16)}), "of shape"),
     "a shape of 2^40": (_field("shapes", {UP: (2**40, 16)}), "of shape"),
     "five axes": (_field("shapes", {UP: (1, 1, 1, 20, 16)}), "5 axes, expected 1 to 4"),
     "an unknown format of numbers": (_field("kinds", {UP: 99}), "format 99, which is not known"),
@@ -258,8 +238,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a tensor more announced": (_field("more_tensors", 1), "damaged or incomplete"),
     "2^60 tensors announced": (_field("more_tensors", 2**60), "damaged or incomplete"),
     "a setting more announced": (_field("more_settings", 1), "damaged or incomplete"),
-    "a setting less announced": (_field("more_settings", -1), "damaged or incomplete"),
-    "2^60 settings announced": (_field("more_settings", 2**60), "damaged or incomplete"),
     "an alignment of 3": (_setting("general.alignment", 3, "u32"), "expected a power of two"),
     "an alignment of 4096 over 32": (_setting("general.alignment", 4096, "u32"), "at byte"),
 }
@@ -267,12 +245,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 CUTS: dict[str, Any] = {
     "empty": lambda content: b"",
-    "cut to 4 bytes": lambda content: content[:4],
-    "cut in the settings": lambda content: content[:200],
     "cut in the table": lambda content: content[: content.index(b"blk.1.")],
     "cut by a tensor": lambda content: content[:-1280],
-    "cut by one byte": lambda content: content[:-33],
-    "zeros from the middle on": lambda content: content[:-9000] + bytes(9000),
     "a kilobyte too many": lambda content: content + bytes(1024),
     "a byte of the header is lost": lambda content: content[:300] + content[301:],
     "a list of 2^40 numbers": lambda content: content.replace(

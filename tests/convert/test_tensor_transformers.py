@@ -91,7 +91,7 @@ def some_ids(time=11):
     return torch.randint(VOCAB, (time,), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", nightly(TOLERANCE, [torch.float64]), ids=str)
 @pytest.mark.parametrize(
     "flags", nightly(ALL, ALL[::3]), ids=lambda flags: "-".join(k for k, v in flags.items() if v)
 )
@@ -112,7 +112,7 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     torch.testing.assert_close(others.logits[0, 0], expected[7], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("flags", nightly(ALL[::5], ALL[:10]))
+@pytest.mark.parametrize("flags", nightly(ALL[::5], ALL[5:10]))
 def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
     settings = RELEASED | flags
     state = random_state(released_shapes(settings), torch.float32)
