@@ -50,15 +50,19 @@ def test_the_command_serves_this_machine_alone(image_run, monkeypatch):
     assert asked == {"host": "127.0.0.1", "port": None, "share": False, "open_browser": False}
 
 
-def test_a_port_that_is_taken_is_named(image_run, monkeypatch):
+@pytest.fixture(scope="module")
+def page(image_run):
+    return explorer(image_run)
+
+
+def test_a_port_that_is_taken_is_named(page, monkeypatch):
     def taken(*args, **settings):
         raise OSError("address already in use")
 
     monkeypatch.setattr("gradio.Blocks.launch", taken)
-    with pytest.raises(
-        BilensError, match="port=80 cannot be listened on: address already in use. Another"
-    ):
-        explorer(image_run).launch(port=80, wait=False)
+    message = "port=80 cannot be listened on: address already in use. Another"
+    with pytest.raises(BilensError, match=message):
+        page.launch(port=80, wait=False)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +74,9 @@ def test_a_port_that_is_taken_is_named(image_run, monkeypatch):
         ({"host": "203.0.113.1", "port": 7999}, "host=203.0.113.1, port=7999 cannot be listened"),
     ],
 )
-def test_where_it_cannot_listen_it_says_so(image_run, place, message):
+def test_where_it_cannot_listen_it_says_so(page, place, message):
     with pytest.raises(BilensError, match=message):
-        explorer(image_run).launch(**place, wait=False)
+        page.launch(**place, wait=False)
 
 
 def test_the_address_is_logged(image_run, monkeypatch, caplog):

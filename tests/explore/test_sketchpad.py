@@ -38,6 +38,10 @@ def test_a_drawing_has_an_address():
     x = unpack_input(text, digits())
     assert torch.allclose(x, fit_drawing(ink_of(picture), digits()), atol=1 / 255)
     assert len(text) < 120
+    blank = read_sketch(sketch(Image.new("L", (50, 50), 255)), digits())
+    assert not unpack_input(blank, digits()).any()
+    assert read_sketch("test-3", digits()) == "test-3"
+    assert read_sketch("drawn-x", digits()) == "drawn-x"
 
 
 @pytest.mark.parametrize(
@@ -56,16 +60,6 @@ def test_an_address_cannot_fill_the_memory():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 10**6
-
-
-def test_an_empty_sheet_is_an_empty_image():
-    blank = read_sketch(sketch(Image.new("L", (50, 50), 255)), digits())
-    assert not unpack_input(blank, digits()).any()
-
-
-def test_what_is_not_a_drawing_is_passed_on():
-    assert read_sketch("test-3", digits()) == "test-3"
-    assert read_sketch("drawn-x", digits()) == "drawn-x"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_a_network_has_the_largest_products():
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
     figure = network_figure(digit_bonds().cut_reading, 6, SHAPE)
+    share = f"{sum(edge.part for edge in top):.0%} of its squared norm"
+    assert figure.layout.title.text.replace("<br>", " ").endswith(share)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
     drawn = sum(len(set(edge.sources)) + 1 for edge in edges)
@@ -101,11 +103,3 @@ def test_the_answer_says_what_few_directions_keep():
     assert "tree" not in " ".join(section.text for section in result.sections())
     at_chance = replace(result, accuracy=0.1)
     assert "always naming" in at_chance.sections()[0].text
-
-
-def test_a_network_says_how_much_of_its_logit_it_draws():
-    cut_reading = digit_bonds().cut_reading
-    into = [edge for edge in chosen_edges(cut_reading.products, 2, 3) if edge.target == (2, 3)]
-    title = network_figure(cut_reading, 3, SHAPE).layout.title.text
-    shown = f"{sum(edge.part for edge in into):.0%} of its squared norm"
-    assert title.replace("<br>", " ").endswith(shown)

@@ -14,22 +14,18 @@ def paths():
 
 
 def test_a_tree_has_an_edge_for_every_eigenvector(paths):
-    figure = tree_figure(paths, (8, 8), title='<six> " x"')
+    figure = tree_figure(paths, (8, 8), title='<six> " x"', root='<6> "')
     upper = {tuple(names[:1]) for names in paths.indices.tolist()}
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert len(lines) == len(upper) + len(paths)
     assert len(figure.layout.images) == len(paths) + 1
     texts = {note.text for note in figure.layout.annotations}
     assert {f"{float(value):+.3g}" for value in paths.effective} <= texts
+    assert '<b>&lt;6&gt; "</b>' in texts
     assert figure.layout.title.text == '&lt;six&gt; " x"'
     colors = {note.font.color for note in figure.layout.annotations if note.text[0] == "-"}
     assert "#2166ac" not in colors
     assert all(1 <= trace.line.width <= 7 for trace in lines)
-
-
-def test_a_tree_has_a_root(paths):
-    figure = tree_figure(paths, (8, 8), title="", root='<6> "')
-    assert '<b>&lt;6&gt; "</b>' in {note.text for note in figure.layout.annotations}
 
 
 def test_the_report_of_a_deep_model(tmp_path):

@@ -48,13 +48,11 @@ def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
     for count, share in content.shares:
         assert share == pytest.approx(split_flow.top(count).share_of_logit)
     assert content.shares[-1][0] == 25
+    # A page opens with the nodes of a picture.
+    assert content.shares[content.start][0] == 20
     assert content.n_nodes == len(split_flow.nodes) - 1
     through = [split_flow.nodes[node.index].flow for node in content.nodes]
     assert through == [node.flow for node in content.nodes]
-
-
-def test_a_page_opens_with_the_nodes_of_a_picture(content):
-    assert content.shares[content.start][0] == 20
 
 
 def test_edges_are_those_of_the_graph(split_flow, content):
