@@ -126,14 +126,9 @@ class Launch:
 class Compiled:
     """Resources of a kernel on a card.
 
-    Attributes:
-        shared: bytes of shared memory of a block.
-        registers: of a thread.
-        spilled: bytes of a thread that did not fit into registers.
-        products: instructions of the tensor cores in its code.
-        loop: instructions of the shortest loop with the most products, that of whole blocks; 0 if
-            there is none, or the card is AMD's.
-        seconds: to compile it.
+    These are bytes of shared memory of a block, registers and spilled bytes of a thread,
+    instructions of the tensor cores, those of the shortest loop with the most of them, which is
+    that of whole blocks (0 if there is none, or the card is AMD's), and seconds to compile.
     """
 
     shared: int
@@ -274,12 +269,7 @@ def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int, int]:
 
 
 class Table:
-    """Rows of a card, each kernel compiled once.
-
-    Attributes:
-        card: the card.
-        seen: resources of the kernels so far, by their constants.
-    """
+    """Rows of a card, each kernel compiled once."""
 
     def __init__(self, card: Card) -> None:
         self.card = card

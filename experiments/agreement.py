@@ -32,19 +32,18 @@ from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure
 from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from experiments.blimp import Pair, Preferences, load_pairs
+from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts
 from experiments.pretrained import SMOLLM2, smollm2
 
-TERM = "subject_verb_agreement"
 HEADS = 2
 PROMPTS, AMONG, EACH = 50, 100, 10
 
 
 def run(context: RecipeContext) -> Outcome:
     """Find, edit, and measure."""
-    pairs = blimp_pairs(context.folder / "blimp", *context.choose((5, 40), (40, 100)))
+    pairs = load_pairs(context.folder / "blimp", *context.choose((5, 40), (40, 100)))
     model = open_model(context.folder)
     turned = context.measured(
         f"agreement-turned_along_number-{context.scale}",
@@ -74,17 +73,6 @@ def open_model(folder: Path) -> ResidualModel:
     local = folder / SMOLLM2
     path = local if local.is_dir() else smollm2() or f"HuggingFaceTB/{SMOLLM2}"
     return load(path)  # type: ignore[return-value]
-
-
-def blimp_pairs(folder: Path, others: int, agreement: int) -> list[Pair]:
-    """Return the first pairs of each paradigm, of those of agreement and of the others."""
-    count: dict[str, int] = defaultdict(int)
-    pairs = []
-    for pair in load_pairs(folder, max(others, agreement)):
-        count[pair.paradigm] += 1
-        if count[pair.paradigm] <= (agreement if pair.term == TERM else others):
-            pairs.append(pair)
-    return pairs
 
 
 def _asked(pairs: Sequence[Pair]) -> list[bool]:

@@ -14,6 +14,8 @@ from bilens.errors import DataError
 from bilens.hooks import hooked
 from bilens.residual import ResidualModel
 
+TERM = "subject_verb_agreement"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -25,19 +27,24 @@ class Pair:
     bad: str
 
 
-def load_pairs(folder: Path, n: int) -> list[Pair]:
-    """Return the first n pairs of each paradigm, from PARADIGM.jsonl.gz in the folder.
+def load_pairs(folder: Path, others: int, agreement: int) -> list[Pair]:
+    """Return the first pairs of each paradigm, of agreement and of the others.
+
+    The folder has PARADIGM.jsonl.gz for each.
 
     Raises:
         DataError: there are none.
     """
-    pairs = []
+    pairs: list[Pair] = []
     for path in sorted(folder.glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for _, line in zip(range(n), lines, strict=False):
+            for number, line in enumerate(lines):
                 row: dict[str, Any] = json.loads(line)
-                good, bad = row["sentence_good"], row["sentence_bad"]
-                pairs.append(Pair(path.name.split(".")[0], row["linguistics_term"], good, bad))
+                term = row["linguistics_term"]
+                if number == (agreement if term == TERM else others):
+                    break
+                texts = row["sentence_good"], row["sentence_bad"]
+                pairs.append(Pair(path.name.split(".")[0], term, *texts))
     if not pairs:
         raise DataError(
             f"{folder} holds no files of BLiMP, PARADIGM.jsonl.gz; fetch them from "

@@ -54,11 +54,7 @@ def eigenvector_figure(
 ) -> go.Figure:
     """Draw a row of pictures for each form: its largest, then its most negative eigenvalues.
 
-    Args:
-        spectra: batched over the forms.
-        names: names of the forms.
-        data: data set whose test images choose the signs.
-        title: title of the figure.
+    The test images choose the signs.
     """
     ends = spectra.outermost(ENDS).oriented(data.test_images)
     rows = {

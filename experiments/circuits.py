@@ -207,8 +207,7 @@ def compared_edges(model: ResidualModel, questions: list[Question], finding: int
     others = EdgeCases(Cases(model, questions[finding:]))
     graph, scores = AttributedEdges(model), dict[str, Tensor]()
     for case in first.cases:
-        texts = case.question.text, case.question.against
-        of_case = attributed_edges(graph, texts, case.question.direction, case.number)
+        of_case = attributed_edges(graph, case.question)
         for name in ("gradient (AtP)", BASELINE, "contrastive flow"):
             scores[name] = scores.get(name, 0) + of_case[name].cpu()
     return measured_rankings(first, others, scores)

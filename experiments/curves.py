@@ -44,14 +44,9 @@ def spread_line(name: str, x: Sequence[float], samples: Sequence[Sequence[float]
 def line_figure(
     lines: Sequence[Line], *, title: str, x_title: str, y_title: str, floor: float | None = None
 ) -> go.Figure:
-    """Draw lines with their bands.
+    """Draw lines with their bands, in colours from dark to bright.
 
-    Args:
-        lines: lines in the order of their colours, from dark to bright.
-        title: title of the figure.
-        x_title: title of the horizontal axis.
-        y_title: title of the vertical axis.
-        floor: lower end of a logarithmic vertical axis, which smaller values are moved to.
+    With a floor the vertical axis is logarithmic, and smaller values are moved to it.
     """
 
     def shown(values: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ Source:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -13,13 +14,12 @@ from torch import Tensor
 
 from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.patching import runs_of
-from bilens.read.flow.question import Against, Other, Question
+from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import Split, split
-from bilens.read.language import TokenDirection
 from bilens.read.linear.projections import Reads
 from bilens.read.linear.secants import norm_secant
 from bilens.residual import Moment
-from bilens.residual.interventions import Number, Run, Site, last_site
+from bilens.residual.interventions import Number, Run, Site, last_site, logit_of
 from bilens.residual.parts import LinearMap
 from experiments.patching import GRADIENTS, Slope, slopes
 
@@ -96,21 +96,16 @@ class AttributedEdges(EdgeGraph):
         return rows.sum(0)
 
 
-def attributed_edges(
-    graph: AttributedEdges,
-    texts: tuple[str | Tensor, Against],
-    direction: TokenDirection | Tensor,
-    number: Number,
-) -> dict[str, Tensor]:
-    """Return the attribution of each edge for two texts, (readers, parts), by each method."""
-    model, (text, against) = graph.model, texts
-    ids = model.ids(text)
+def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Tensor]:
+    """Return the attribution of each edge for a question, (readers, parts), by each method."""
+    model = graph.model
+    ids, number = model.ids(question.text), logit_of(model, question.output_direction(model))
     with torch.no_grad():
-        runs = runs_of(model, ids, Other(model, ids, against))
+        runs = runs_of(model, ids, Other(model, ids, question.against))
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         flows = {
-            "contrastive flow": split(model, Question.of(text, direction, against=against)),
-            "frozen flow (LRP)": split(model, Question.of(text, direction)),
+            "contrastive flow": split(model, question),
+            "frozen flow (LRP)": split(model, replace(question, against="")),
         }
         reads = {name: graph.flow_reads(through) for name, through in flows.items()}
         direct = torch.zeros_like(reads["frozen flow (LRP)"])

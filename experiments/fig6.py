@@ -71,15 +71,9 @@ def run(context: RecipeContext) -> Outcome:
 def branches(
     spectrum: Spectrum, first: BilinearTensor, x: Float[Tensor, "samples n_in"]
 ) -> Branches:
-    """Return the outermost eigenvalues of the last layer, each with its spectrum in the first.
+    """Return the eigenvalue of P and of N in the last layer, each with its spectrum in the first.
 
-    Args:
-        spectrum: spectrum of one direction in the last layer.
-        first: the layer before.
-        x: inputs, which choose all signs.
-
-    Returns:
-        The eigenvalue of P and of N, if it exists, and its spectrum in the first layer.
+    The spectrum is of one direction, and the inputs choose all signs.
     """
     turned = spectrum.oriented(first(x))
     parts = {}

@@ -60,13 +60,7 @@ def class_figures(
 def describe_ends(
     spectrum: Spectrum, data: ImageData, k: int = 3
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the k largest eigenvalues of either sign, with the classes of their top inputs.
-
-    Args:
-        spectrum: spectrum of a single form.
-        data: data set whose test images are the inputs.
-        k: number of either sign.
-    """
+    """Return the k largest eigenvalues of either sign, with the classes of their top inputs."""
     ends = spectrum.outermost(k)
     labels = data.test_labels[top_inputs(ends, data.test_images)].tolist()
     described = [

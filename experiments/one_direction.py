@@ -28,8 +28,8 @@ from bilens.read.flow import Question, edit_head_along, edit_mlp_along, task_dir
 from bilens.read.flow.recurring import learned
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Run
-from experiments.agreement import HEADS, accuracy, blimp_pairs
-from experiments.blimp import Pair, Preferences
+from experiments.agreement import HEADS, accuracy
+from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import Contrasts, Head, contrasts, questions, ridged
 from experiments.head_directions import head_moves
@@ -45,7 +45,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def _of_model(context: RecipeContext, name: str, model: ResidualModel) -> dict[str, Any]:
-    pairs = blimp_pairs(context.folder / "blimp", *context.choose((4, 15), (40, 100)))
+    pairs = load_pairs(context.folder / "blimp", *context.choose((4, 15), (40, 100)))
     number = contrasts(model, 8)
     heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
     asked = questions(model, context.choose(16, 32))

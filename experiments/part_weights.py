@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from bilens.data import Grammar
-from bilens.models import load
 from bilens.read.flow import Flow, flow, open_part
 from bilens.read.flow.ablation import without_written
 from bilens.read.linear.mlp import LinearMLP
@@ -74,10 +73,8 @@ def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor
         ids = corpus.validation[:1200]["input_ids"]
         yield f"grammar, seed {seed}", model, ids, grammar.is_kind(ids, "skip-trigram")
     for variant in ("gates", "both"):
-        changes: dict[str, Any] = {"learning_rate": tensors.RATES[variant]}
-        tensors.variant_of(context, tensors.STORY, variant, **changes)
-        folder = tensors.folder_of(context, tensors.STORY, variant, changes)
-        tensor: Any = load(folder)
+        changes = {"learning_rate": tensors.RATES[variant]}
+        tensor = tensors.tensor_of(context, tensors.STORY, variant, changes)
         _, _, _, held_out, _ = tensors.source(context, tensors.STORY)
         # Each text gives several short ones.
         ids = next(iter(held_out.values())).unfold(1, 24, 24).flatten(0, 1)

@@ -34,7 +34,6 @@ from torch.nn import functional
 from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.errors import BilensError
-from bilens.models import load
 from bilens.read.flow import edit
 from bilens.residual import ResidualModel
 from experiments import tensorise as tensors
@@ -64,10 +63,9 @@ def read(context: RecipeContext, models: Iterable[tensors.Row]) -> Outcome:
     """Read the tensors of models, each made with these changes of its settings."""
     tables: dict[str, pd.DataFrame] = {}
     for name, variant, changes in models:
-        tensors.variant_of(context, name, variant, **changes)
         model, tokenizer, _, _, training = tensors.source(context, name)
         original: Any = ResidualModel(as_language_model(model), tokenizer)
-        tensor: Any = load(tensors.folder_of(context, name, variant, changes))
+        tensor: Any = tensors.tensor_of(context, name, variant, changes)
         texts = _texts(context, name, tokenizer, training.length)
         parts = {
             "answers": answers(tensor, *texts),

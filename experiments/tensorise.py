@@ -31,7 +31,9 @@ from torch import Tensor
 from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
+from bilens.models import load
 from bilens.nn.settings import LanguageSettings
+from bilens.residual import ResidualModel
 from bilens.train.settings import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
@@ -128,6 +130,14 @@ def folder_of(context: RecipeContext, model: str, variant: str, changes: Mapping
     """Return the folder of a model's tensor, made with these changes of its settings."""
     name = "-".join(["tensorise", model, variant, *_marks(changes)])
     return context.models / name.replace(", ", "-").replace(" ", "-")
+
+
+def tensor_of(
+    context: RecipeContext, name: str, variant: str, changes: Mapping[str, Any]
+) -> ResidualModel:
+    """Return the tensor of a model, trained if it does not exist."""
+    variant_of(context, name, variant, **changes)
+    return load(folder_of(context, name, variant, changes))  # type: ignore[return-value]
 
 
 def variant_of(context: RecipeContext, name: str, variant: str, **changes: Any) -> Tensorised:

@@ -10,7 +10,6 @@ Three kinds of models have a known circuit.
   token after the same one. The circuit has the edges from the embedding to values of both and to
   queries of heads that copy. Further edges lead from the former to keys of the latter, and from
   there to the logits.
-
 - Chains of Boolean operations, written by hand: each MLP joins what the one before it found with
   one more input. Cross-layer transcoders rewrite such a chain as a sum of shallow steps. For each
   input that changes, the circuit is the chain from the first MLP that reads it.
@@ -35,7 +34,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from safetensors import safe_open
@@ -52,7 +50,6 @@ from bilens.read.flow.circuit_search import Cases, search
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
@@ -86,14 +83,12 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
     return float(larger / (len(inside) * len(outside)))
 
 
-def areas(
-    graph: AttributedEdges, circuit: Tensor, cases: list[tuple[tuple[Tensor, Tensor], Tensor, Any]]
-) -> dict[str, Any]:
-    """Return the AUROC of each attribution, given a circuit and pairs with direction and number."""
+def areas(graph: AttributedEdges, circuit: Tensor, asked: list[Question]) -> dict[str, Any]:
+    """Return the AUROC of each attribution, given a circuit and questions."""
     total: dict[str, Tensor] = {}
-    for texts, direction, number in cases:
-        for name, values in attributed_edges(graph, texts, direction, number).items():
-            total[name] = total.get(name, 0) + values.abs() / len(cases)
+    for question in asked:
+        for name, values in attributed_edges(graph, question).items():
+            total[name] = total.get(name, 0) + values.abs() / len(asked)
     generator = torch.Generator().manual_seed(0)
     total["random"] = torch.rand(circuit.shape, generator=generator, dtype=torch.float64)
     exists = graph.exists
@@ -114,8 +109,8 @@ def compiled(path: Path) -> dict[str, Any]:
     labels = about["labels"]
     outputs = [i for i, name in enumerate(labels) if _is_output(name)]
     generator = torch.Generator().manual_seed(0)
-    cases: list[Any] = []
-    while len(cases) < PAIRS:
+    asked: list[Question] = []
+    while len(asked) < PAIRS:
         drawn = torch.tensor(about["tokens"])[
             torch.randint(len(about["tokens"]), (2, 6), generator=generator)
         ]
@@ -127,10 +122,9 @@ def compiled(path: Path) -> dict[str, Any]:
         u = torch.zeros(model.d_model, dtype=torch.float64)
         # Of one number any change counts, of several outputs those of other tokens.
         u[outputs] = change.sign() * (change.abs() > (0.5 if len(outputs) > 1 else 0))
-        cases.append(((ids[0], ids[1]), u, logit_of(model, u)))
+        asked.append(Question.of(ids[0], u, against=ids[1]))
     circuit = compiled_circuit(graph, outputs, about["tokens"])
-    asked = [Question.of(text, u, against=against) for (text, against), u, _ in cases]
-    return {**areas(graph, circuit, cases), **found(graph, circuit, asked)}
+    return {**areas(graph, circuit, asked), **found(graph, circuit, asked)}
 
 
 def found(graph: EdgeGraph, circuit: Tensor, asked: list[Question]) -> dict[str, int]:
@@ -276,7 +270,7 @@ def chain(changed: int) -> dict[str, Any]:
     asked = [Question.of(texts[0], u, against=texts[1])]
     return {
         "model": f"chain, input {changed}",
-        **areas(graph, circuit, [(texts, u, logit_of(model, u))]),
+        **areas(graph, circuit, asked),
         **found(graph, circuit, asked),
     }
 
@@ -320,28 +314,22 @@ def induction(seed: int, folder: Path) -> dict[str, Any]:
     model = trained_induction(seed, folder / f"induction-{seed}")
     graph = AttributedEdges(model)
     previous, copying = induction_heads(model)
-    texts: list[tuple[Tensor, Tensor]] = []
+    asked: list[Question] = []
     generator = torch.Generator().manual_seed(1000 + seed)
-    while len(texts) < PAIRS:
+    while len(asked) < PAIRS:
         n = int(torch.randint(*PERIOD, (1,), generator=generator))
         period = torch.randperm(N_TOKENS, generator=generator)[: n + 1]
-        at = int(torch.randint(n - 2, (1,), generator=generator))
-        first = torch.cat([period[:n], period[: at + 1]])
+        place = 1 + int(torch.randint(n - 2, (1,), generator=generator))
+        first = torch.cat([period[:n], period[:place]])
         second = first.clone()
-        second[at + 1] = period[n]
-        texts.append((first, second))
-    cases = []
-    for first, second in texts:
-        place = int((first != second).nonzero()[0, 0])
+        second[place] = period[n]
         u = model.W_U[:, first[place]] - model.W_U[:, second[place]]
-        cases.append(((first, second), u, logit_of(model, u)))
+        asked.append(Question.of(first, u, against=second))
     circuit = induction_circuit(graph, previous, copying)
-    gained = [float(number(model.trace(t[0]).stream[None])) for t, _, number in cases]
     return {
         "model": f"induction, seed {seed}",
         "heads": f"{_names(graph, previous)} to {_names(graph, copying)}",
-        "logit difference": float(np.mean(gained)),
-        **areas(graph, circuit, cases),
+        **areas(graph, circuit, asked),
     }
 
 

@@ -57,7 +57,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_sentence_is_scored_as_if_it_stood_alone(folder, layer):
     model = recipe.open_model(folder)
-    pairs = load_pairs(folder / "blimp", 1)
+    pairs = load_pairs(folder / "blimp", 1, 1)
     preferred = Preferences(model, pairs, layer)
     model = recipe._scaled(model, [(1, 0)], -1.0)
     for pair, first in zip(pairs, preferred(model), strict=True):
@@ -106,4 +106,4 @@ def test_prefixes_are_half_plural_and_name_the_right_form(folder):
 
 def test_missing_data_is_said(tmp_path):
     with pytest.raises(DataError, match="holds no files of BLiMP"):
-        load_pairs(tmp_path, 1)
+        load_pairs(tmp_path, 1, 1)

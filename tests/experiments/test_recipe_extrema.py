@@ -1,7 +1,6 @@
 from dataclasses import dataclass
 from itertools import combinations
 
-import pytest
 import torch
 from experiments.context import RecipeContext
 from experiments.extrema import local_maxima, run
@@ -46,16 +45,6 @@ def test_all_maxima_on_the_non_negative_sphere(n, seed):
     assert len(values) == len(expected)
     assert close(values, torch.tensor([e[0] for e in expected], dtype=Q.dtype), 1e-8)
     assert ((points * torch.stack([e[1] for e in expected])).sum(-1) > 1 - 1e-8).all()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_on_a_grid_of_the_octant_is_higher(seed):
-    Q = symmetric(3, seed)
-    line = torch.linspace(0, 1, 60, dtype=torch.float64)
-    x = torch.cartesian_prod(line, line, line)[1:]
-    x = x / x.norm(dim=1, keepdim=True)
-    height = torch.einsum("si,ij,sj->s", x, Q, x)
-    assert 0 <= local_maxima(form_of(Q))[0][0] - height.max() < 0.01
 
 
 def test_a_larger_form_is_stationary_at_its_ends():
