@@ -25,12 +25,6 @@ def test_reads_what_was_written(tmp_path, write_idx, shape, name):
     np.testing.assert_array_equal(result, array)
 
 
-def test_the_last_axis_is_fastest(tmp_path):
-    path = tmp_path / "some-idx"
-    path.write_bytes(WHOLE)
-    np.testing.assert_array_equal(read_idx(path), [[0, 1, 2], [3, 4, 5]])
-
-
 @pytest.mark.parametrize(
     "content",
     [

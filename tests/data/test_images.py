@@ -51,10 +51,8 @@ def test_digits_split_is_stratified():
 
 def test_digits_split_follows_the_seed():
     first, again, other = (load_images("digits", seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(first.train_images, again.train_images)
-    assert torch.equal(first.train_labels, again.train_labels)
-    assert torch.equal(first.test_images, again.test_images)
-    assert torch.equal(first.test_labels, again.test_labels)
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(first, name), getattr(again, name))
     assert not torch.equal(first.test_images, other.test_images)
 
 

@@ -37,9 +37,9 @@ def on_device(**sizes):
 
 
 def padding(k):
-    """Return which tokens of two texts are seen: of the second not the first, nor some others."""
+    """Return which tokens are seen: of the last text not the first, nor some others."""
     seen = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=DEVICE)
-    seen[1, :9] = seen[1, 66] = False
+    seen[-1, :9] = seen[-1, 66] = False
     return seen
 
 
@@ -175,12 +175,12 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
 def test_a_text_goes_on_from_a_state(squared, constant, normalised, monkeypatch):
     """By the kernels twice and by the recurrence once, from and to the same form of a state.
 
-    The second text begins with padding.
+    It begins with padding.
     """
     take = "bilens.kernels.attention._linear"
     monkeypatch.setattr(take, lambda inputs: "gpu")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
-    inputs = on_device(batch=2, time=76, width=6, d_value=5, sharing=1 + squared, squared=squared)
+    inputs = on_device(time=76, width=6, d_value=5, sharing=1 + squared, squared=squared)
     if squared:  # what has gradients is not resumed inside the kernels
         inputs = [None if x is None else x.detach() for x in inputs]
     seen = padding(inputs[1])
