@@ -38,7 +38,7 @@ from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Other
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import logit_of
+from bilens.residual.interventions import logit_of, streams
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
@@ -91,13 +91,7 @@ def by_captum(
     layers = model.parts.layers
 
     def forward(text: Tensor) -> Tensor:
-        streams: list[Tensor] = []
-        hook = model.parts.norm_or_module.register_forward_pre_hook(
-            lambda _, args: streams.append(args[0])
-        )
-        with hook:
-            model.model(text, use_cache=False)
-        return number(streams[0])
+        return number(streams(model, text))
 
     def attribute(modules: list[nn.Module], inputs: bool) -> list[Tensor]:
         method = captum.LayerGradientXActivation(forward, modules)

@@ -1,14 +1,19 @@
 """Waves put into the weights are read out of them."""
 
+import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import experiments.fourier
+import experiments.modular as recipe
 import pytest
 import torch
+from experiments.context import RecipeContext
 from experiments.fourier import read_fourier
 
 from bilens.analysis import load_file
+from bilens.cli.installation import reproduce
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 
@@ -91,3 +96,22 @@ def test_frequencies_have_a_row_each():
     (entry,) = load_file(Path(experiments.fourier.__file__))
     assert entry.fits(model)
     assert entry.parameters["least"].help
+
+
+@dataclass(frozen=True)
+class BriefContext(RecipeContext):
+    def choose(self, small, paper):
+        return {59: 7, 5: 2}[small]
+
+
+def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.context.RecipeContext", BriefContext)
+    monkeypatch.setattr(recipe, "TRAINING", replace(recipe.TRAINING, epochs=2))
+    record = reproduce("modular", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    assert json.loads((tmp_path / "modular.json").read_text()) == record
+    for name in ("1 layer", "2 layers"):
+        assert len(record[name]["frequencies"]) == record[name]["accuracy_kept"]["n"] == 2
+        assert 0 < record[name]["share_of_addition"]["mean"] <= 1
+    page = (tmp_path / "modular.html").read_text()
+    assert "Waves of modular addition" in page
+    assert "Share of each frequency, 2 layers" in page
