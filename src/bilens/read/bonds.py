@@ -270,10 +270,9 @@ def _centred(model: TensorChain, data: ImageData) -> tuple[list[BilinearTensor],
     return [*lower, centred], embedding.to("cpu", torch.float64), classes
 
 
-def sample_inputs(
-    data: ImageData, metric: Metric, n: int = 4096
-) -> Float64[Tensor, "samples n_in"]:
+def sample_inputs(data: ImageData, metric: Metric) -> Float64[Tensor, "samples n_in"]:
     """Return inputs for the bonds of the function."""
+    n = 4096
     x = data.train_images.to("cpu", torch.float64)
     if metric == "images":
         # Evenly spaced, since images may be sorted by class.

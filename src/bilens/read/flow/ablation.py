@@ -272,11 +272,10 @@ class _Removals:
             raise BilensError(
                 f"edge=({above}, {below}), expected a node and one below it that is not a bias"
             )
-        predicted = (self.scale - 1) * through
+        predicted, layer = (self.scale - 1) * through, a.layer or 0
         if a.kind == "mlp":
-            assert a.layer is not None
-            mlp = LinearMLP.frozen(self.model, self.flow.trace, a.layer)
-            arriving = mlp.norm.push(self._arriving(below, self.model.parts.mlp_moment(a.layer)))
+            mlp = LinearMLP.frozen(self.model, self.flow.trace, layer)
+            arriving = mlp.norm.push(self._arriving(below, self.model.parts.mlp_moment(layer)))
             rows = mlp.write(functional.pad(arriving, (0, int(mlp.constant))))
             return predicted, self._added(a, (self.scale - 1) * rows)
         if a.kind == "direction":
@@ -289,8 +288,7 @@ class _Removals:
             return predicted, [Change(last_site(self.model), adding(only_last))]
         if a.kind == "head" and "patterns of attention" in self.flow.frozen:
             value = self._value(a)
-            assert a.layer is not None
-            for part in self._heads(a.layer).sources:
+            for part in self._heads(layer).sources:
                 n = part.stream.push(self._arriving(below, part.moment))[a.source]
                 less = part.weight[a.number] @ n
                 value = value - (1 - self.scale) * less
@@ -311,33 +309,29 @@ class _Removals:
         return self.heads[layer]
 
     def _value(self, node: Node) -> Tensor:
-        assert node.layer is not None
-        assert node.number is not None
-        return self._heads(node.layer).values[node.number, node.source]
+        return self._heads(node.layer or 0).values[node.number or 0, node.source]
 
     def _head(self, node: Node, value: Tensor) -> list[Change]:
         """Let a head take another value from one position to one."""
-        assert node.layer is not None
-        assert node.number is not None
-        start = node.number * len(value)
-        weight = self.flow.trace.layers[node.layer].pattern[node.number, node.position, node.source]
+        layer, number = node.layer or 0, node.number or 0
+        start = number * len(value)
+        weight = self.flow.trace.layers[layer].pattern[number, node.position, node.source]
         rows = torch.zeros(len(self.flow.ids), self.model.n_heads * len(value)).to(value)
         rows[node.position, start : start + len(value)] = weight * (value - self._value(node))
-        return [Change(mixed_site(self.model, node.layer), adding(rows))]
+        return [Change(mixed_site(self.model, layer), adding(rows))]
 
     def _written(self, number: int, scale: float) -> list[Change]:
         """Scale the output of a direction at its position."""
         node = self.flow.node(number)
-        assert node.layer is not None
-        return self._added(node, (scale - 1) * self._arriving(number, Moment.mlp(node.layer)))
+        rows = self._arriving(number, Moment.mlp(node.layer or 0))
+        return self._added(node, (scale - 1) * rows)
 
     def _added(self, node: Node, rows: Tensor) -> list[Change]:
         """Add to the output of an MLP at the position of a node."""
-        assert node.layer is not None
-        only = torch.zeros_like(rows)
+        layer, only = node.layer or 0, torch.zeros_like(rows)
         only[node.position] = rows[node.position]
-        rows = only / self.model.parts.layers[node.layer].mlp.residual_scale
-        return [Change(written_site(self.model, node.layer, "mlp"), adding(rows))]
+        rows = only / self.model.parts.layers[layer].mlp.residual_scale
+        return [Change(written_site(self.model, layer, "mlp"), adding(rows))]
 
     def _scaled(self, node: Node) -> list[Change]:
         position, scale, positions = node.position, self.scale, self.model.parts.positions

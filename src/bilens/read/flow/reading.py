@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import product
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading, analysis
@@ -215,38 +215,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
         # A phone has room for as many letters.
         title = f"{len(ablations)} parts alone: correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
     figure = dress(go.Figure(), height=420, title=title)
-    places, low, size = changes.clone(), changes.new_zeros(2), changes.new_ones(2)
-    if ablations:
-        low = changes.amin(0)
-        size = (changes.amax(0) - low).clamp(min=1e-9)
-        places = (changes - low) / size
-    # A label is about a third of the width of a phone, and a twentieth of the height.
-    width, height = 0.35, 0.05
-    sides: dict[int, str] = {}
-    centres: list[Tensor] = []
-    for i in sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max())):
-        # Labels stay inside, and lie on no other point or label; on the line only if nothing else
-        # is free.
-        free: list[tuple[bool, str, Tensor]] = []
-        for (side, across), (name, up) in product(
-            (("right", width / 2), ("left", -width / 2)),
-            (("middle", 0.0), ("bottom", -height), ("top", height)),
-        ):
-            centre = places[i] + places.new_tensor([across, up])
-            on_points = (places - centre).abs() < places.new_tensor([width / 2, height / 2])
-            taken = on_points.all(-1)
-            taken[i] = False
-            near = [(centre - other).abs() for other in centres]
-            is_outside = abs(float(centre[0]) - 0.5) > 0.55 - width / 2
-            if is_outside or taken.any() or any(dx < width and dy < height for dx, dy in near):
-                continue
-            span = centre[0] + places.new_tensor([-width / 2, width / 2])
-            line = (low[0] + size[0] * span - low[1]) / size[1] - centre[1]
-            is_crossed = bool((line[0] < height / 2) & (line[1] > -height / 2))
-            free.append((is_crossed, f"{name} {side}", centre))
-        if free and len(sides) < 10:
-            _, sides[i], centre = min(free, key=lambda place: place[0])
-            centres.append(centre)
+    sides = _label_sides(changes)
     # The address alone: the tokens are in the table.
     addresses = [result.part.split(" ")[0] for result in ablations]
     for kind in dict.fromkeys(result.kind for result in ablations):
@@ -276,6 +245,44 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     figure.update_xaxes(title="change of the logit that the flow predicts")
     figure.update_yaxes(title="measured change")
     return figure
+
+
+def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
+    """Return the side of its point on which a label has room, for ten of the largest changes.
+
+    Labels stay inside and lie on no other point or label; on the line only if nothing else is free.
+    """
+    if not len(changes):
+        return {}
+    low = changes.amin(0)
+    size = (changes.amax(0) - low).clamp(min=1e-9)
+    places = (changes - low) / size
+    # A label is about a third of the width of a phone, and a twentieth of the height.
+    width, height = box = places.new_tensor([0.35, 0.05])
+    offsets = {}
+    for side, across in (("right", width / 2), ("left", -width / 2)):
+        for name, up in (("middle", 0 * height), ("bottom", -height), ("top", height)):
+            offsets[f"{name} {side}"] = torch.stack([across, up])
+    sides: dict[int, str] = {}
+    centres: list[Tensor] = []
+    for i in changes.abs().amax(1).argsort(descending=True, stable=True).tolist():
+        free: list[tuple[bool, str, Tensor]] = []
+        for side, offset in offsets.items():
+            centre = places[i] + offset
+            on_points = ((places - centre).abs() < box / 2).all(-1)
+            on_points[i] = False
+            on_labels = any(bool(((centre - x).abs() < box).all()) for x in centres)
+            is_outside = bool((centre[0] - 0.5).abs() > 0.55 - width / 2)
+            if is_outside or on_labels or on_points.any():
+                continue
+            ends = centre[0] + torch.stack([-width / 2, width / 2])
+            line = (low[0] + size[0] * ends - low[1]) / size[1] - centre[1]
+            is_crossed = bool((line[0] < height / 2) & (line[1] > -height / 2))
+            free.append((is_crossed, side, centre))
+        if free and len(sides) < 10:
+            _, sides[i], centre = min(free, key=lambda place: place[0])
+            centres.append(centre)
+    return sides
 
 
 @dataclass(frozen=True, eq=False, repr=False)
