@@ -305,16 +305,12 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     for name, value in eigenvalue.items():
         color, x = BLUE if value > 0 else RED, margin + step * (len(name) - 1)
         start, end = (x, middle[name[:-1]]), (x + step, middle[name])
-        canvas.line(start, end, color=color, width=_thickness(name, eigenvalue))
+        of_layer = [abs(v) for other, v in eigenvalue.items() if len(other) == len(name)]
+        width = 1 + 6 * abs(value) / (max(of_layer) or 1.0)
+        canvas.line(start, end, color=color, width=width)
         at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         canvas.label(signed(value, ".2g"), x=at[0], y=at[1], color=color, on_line=True)
     if root:
         text = f"<b>{plotly_text(root)}</b>"
         canvas.label(text, x=margin / 2, y=middle[()], size=14, on_line=True)
     return canvas.figure()
-
-
-def _thickness(name: Name, eigenvalue: dict[Name, float]) -> float:
-    """Return 1 to 7 pixels."""
-    largest = max(abs(v) for other, v in eigenvalue.items() if len(other) == len(name))
-    return 1 + 6 * abs(eigenvalue[name]) / largest if largest else 1.0

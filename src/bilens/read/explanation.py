@@ -50,9 +50,9 @@ class SharedFeature:
         """Share of all weight that its uses have."""
         return sum(use.weight for use in self.uses)
 
-    def labels(self, *, raises: bool) -> str:
-        """Return the classes that it raises, or lowers, the heaviest use first."""
-        return ", ".join(dict.fromkeys(str(u.label) for u in self.uses if u.raises == raises))
+    def labels(self, *, raises: bool) -> list[int]:
+        """Return the classes that it raises, or lowers, each once by its heaviest use."""
+        return list(dict.fromkeys(use.label for use in self.uses if use.raises == raises))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,10 +84,10 @@ class SharedFeatures(Reading):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each feature: its weight, agreement, and the classes of either sign."""
-        rows = [
-            (number, f.weight, f.agreement, f.labels(raises=True), f.labels(raises=False))
-            for number, f in enumerate(self.features)
-        ]
+        rows = []
+        for number, feature in enumerate(self.features):
+            sides = (map(str, feature.labels(raises=raises)) for raises in (True, False))
+            rows.append((number, feature.weight, feature.agreement, *map(", ".join, sides)))
         return pd.DataFrame(rows, columns=["feature", "weight", "agreement", "raises", "lowers"])
 
 
@@ -210,9 +210,7 @@ def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str
     """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
     lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
     for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
-        # Each class once, by its heaviest use.
-        classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
-        names = [plotly_text(class_names[label]) for label in classes]
+        names = [plotly_text(class_names[label]) for label in feature.labels(raises=raises)]
         text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
         lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
     return lines

@@ -265,8 +265,7 @@ class ResidualModel:
         texts begin with, if the tokenizer adds one.
 
         Raises:
-            BilensError: the tokenizer is missing, or the text is empty, too long or holds no known
-                token.
+            BilensError: the model came without a tokenizer.
         """
         if isinstance(text, str):
             text = torch.tensor(text_ids(text, self.tokenizer, self.model.config))

@@ -29,31 +29,46 @@ class MLPDirections(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDirection:
-    """One direction of a task."""
+    """One direction of a task.
+
+    Attributes:
+        number: its number there, from 1 in descending order of singular values.
+        flow: its flow on the questions that measure, as a share of the mean |change|.
+        effect: the measured change of the logit there, when it is exchanged between both texts.
+        raises: tokens that become less probable without it, in the first texts of all questions.
+        lowers: tokens that become more probable.
+    """
 
     layer: int
-    number: int  # its number there, from 1 in descending order of singular values
-    flow: float  # its flow on the questions that measure, as a share of the mean |change|
-    effect: float  # the measured change of the logit there, when it is exchanged between both texts
-    # Tokens that become less probable without it, in the first texts of all questions.
+    number: int
+    flow: float
+    effect: float
     raises: tuple[str, ...]
-    lowers: tuple[str, ...]  # tokens that become more probable
+    lowers: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskDirections(Reading):
-    """The directions of a task, measured on questions that did not find them."""
+    """The directions of a task, measured on questions that did not find them.
 
-    directions: tuple[MLPDirections, ...]  # written and read vectors of the MLP of each layer
-    values: tuple[Float[Tensor, " k"], ...]  # their singular values
-    share: float  # share of the flow through MLPs that the directions hold; see `share_held`
-    shares: Float[Tensor, " layers"]  # the same for each layer
-    # R2 of measured exchanges by flows, over directions and questions; None if all exchanges are
-    # equal.
+    Attributes:
+        directions: written and read vectors of the MLP of each layer.
+        values: their singular values.
+        share: share of the flow through MLPs that the directions hold; see `share_held`.
+        shares: the same for each layer.
+        r2: R2 of measured exchanges by flows, over directions and questions; None if all exchanges
+            are equal.
+        strongest: the directions of the largest |flow| on the questions that found them.
+        questions: number of questions that found them, and of those that measure.
+    """
+
+    directions: tuple[MLPDirections, ...]
+    values: tuple[Float[Tensor, " k"], ...]
+    share: float
+    shares: Float[Tensor, " layers"]
     r2: float | None
-    # The directions of the largest |flow| on the questions that found them.
     strongest: tuple[TaskDirection, ...]
-    questions: tuple[int, int]  # number of questions that found them, and of those that measure
+    questions: tuple[int, int]
 
     title: ClassVar[str] = "Directions of a task"
     formats: ClassVar[dict[str, str]] = {"flow": "+.1%", "measured effect": "+.1%"}

@@ -32,9 +32,8 @@ def edit(
     in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
 
     Raises:
-        BilensError: the layer does not exist, or its MLP has experts or reads after a norm with a
-            gain of 0. The vectors do not fit, are zero or not finite, or the scale is negative. Or
-            the edit asks for a bias, and the model has none.
+        BilensError: the MLP has experts or reads after a norm with a gain of 0, or the edit asks
+            for a bias, and the model has none.
     """
     mlp = model.layer(layer).mlp
     if mlp.router is not None:
@@ -141,8 +140,7 @@ def edit_mlp_along(
     shared with the model. Scale 0 removes the directions, -1 reverses them.
 
     Raises:
-        BilensError: the layer does not exist, or its MLP has experts or a norm after it, shapes do
-            not fit, or a number is not finite.
+        BilensError: the MLP has experts or a norm after it.
     """
     mlp = model.layer(layer).mlp
     if mlp.router is not None or mlp.out_norm is not None:

@@ -204,8 +204,7 @@ class Flow(Reading):
         """Return the graph of the fewest parts that hold this share of the absolute flow.
 
         Raises:
-            BilensError: the share is not above 0 and at most 1, or more of the absolute flow than
-                is left goes through remainders.
+            BilensError: more of the absolute flow than is left goes through remainders.
         """
         if not 0 < share <= 1:
             raise BilensError(f"share={share}, expected a number above 0 and at most 1")

@@ -106,8 +106,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             which are named by the tokens that it changes.
 
     Raises:
-        BilensError: the texts, the token or the position do not fit the model or each other, or an
-            option does not fit the others. Or the flows do not add up to the model's logit.
+        BilensError: the flows do not add up to the model's logit.
 
     Source: Shrikumar et al. 2017 for secants; Golub and Meurant 2010 for Gauss quadrature; for one
         text Achtibat et al. 2024 (arXiv 2402.05602) and Rezaei Jafari et al. 2025 (arXiv

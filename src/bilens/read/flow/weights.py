@@ -105,7 +105,14 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     """
     address = Part.parse(part, model)
     if address.position is None:
-        address = address._replace(position=_position(flow, address))
+        nodes = [flow.nodes[i] for i in _numbers(flow, address)]
+        if not nodes:
+            raise BilensError(
+                f"part={part!r} has no node in the flow; lower the threshold of flow(), or add a "
+                "position, such as mlp.2@3"
+            )
+        strongest = max(nodes, key=lambda node: abs(node.flow))
+        address = address._replace(position=strongest.position)
     check_index("position", address.position, len(flow.ids))
     opened = _mlp if address.kind == "mlp" else _head
     return opened(model, flow, address, k)
@@ -199,17 +206,6 @@ def _numbers(flow: Flow, part: Part) -> list[int]:
         i for i, node in enumerate(flow.nodes) if node.kind in kinds and node.layer == part.layer
     ]
     return [i for i in of_layer if part.kind == "mlp" or flow.nodes[i].number == part.number]
-
-
-def _position(flow: Flow, part: Part) -> int:
-    """Return the position of the part's strongest node."""
-    nodes = [flow.nodes[i] for i in _numbers(flow, part)]
-    if not nodes:
-        raise BilensError(
-            f"part={str(part)!r} has no node in the flow; lower the threshold of flow(), or add a "
-            "position, such as mlp.2@3"
-        )
-    return max(nodes, key=lambda node: abs(node.flow)).position or 0
 
 
 def _named(flow: Flow, part: Part) -> str:
