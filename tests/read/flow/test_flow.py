@@ -1,5 +1,7 @@
 """A flow adds up to the logit of every family, and conserves at every node."""
 
+from inspect import signature
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,6 +10,7 @@ from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow
+from bilens.read.flow.reading import answer_question, read_flow
 from bilens.read.language import TokenDirection
 from tests.families import EACH_READ, exact_norms, family_view, some_text
 from tests.language import parts, random_text, view_of
@@ -123,3 +126,9 @@ def test_directions_of_one_text_are_exact_at_every_resolution(m):
     assert len(at) == (17 if m == "all" else m)
     vectors = torch.stack([result.vector(i) for i in at])
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)
+
+
+def test_each_way_to_ask_for_a_flow_has_the_same_defaults():
+    ways = [signature(ask).parameters for ask in (flow, read_flow, answer_question)]
+    for name in ("directions", "threshold", "through_patterns", "ablate"):
+        assert len({way[name].default for way in ways}) == 1, name
