@@ -60,17 +60,24 @@ def line(what: str, result: list[float], floor: str, reached: Callable[[float], 
     print(f"{what:58} {middle:8.2f}  {spread:16} {floor:14} {verdict}", flush=True)
 
 
+def whole_over_chunks(
+    length: int, width: int, heads: int, floor: str, reached: Callable[[float], bool]
+) -> None:
+    """Print the whole pattern's time as a multiple of that of chunks."""
+    given = inputs(length, width, heads)
+    for name, selected in (("two scores", given), ("squared", given[:3])):
+        full, parts = (
+            partial(bilinear_attention, *selected, kernel=kernel)
+            for kernel in ("reference", "chunked")
+        )
+        what = f"T={length}, d_head {width}, {heads} heads, {name}: reference / chunked"
+        line(what, ratios(full, parts), floor, reached)
+
+
 def forward() -> None:
-    """Return the full pattern's time as a multiple of that of chunks."""
+    """Print that ratio for a long text."""
     for width, floor in FORWARD.items():
-        given = inputs(LENGTH, width)
-        for name, selected in (("two scores", given), ("squared", given[:3])):
-            full, parts = (
-                partial(bilinear_attention, *selected, kernel=kernel)
-                for kernel in ("reference", "chunked")
-            )
-            what = f"T={LENGTH}, d_head {width}, {name}: reference / chunked"
-            line(what, ratios(full, parts), f"at least {floor:g}", floor.__le__)
+        whole_over_chunks(LENGTH, width, 1, f"at least {floor:g}", floor.__le__)
 
 
 def softmax() -> None:
@@ -85,16 +92,9 @@ def softmax() -> None:
 
 
 def crossing() -> None:
-    """Return the full pattern over chunks at the length at which `kernel="auto"` changes."""
+    """Print that ratio at the length at which `kernel="auto"` changes."""
     for width in (16, 32, 64, 128):
-        given = inputs(SHORT * width, width, heads=4)
-        for name, selected in (("two scores", given), ("squared", given[:3])):
-            full, parts = (
-                partial(bilinear_attention, *selected, kernel=kernel)
-                for kernel in ("reference", "chunked")
-            )
-            what = f"T={SHORT * width}, d_head {width}, 4 heads, {name}: reference / chunked"
-            line(what, ratios(full, parts), "about 1", lambda ratio: 0.5 < ratio < 2)
+        whole_over_chunks(SHORT * width, width, 4, "about 1", lambda ratio: 0.5 < ratio < 2)
 
 
 def training() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -34,9 +35,8 @@ NUMBERS = {"time", "length", "segments", "heads", "key_heads"} | {
     for axis in ("batch", "head", "time")
 }
 """Arguments of the kernels that are numbers at run time."""
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 NEEDS = ("shared", "registers", "spilled")
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
 
 class Card(NamedTuple):
@@ -316,8 +316,6 @@ def main() -> None:
     """Print every kernel on the cards."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--card", choices=CARDS, help="all by default")
-    parser.add_argument("--dtype", choices=DTYPES, help="both by default")
-    parser.add_argument("--width", type=int, choices=WIDTHS, help="d_head; all by default")
     given = parser.parse_args()
     print(f"triton {triton.__version__}; {HEADS} heads")
     for name in [given.card] if given.card else CARDS:
@@ -327,12 +325,10 @@ def main() -> None:
             "dtype       d tokens attention kernel  shared  registers  spilled  products   loop"
             "  compiled  ms by operations, by bytes"
         )
-        for dtype in [DTYPES[given.dtype]] if given.dtype else DTYPES.values():
-            for width in [given.width] if given.width else WIDTHS:
-                for squared in (False, True):
-                    # The longest text that is one chunk, and one of many.
-                    for length in (width**2, LENGTH):
-                        table.show(dtype, width, length, squared=squared)
+        for dtype, width, squared in product(POINTERS, WIDTHS, (False, True)):
+            # The longest text that is one chunk, and one of many.
+            for length in (width**2, LENGTH):
+                table.show(dtype, width, length, squared=squared)
         print(table.summary(), flush=True)
 
 

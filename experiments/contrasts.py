@@ -34,12 +34,9 @@ Head = tuple[int, int]
 class Contrasts:
     """The heads' part in the change of verbs from singular to plural subjects.
 
-    Attributes:
-        changes: mean change of each head's mixed values after the last token, from singular to
-            plural, (layers, heads, d_head).
-        moments: second moment of mixed values over all positions, (layers, heads, d_head, d_head).
-        scores: mean change of the logit difference that a method assigns to each head, by the
-            method, (layers, heads).
+    These are the mean change of each head's mixed values after the last token, (layers, heads,
+    d_head), their second moments over all positions, and the mean change of the logit difference
+    that each method assigns to each head.
     """
 
     changes: Tensor

@@ -185,12 +185,7 @@ def count(named: set[int], part: set[int]) -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class Circuits:
-    """Effects of two blocks on tokens of the language, from the weights.
-
-    Attributes:
-        model: of two blocks without norms.
-        grammar: its language.
-    """
+    """Effects of two blocks without norms on tokens of the language, from the weights."""
 
     model: ResidualModel
     grammar: DeepGrammar

@@ -1,6 +1,5 @@
 """The recipes of the MNIST case study, on the bundled digits with tiny models."""
 
-import json
 import math
 from dataclasses import replace
 from functools import cache
@@ -27,6 +26,7 @@ from hypothesis import strategies as st
 from bilens.tensor.similarity import unit_rows
 from bilens.train import ClassifierTraining
 from tests.experiments.test_recipes_single_layer import TinyContext
+from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
@@ -60,12 +60,7 @@ def ran(name: str, scale: str) -> Outcome:
 @pytest.mark.parametrize("scale", nightly(["small", "paper"], ["small"]))
 @pytest.mark.parametrize("name", FIGURES)
 def test_recipes_run(name, scale):
-    outcome = ran(name, scale)
-    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
-    assert outcome.figures.keys() == FIGURES[name]
-    for figure in outcome.figures.values():
-        json.loads(figure.to_json())
-        assert figure.layout.height > 0
+    check_outcome(ran(name, scale), FIGURES[name])
 
 
 def test_the_layer_is_the_model_without_its_readout():

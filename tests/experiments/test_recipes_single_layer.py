@@ -1,6 +1,5 @@
 """The recipes for Pearce et al. 2024, on the bundled digits with tiny models."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -21,6 +20,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
+from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 
@@ -78,12 +78,7 @@ def ran(name: str, scale: str) -> Outcome:
     ("name", "scale"), nightly(product(FIGURES, ["small", "paper"]), [*product(FIGURES, ["small"])])
 )
 def test_recipes_run(name, scale):
-    outcome = ran(name, scale)
-    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
-    assert outcome.figures.keys() == FIGURES[name]
-    for figure in outcome.figures.values():
-        json.loads(figure.to_json())
-        assert figure.layout.height > 0
+    check_outcome(ran(name, scale), FIGURES[name])
 
 
 @pytest.fixture

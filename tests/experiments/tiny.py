@@ -1,4 +1,6 @@
-"""A Llama of two layers with random weights, whose tokens are words."""
+"""A Llama of two layers whose tokens are words, and what all outcomes of recipes have."""
+
+import json
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -17,3 +19,12 @@ def save_llama(path, words, **settings):
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes, **settings))
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
     save_model(path, model, wrapped)
+
+
+def check_outcome(outcome, figures):
+    """See that numbers are JSON, and that there are these figures and they can be written."""
+    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
+    assert outcome.figures.keys() == figures
+    for figure in outcome.figures.values():
+        json.loads(figure.to_json())
+        assert figure.layout.height > 0
