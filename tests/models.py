@@ -27,6 +27,13 @@ def digit_model(n_layers: int = 1, bias: bool = False) -> ImageClassifier:
 
 
 @cache
+def small_model(n_layers: int = 1, bias: bool = False) -> ImageClassifier:
+    """Return a classifier that has not learned, whose readings and figures are quickly made."""
+    torch.manual_seed(0)
+    return ImageClassifier(ClassifierConfig(64, 10, 6, n_layers, bias=bias, image_shape=(8, 8)))
+
+
+@cache
 def digit_bonds(bias: bool = False) -> BondReading:
     """Return the bonds of two layers, whose cut loses up to 2 points of accuracy."""
     return read_bonds(digit_model(2, bias), digits(), drop=0.02)

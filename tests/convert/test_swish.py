@@ -11,7 +11,6 @@ from bilens.convert.gates import find_swish, gated_mlps
 from bilens.errors import BilensError
 from bilens.residual.layers import MLP
 from tests.families import EACH_GATED, log_probabilities, some_text, tiny
-from tests.language import check_same_model
 from tests.nightly import nightly
 
 
@@ -91,15 +90,6 @@ def test_models_that_cannot_be_annealed_are_refused():
         match="mlp='gelu' in the model's configuration; expected one that Swish can begin as",
     ):
         give_swish(plain_part)
-
-
-def test_a_model_is_saved_and_opened_in_the_middle_of_annealing(tmp_path):
-    model = tiny("phi3", dtype=torch.float32)
-    give_swish(model).beta = 0.5
-    save_model(tmp_path, model, None)
-    opened = open_model(tmp_path)
-    assert give_swish(opened).beta == 0.5
-    check_same_model(opened, model)
 
 
 def test_folded_gates_are_compared_with_the_model_before(monkeypatch):

@@ -14,7 +14,6 @@ from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
-from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow import Question, circuit
 from bilens.report.model import report_readings
@@ -23,7 +22,7 @@ from bilens.sections import Picture
 from tests.explore.browser import visiting
 from tests.families import tiny
 from tests.language import random_model, small_corpus
-from tests.models import digit_model, digits
+from tests.models import digit_model, digits, small_model
 
 
 def language_page(**parts) -> LanguagePage:
@@ -34,11 +33,6 @@ def language_page(**parts) -> LanguagePage:
 
 def panel_of(page, name):
     return next(panel for panel in page.panels if panel.analysis.name == name)
-
-
-def small_deep() -> ImageClassifier:
-    torch.manual_seed(0)
-    return ImageClassifier(ClassifierConfig(64, 10, 4, n_layers=2, image_shape=(8, 8)))
 
 
 def test_an_image_is_split_into_its_eigenvectors():
@@ -54,7 +48,7 @@ def test_an_image_is_split_into_its_eigenvectors():
 
 
 def test_a_deep_model_has_its_bonds_and_no_sheet():
-    page = ImagePage(small_deep(), digits())
+    page = ImagePage(small_model(n_layers=2), digits())
     assert [panel.analysis.name for panel in page.panels] == ["bonds", "paths"]
     with gr.Blocks():
         assert "input" not in page.screen().controls
@@ -68,7 +62,7 @@ def pictures_of(reading):
 def test_the_explorer_draws_the_networks_of_the_report(tmp_path, monkeypatch):
     """With the settings that the run records, as the demo's does."""
     write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
-    small_deep().save_files(tmp_path)
+    small_model(n_layers=2).save_files(tmp_path)
     made = []
     monkeypatch.setattr(
         pages, "ImagePage", lambda *given: made.append(ImagePage(*given)) or made[0]
@@ -85,7 +79,7 @@ def test_the_explorer_draws_the_networks_of_the_report(tmp_path, monkeypatch):
 
 def test_texts_after_figures_without_a_place_are_shown(monkeypatch):
     monkeypatch.setattr("bilens.explore.panels.PLOTS", 1)
-    page = ImagePage(small_deep(), digits())
+    page = ImagePage(small_model(n_layers=2), digits())
     panel, parts = panel_of(page, "bonds"), []
     panel.options = []
     with gr.Blocks():

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bilens.data import ImageData
-from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep, spectra
 from tests.devices import Elsewhere, second_device
-from tests.models import digit_model, digits
+from tests.models import digit_model, digits, small_model
 from tests.nightly import nightly
 
 
@@ -30,11 +30,6 @@ def there(model: ImageClassifier, device: torch.device) -> ImageClassifier:
     copy = ImageClassifier(model.config)
     copy.load_state_dict(model.state_dict())
     return copy.requires_grad_(False).to(device)
-
-
-def small_model(n_layers: int = 1) -> ImageClassifier:
-    torch.manual_seed(0)
-    return ImageClassifier(ClassifierConfig(64, 10, 6, n_layers, image_shape=(8, 8)))
 
 
 def few_images() -> ImageData:

@@ -346,6 +346,12 @@ def test_directions_by_name():
         (lambda v, s: bigrams(v, layer=0, among=[]), "among: expected numbers of tokens"),
         (lambda v, s: bigrams(v, layer=0, among=[30]), "tokens from 0 to 29, at least one"),
         (lambda v, s: top_contexts(v, s, [], layer=0), "texts is empty"),
+        (
+            lambda v, s: top_contexts(
+                v, v.mlp(0).interaction(v.W_U.T[:2]).eigh(2), [random_text()], layer=0
+            ),
+            r"spectrum is a batch of shape \(2,\), expected",
+        ),
         (lambda v, s: read_stream(v, random_text(), 9, layer=0), "position=9, expected 0 to 8"),
         (lambda v, s: split_logits(v, random_text(), -10), "position=-10, expected -9 to 8"),
     ],
@@ -354,13 +360,6 @@ def test_bad_input_is_named(read, message):
     view = view_of()
     with pytest.raises(BilensError, match=message):
         read(view, view.mlp(0).interaction(view.direction(3)).eigh(2))
-
-
-def test_a_batch_of_spectra_has_no_contexts():
-    view = view_of()
-    batch = view.mlp(0).interaction(view.W_U.T[:2]).eigh(2)
-    with pytest.raises(BilensError, match=r"spectrum is a batch of shape \(2,\), expected"):
-        top_contexts(view, batch, [random_text()], layer=0)
 
 
 def test_what_needs_a_tensor_says_so():

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.nn.layers import ACTIVATIONS
 from bilens.read.linear.mlp import ritz_pairs
-from bilens.read.linear.projections import Projection, Rotation
+from bilens.read.linear.projections import Rotation
 from bilens.read.linear.secants import (
     logarithmic_mean,
     mean_square_secant,
@@ -109,79 +108,6 @@ def test_ritz_vectors_of_a_product_are_those_of_its_form(seed, m, starts):
     torch.testing.assert_close(across, torch.diag_embed(values), rtol=0, atol=1e-7)
 
 
-def test_gauss_quadrature_of_two_points_is_exact():
-    """From the start z only, the sum of values (v.z)^2 is z'Qz, and of values (v.z) v it is Qz."""
-    generator = torch.Generator().manual_seed(0)
-    forms = torch.randn(3, 20, 20, generator=generator).double()
-    forms, z = forms + forms.mT, torch.randn(3, 1, 20, generator=generator).double()
-    for m in (2, 4):
-        values, vectors, _ = ritz_pairs(lambda v: v @ forms, z, m)
-        along = (vectors @ z.mT)[..., 0]
-        torch.testing.assert_close((values * along.square()).sum(-1), (z @ forms @ z.mT)[:, 0, 0])
-        made = ((values * along)[:, None] @ vectors)[:, 0]
-        torch.testing.assert_close(made, (z @ forms)[:, 0])
-    assert functional.cosine_similarity(vectors[:, 0], vectors[:, 1]).abs().max() < 1e-9
-
-
-def turning(kind, time=7, d=6):
-    """Matrices (time, d, d) of a kind of rotary positions."""
-    angles = 1.3 * torch.arange(time)[:, None] * 10.0 ** -torch.arange(d // 2)
-    first = {"halves": torch.arange(d // 2), "neighbours": torch.arange(0, d, 2)}
-    first["partial"] = torch.arange(0, d - 2, 2)
-    R = torch.eye(d).repeat(time, 1, 1).double()
-    for number, i in enumerate(first.get(kind, [])):
-        j = i + (d // 2 if kind == "halves" else 1)
-        cos, sin = angles[:, number].cos(), angles[:, number].sin()
-        R[:, i, i], R[:, j, j], R[:, i, j], R[:, j, i] = cos, cos, -sin, sin
-    return R
-
-
-@pytest.mark.parametrize("time", [1, 2, 7])
-@pytest.mark.parametrize("kind", ["halves", "neighbours", "partial", "none"])
-def test_rotations_are_those_that_a_module_shows(kind, time):
-    R = turning(kind, time)
-    (one, x), w = two(time, 6), two(3, time, 6)[0]
-    q, k = Rotation.shown_by(
-        lambda rows: [torch.einsum("bte,tde->btd", rows, 2**n * R) for n in (0, 1)],
-        torch.ones_like(one),
-    )
-    torch.testing.assert_close(q.push(x[:, None])[:, 0], torch.einsum("te,tde->td", x, R))
-    expected = 2 * torch.einsum("htd,tde->the", w, R)
-    torch.testing.assert_close(k.pull(w.transpose(0, 1)), expected)
-    at = torch.arange(time).flip(0)
-    torch.testing.assert_close(k[at].pull(w[:1].transpose(0, 1)[at]), expected[at, :1])
-
-
 def test_positions_that_add_a_coordinate_are_refused():
     with pytest.raises(BilensError, match="turn the 4 numbers of a head into 5; expected as"):
         Rotation.shown_by(lambda rows: [rows[..., [0, 0, 1, 2, 3]]] * 2, torch.ones(3, 4))
-
-
-@pytest.mark.parametrize("over_heads", [False, True])
-def test_rows_of_all_heads_are_pulled_as_one_by_one(over_heads):
-    heads, shared, time, d, width = 4, 2, 5, 6, 9
-    rotation, _ = Rotation.shown_by(
-        lambda rows: [torch.einsum("bte,tde->btd", rows, turning("halves", time))] * 2,
-        torch.ones(time, d, dtype=torch.float64),
-    )
-    inner = two(time, shared * d) if over_heads else two(time, shared, d)
-    projection = Projection(
-        moment=0,
-        stream=mean_square_secant(*two(time, width, seed=1), 1e-6),
-        weight=two(shared, d, width, seed=2)[0],
-        change=two(heads, time, d + 1)[0],
-        middle=two(heads, time, d + 1)[0],
-        bias=two(1, shared, d, seed=3)[0],
-        inner=mean_square_secant(*inner, 1e-6),
-        gain=two(shared, d, seed=4)[0],
-        rotation=rotation,
-        over_heads=over_heads,
-        sharing=heads // shared,
-        constant=two(heads, seed=5)[0],
-    )
-    rows = two(heads, time, d + 1, seed=6)[0]
-    head, at = torch.ones(heads, time).nonzero(as_tuple=True)
-    x, constants = projection.pull(rows.flatten(0, 1), head, at)
-    summed, constant = projection.pull_all(rows)
-    torch.testing.assert_close(summed, x.unflatten(0, (heads, time)).sum(0))
-    torch.testing.assert_close(constant, constants.sum())

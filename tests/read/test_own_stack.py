@@ -11,7 +11,7 @@ from bilens.nn import Bilinear
 from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
 from bilens.report import write_report
 from bilens.tensor import TensorChain, affine
-from tests.models import digit_bonds, digit_model, digits
+from tests.models import digits, small_model
 from tests.nightly import nightly
 
 
@@ -20,10 +20,10 @@ class Stack(nn.Module):
 
     def __init__(self, n_layers: int, bias: bool, embedded: bool, wrong: float = 0.0) -> None:
         super().__init__()
-        of = digit_model(n_layers, bias)
+        of = small_model(n_layers, bias)
         self.embed = of.embed if embedded else nn.Identity()
-        sizes = [24 if embedded or i else 64 for i in range(n_layers)]
-        self.layers = nn.ModuleList(Bilinear(size, 24, bias=bias) for size in sizes)
+        sizes = [6 if embedded or i else 64 for i in range(n_layers)]
+        self.layers = nn.ModuleList(Bilinear(size, 6, bias=bias) for size in sizes)
         if embedded:
             self.layers.load_state_dict(of.layers.state_dict())
         self.head, self.embedded, self.bias, self.wrong = of.unembed, embedded, bias, wrong
@@ -32,7 +32,8 @@ class Stack(nn.Module):
         x = self.embed(x)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x) + self.wrong * x[..., :10]
+        logits = self.head(x)
+        return logits + self.wrong * logits.square()
 
     def layer_tensors(self):
         *lower, last = (layer.tensor() for layer in self.layers)
@@ -49,12 +50,12 @@ class Stack(nn.Module):
 def test_a_stack_is_read_as_a_classifier_is(bias, tmp_path):
     stack, data = Stack(2, bias, embedded=True).requires_grad_(False), digits()
     assert isinstance(stack, TensorChain)
-    expected = digit_bonds(bias)
+    expected = read_bonds(small_model(2, bias), data, drop=0.02)
     bonds = read_bonds(stack, data, drop=0.02)
     assert bonds.cut.ranks == expected.cut.ranks
     assert bonds.record() == expected.record()
     deep = read_deep(stack, data, k=30)
-    assert deep.record() == read_deep(digit_model(2, bias), data, k=30).record()
+    assert deep.record() == read_deep(small_model(2, bias), data, k=30).record()
     assert write_report(tmp_path / "page.html", [bonds, deep], title="mine")
     assert "test accuracy" in (tmp_path / "page.html").read_text()
     x = data.test_images[:50]
@@ -87,13 +88,13 @@ def test_what_does_not_fit_is_named():
         ):
             read(Stack(n_layers, False, embedded=True, wrong=1.0), data)
     stack = Stack(2, False, embedded=True)
-    stack.embedding = lambda: torch.eye(23, 64)
-    with pytest.raises(BilensError, match=r"embedding\(\) has shape \(23, 64\), expected 24 rows"):
+    stack.embedding = lambda: torch.eye(5, 64)
+    with pytest.raises(BilensError, match=r"embedding\(\) has shape \(5, 64\), expected 6 rows"):
         read_bonds(stack, data)
     stack = Stack(2, False, embedded=True)
     stack.layer_tensors = list
     with pytest.raises(BilensError, match=r"layer_tensors\(\) is empty"):
         read_bonds(stack, data)
-    stack.layer_tensors = lambda: [layer.tensor() for layer in (Bilinear(24, 5),) * 2]
-    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] has 24 inputs"):
+    stack.layer_tensors = lambda: [layer.tensor() for layer in (Bilinear(6, 5),) * 2]
+    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] has 6 inputs"):
         read_bonds(stack, data)

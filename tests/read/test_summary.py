@@ -60,6 +60,9 @@ def test_the_example_is_where_the_right_token_leads_by_most():
     # A token that is asked for is found where it comes next.
     wanted = next(place.right for place in places if place.right != best[2])
     assert model.token(largest_margin(model, places, wanted)[1].token) == wanted
+    places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
+    corpus = Corpus("toy", toy_tokenizer(), ROWS, ROWS)
+    assert example_prompt(model, corpus) == largest_margin(model, places)
 
 
 def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
@@ -92,11 +95,3 @@ def test_tokens_are_text():
         '"\\n"',
     ]
     assert TokenDirection("Ġare", ("Ġis",)).words == '" are" minus " is"'
-
-
-def test_an_example_is_the_text_of_the_corpus_with_the_largest_margin():
-    model = family_view("llama")
-    prompt, direction = example_prompt(model, Corpus("toy", toy_tokenizer(), ROWS, ROWS))
-    places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
-    assert (prompt, direction) == largest_margin(model, places)
-    assert prompt

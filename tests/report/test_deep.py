@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import read_deep
+from bilens.read import read_bonds, read_deep
 from bilens.report import tree_figure, write_report
 from bilens.tensor import decompile
-from tests.models import digit_bonds, digit_model, digits
+from tests.models import digit_model, digits, small_model
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
 
 
 def test_the_report_of_a_deep_model(tmp_path):
-    reading = read_deep(digit_model(n_layers=2), digits(), k=100)
-    bonds = digit_bonds()
+    reading = read_deep(small_model(n_layers=2), digits(), k=40)
+    bonds = read_bonds(reading.model, reading.data, drop=0.02)
     figures = write_report(tmp_path / "report.html", [bonds, reading], title="deep")
     page = (tmp_path / "report.html").read_text()
     assert " + ".join(map(str, bonds.cut.ranks)) in page

@@ -36,8 +36,8 @@ def corpus(tokenizer) -> Corpus:
     return Corpus(ATTACK, tokenizer, rows, rows)
 
 
-@pytest.fixture
-def page(tmp_path) -> str:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> str:
     tokenizer = hostile_tokenizer()
     model, texts = ResidualModel(random_model(bias=True), tokenizer), corpus(tokenizer)
     direction = TokenDirection(ATTACK, ("t4", "t5"))
@@ -52,8 +52,9 @@ def page(tmp_path) -> str:
         attention=read_attention(model, layer=0, k=3),
         left_out=(ATTACK,),
     )
-    write_report(tmp_path / "report.html", [reading], title=ATTACK)
-    return (tmp_path / "report.html").read_text()
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(path, [reading], title=ATTACK)
+    return path.read_text()
 
 
 def test_tokens_cannot_script_the_page(page):

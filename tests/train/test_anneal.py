@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from bilens.convert import make_bilinear, open_model
+from bilens.convert import open_model
 from bilens.convert.gates import find_swish
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
@@ -111,10 +111,7 @@ def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(annealed)
     settings = json.loads((checkpoint / "config.json").read_text())
     assert settings["hidden_act"].startswith("swish on its way to a line: bilens.load opens")
     assert settings["bilens_swish"] == {"was": "silu", "beta": 0.25}
-    opened = open_model(checkpoint)
-    assert opened.model.layers[0].mlp.act_fn.beta == 0.25
-    with pytest.raises(BilensError, match=r"not bilinear yet: beta=0.25, expected 0"):
-        make_bilinear(opened)
+    assert open_model(checkpoint).model.layers[0].mlp.act_fn.beta == 0.25
     with pytest.raises(KeyError, match="bilens.load opens this model"):
         LlamaForCausalLM.from_pretrained(checkpoint)
 

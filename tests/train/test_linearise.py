@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
-import bilens
-from bilens.convert import give_swish, make_bilinear, open_model, save_model
+from bilens.convert import give_swish, make_bilinear
 from bilens.convert.gates import find_swish, gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
@@ -17,7 +15,6 @@ from bilens.train.layers import LayerStreams, TrainingRows
 from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
 from tests.families import EACH_GATED, VOCAB, log_probabilities, tiny
-from tests.nightly import nightly
 
 TIME, HIDDEN = 12, 20
 
@@ -168,24 +165,6 @@ def test_distillation_brings_a_layer_nearer_to_what_it_gave():
     assert learnt.fits[0].distance < 0.9 * fitted.fits[0].distance
     assert learnt.fits[0].lines == fitted.fits[0].lines
     assert all(not weight.requires_grad for weight in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "name", nightly(["llama", "llama-tied", "qwen2", "phi3", "granite"], ["qwen2", "phi3"])
-)
-def test_mixed_and_whole_models_are_saved_and_opened(name, tmp_path):
-    for layers in ([1], None):
-        model = tiny(name, dtype=torch.float32)
-        linearise(model, texts(20), texts(4, 1), layers, alone=False)
-        folder = tmp_path / str(layers)
-        save_model(folder, model, None)
-        wanted = log_probabilities(model)
-        assert torch.allclose(log_probabilities(open_model(folder)), wanted, atol=1e-4)
-        opened = bilens.load(folder)
-        assert torch.isfinite(opened.mlp(1).dense()).all()
-        if layers is None and hasattr(model.config, "mlp_bias"):
-            plain = AutoModelForCausalLM.from_pretrained(folder).eval()
-            assert torch.allclose(log_probabilities(plain), wanted, atol=1e-4)
 
 
 def test_bfloat16_weights_are_fitted_in_float32():
