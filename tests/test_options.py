@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from bilens.analysis import BUILT_IN, Analysis, Reading, declared_analysis, find_analysis, module_of
-from bilens.cli import main
 from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.options import REQUIRED, Layer, fields_of, token_list
 from bilens.report.page import report
 from bilens.residual import ResidualModel
+from tests.command_line import refusal
 from tests.language import random_model, small_corpus, toy_tokenizer
 from tests.models import digits
 
@@ -137,6 +137,4 @@ def test_texts_that_do_not_exist_are_refused_before_the_model_is_opened(
     named = [] if data is None else ["--data", data]
     commands = [["report"], ["contexts", "--token", "a"]]
     for command, *options in commands[: 1 + len(named)]:
-        with pytest.raises(SystemExit):
-            main([command, str(file), *options, *named])
-        assert message in capsys.readouterr().err
+        assert message in refusal(capsys, command, file, *options, *named)

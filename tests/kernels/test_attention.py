@@ -223,6 +223,18 @@ def test_masks_of_other_shapes_are_named(seen):
         bilinear_attention(*random_inputs(), seen=seen)
 
 
+# A model compiles by day, with such attention; see tests/nn/test_language.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("time", "squared"), [*product([20, 300], [False, True])])
+def test_attention_compiles_as_one_graph(squared, time):
+    """`aot_eager` traces both passes, and generates no code, which would take a minute."""
+    inputs = random_inputs(time=time, squared=squared, sharing=2)
+    compiled = torch.compile(bilinear_attention, fullgraph=True, backend="aot_eager")
+    actual, expected = (results(f(*inputs), inputs) for f in (compiled, bilinear_attention))
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("everything", nightly([False, True], [False]))
 def test_the_operators_keep_the_rules_of_torch(everything):
     inputs = random_inputs(time=5, width=4)

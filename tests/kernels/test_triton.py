@@ -151,6 +151,37 @@ def test_constants_and_sums_of_rows_are_inside_the_kernels(
         assert (result - expected).norm() < BOUNDS[torch.float32] * expected.norm()
 
 
+@pytest.mark.parametrize("length", [256, 64])
+def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
+    """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
+    from bilens.kernels import triton_chunked  # noqa: PLC0415
+
+    monkeypatch.setattr(triton_chunked, "chunk_length", lambda time, width: length)
+    launched = {}
+
+    def recorded(name):
+        class Recorder:
+            def __getitem__(self, grid):
+                def record(*arguments, **constants):
+                    sizes = [
+                        constants[size] for size in ("WK", "DK", "WA", "DA") if size in constants
+                    ]
+                    launched.setdefault(name, []).append(sizes)
+
+                return record
+
+        return Recorder()
+
+    for name in ("attend_kernel", "states_kernel", "read_kernel"):
+        monkeypatch.setattr(triton_chunked, name, recorded(name))
+    q, k, v = on_device(time=70, width=128, d_value=128, squared=True)[:3]
+    constant = torch.ones(1, device=DEVICE)
+    bilinear_attention(q, k, v, constant=constant, normalised=True, kernel="triton")
+    # States hold squares of keys alone, without a coordinate for the constant.
+    states = {} if length > 70 else {"states_kernel": [[128, 128]], "read_kernel": [[128, 128]]}
+    assert launched == {"attend_kernel": [[128, 128]], **states}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("squared", [False, True])
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
