@@ -81,7 +81,8 @@ def _of_model(
     """Return the row of each circuit, and all tables."""
     finding, measuring = context.choose(3, 8), context.choose(4, 12)
     first = questions_of(model, finding + measuring)
-    second = questions_of(model, measuring, 1)
+    of_second = questions_of(model, finding + measuring, 1)
+    second = {task: questions[:measuring] for task, questions in of_second.items()}
     longer = questions_of(model, finding + context.choose(4, 25))
     more = questions_of(model, 2 * finding + measuring)
     tasks = list(first)[: context.choose(3, len(first))]
@@ -97,6 +98,13 @@ def _of_model(
         "circuits-of-twice",
         known,
         lambda task: of_task(model, more[task], {task: second[task]}, 2 * finding),
+    )
+    # Where a circuit does not carry over, does the second template have one of its own?
+    poor = [task for task, row in parts_of.items() if row["transfer"][task][0]["value"] < 0.5]
+    own = saved(
+        "circuits-of-second",
+        poor,
+        lambda task: of_task(model, of_second[task], {task: first[task][:measuring]}, finding),
     )
     stability = saved(
         "stability",
@@ -123,6 +131,7 @@ def _of_model(
         "circuits": circuit_table(circuits),
         "circuits by tasks, second templates": transfer_table(circuits),
         "circuits found on twice the questions": circuit_table(twice),
+        "circuits of the second template": circuit_table(own),
         "stability": pd.DataFrame(stability),
         "edges between the parts": pd.DataFrame(edges),
         "areas, first templates": area_table(of_parts),
@@ -356,10 +365,10 @@ def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         {
             "task": row["task"],
             "parts": len(row["parts"]),
-            "restored, first template": _shown(row["restored"]),
+            "restored": _shown(row["restored"]),
             "left": _shown(row["left"]),
-            "restored, second template": _shown(row["transfer"][row["task"]][0]),
-            "left, second": _shown(row["transfer"][row["task"]][1]),
+            "restored, other template": _shown(row["transfer"][row["task"]][0]),
+            "left, other template": _shown(row["transfer"][row["task"]][1]),
             "needed": " ".join(row["needed"]),
         }
         for row in rows
