@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.tensor import QuadraticForm
-from bilens.tensor.similarity import leaders
+from bilens.tensor.features import leaders
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import picture_figure

@@ -31,7 +31,7 @@ from torch import Tensor
 from bilens.nn import ImageClassifier
 from bilens.options import Basis
 from bilens.read import spectra
-from bilens.tensor.similarity import unit_rows
+from bilens.tensor.features import unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure, picture_figure

@@ -7,10 +7,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bilens
-from bilens.cards import model_card
 from bilens.convert import save_model
 from bilens.convert.gates import give_swish
 from bilens.files import write_json
+from bilens.hub import model_card
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageModel
 from bilens.train import ClassifierTraining, train_classifier

@@ -12,7 +12,6 @@ console shows the line, a notebook the table, `bilens NAME --json` the record, a
 explorer lay out the sections.
 """
 
-import ast
 import inspect
 import re
 import sys
@@ -27,8 +26,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd, px
-from bilens.options import REQUIRED, Loader, Option, Parameter, help_lines
-from bilens.outline import outline, source
+from bilens.options import REQUIRED, Loader, Option, Parameter, declared, help_lines
 from bilens.sections import (
     ContextList,
     Fact,
@@ -166,12 +164,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A registered function from a model to a reading.
-
-    Attributes:
-        name: Its command.
-        read: The function, or its outline.
-    """
+    """A registered function from a model to a reading."""
 
     name: str
     read: Callable[..., Reading]
@@ -186,10 +179,8 @@ class Analysis:
         """Parameters by name, without the model."""
         _, *others = inspect.signature(self.read).parameters.values()
         lines = help_lines(self.read, "Args")
-        return {
-            p.name: Parameter(p.name, self.hints[p.name], p.default, lines.get(p.name, ""))
-            for p in others
-        }
+        defaults = {p.name: p.default for p in others}
+        return {n: Parameter(n, self.hints[n], d, lines.get(n, "")) for n, d in defaults.items()}
 
     @cached_property
     def options(self) -> list[Option]:
@@ -225,9 +216,6 @@ class Analysis:
 
         Options are named; defaults may be left out. `load` loads texts and images, and `source` is
         the model's name or folder, for errors.
-
-        Raises:
-            BilensError: the model is of another kind, or a setting does not fit.
         """
         if not self.fits(model):
             kind = getattr(self.on, "__name__", str(self.on))
@@ -253,9 +241,6 @@ def analysis(name: str) -> Callable[[Function], Function]:
 
     Args:
         name: Of its command: lowercase letters, digits and hyphens.
-
-    Raises:
-        BilensError: the name has other characters, or belongs to an analysis of bilens.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise BilensError(
@@ -278,11 +263,7 @@ def module_of(name: str) -> str:
 
 
 def find_analysis(name: str) -> Analysis:
-    """Return the analysis with a name, of bilens or of an imported module.
-
-    Raises:
-        BilensError: no analysis has that name.
-    """
+    """Return the analysis with a name, of bilens or of an imported module."""
     # The import registers it.
     if name not in _REGISTERED and name in BUILT_IN:
         import_module(module_of(name))
@@ -294,30 +275,16 @@ def find_analysis(name: str) -> Analysis:
 
 def declared_analysis(name: str) -> Analysis:
     """Return an analysis of bilens as its source declares it: its options, and no code to run."""
-    for node in source(module_of(name)).body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        marks = [ast.unparse(mark) for mark in node.decorator_list]
-        if f"analysis('{name}')" in marks:
-            return Analysis(name, outline(module_of(name), node.name))
-    raise BilensError(f"{module_of(name)} has no function @analysis({name!r})")
+    return Analysis(name, declared(module_of(name), f"analysis('{name}')"))
 
 
 def named_analyses(name: str) -> list[Analysis]:
-    """Return the analysis with a name, or those of a Python file if the name ends in .py.
-
-    Raises:
-        BilensError: no analysis has that name.
-    """
+    """Return the analysis with a name, or those of a Python file if the name ends in .py."""
     return load_file(name) if name.endswith(".py") else [find_analysis(name)]
 
 
 def load_file(path: str | Path) -> list[Analysis]:
-    """Import a Python file, and return the analyses that it registers.
-
-    Raises:
-        BilensError: the file does not exist, or registers none.
-    """
+    """Import a Python file, and return the analyses that it registers."""
     path = Path(path).resolve()
     # Under a name of its own, so that a file cannot shadow a module of the same name.
     spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)

@@ -104,11 +104,7 @@ def _beside(name: str, arguments: dict[str, Any], fits: Check) -> str:
 
 
 def check_finite(**arrays: Tensor) -> None:
-    """Raise unless every number of each array is finite; the keyword is the array's name.
-
-    Raises:
-        BilensError: an array holds NaN or infinite values.
-    """
+    """Raise unless every number of each array is finite; the keyword is the array's name."""
     for name, array in arrays.items():
         if not torch.isfinite(array).all():
             raise BilensError(
@@ -129,9 +125,6 @@ def check_sum(
 
     Rounding is that of `dtype`, the type of the model's weights, relative to `size`, the magnitude
     of the terms that are added up.
-
-    Raises:
-        BilensError: they differ by more than rounding; names the reading and the worst two numbers.
     """
     # A default device of the caller's must not move the numbers.
     a, b = (
@@ -156,11 +149,7 @@ def check_sum(
 
 
 def check_weights(model: nn.Module, name: str = "") -> None:
-    """Raise unless every weight of a model, or of its part `name`, is a finite plain tensor.
-
-    Raises:
-        CheckpointError: a weight is NaN, infinite or quantised.
-    """
+    """Raise unless every weight of a model, or of its part `name`, is a finite plain tensor."""
     for part, parameter in model.named_parameters(prefix=name):
         kind = type(parameter.data)
         if kind.__module__.startswith("torchao"):
@@ -183,11 +172,7 @@ def check_weights(model: nn.Module, name: str = "") -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise unless a text can be written in UTF-8, as every tokenizer expects.
-
-    Raises:
-        BilensError: it holds half of a character, such as bytes that were read in a wrong encoding.
-    """
+    """Raise unless a text can be written in UTF-8, as every tokenizer expects."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -198,11 +183,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
-    """Raise unless `value` is an integer from 1 to `most`, the number of `what`.
-
-    Raises:
-        BilensError: it is not.
-    """
+    """Raise unless `value` is an integer from 1 to `most`, the number of `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         limit = "at least 1" if most == math.inf else f"1 to {most}"
         raise BilensError(
@@ -211,11 +192,7 @@ def check_count(name: str, value: object, most: float = math.inf, what: str = ""
 
 
 def check_index(name: str, value: Any, size: int, what: str = "") -> int:
-    """Return `value` as an int if it is an index from 0 to `size - 1`, one of `what`.
-
-    Raises:
-        BilensError: it is not.
-    """
+    """Return `value` as an int if it is an index from 0 to `size - 1`, one of `what`."""
     try:
         number = -1 if isinstance(value, bool) else index(value)
     except TypeError:
@@ -228,11 +205,7 @@ def check_index(name: str, value: Any, size: int, what: str = "") -> int:
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
-    """Raise unless there is at least one label and every label is a class from 0 on.
-
-    Raises:
-        BilensError: `labels` is empty, or a label is out of range.
-    """
+    """Raise unless there is at least one label and every label is a class from 0 on."""
     if not len(labels):
         raise BilensError("labels is empty, expected at least one sample")
     if labels.min() < 0 or labels.max() >= n_classes:

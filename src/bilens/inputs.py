@@ -33,11 +33,7 @@ def loader(model: Any, source: str | Path) -> Loader:
 
 
 def data_of(source: str | Path) -> str:
-    """Return the name of the data that a run was trained on.
-
-    Raises:
-        BilensError: the model has no record of its training, or learned from its own text.
-    """
+    """Return the name of the data that a run was trained on."""
     known = (Path(source) / TRAINING_NAME).is_file()
     data = str(read_training(source)["data"]) if known else OWN_TEXT
     if data == OWN_TEXT:
@@ -49,12 +45,7 @@ def data_of(source: str | Path) -> str:
 
 
 def check_data(source: str | Path, data: str | None, data_dir: str | Path | None = None) -> None:
-    """Raise, before a model on this machine is opened, if its data is not named or not there.
-
-    Raises:
-        BilensError: the model has no record of its training.
-        DataError: a language model in a file is to read texts that do not exist.
-    """
+    """Raise, before a model on this machine is opened, if its data is not named or not there."""
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)

@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bilens.errors import BilensError
 
 # Re-exported modules must be named for the type checker.
-__all__ = [
-    "accelerate",
-    "datasets",
-    "go",
-    "gradio",
-    "pd",
-    "pio",
-    "px",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-]
+__all__ = ["accelerate", "datasets", "go", "gradio", "pd", "pio", "px"]
+__all__ += ["safetensors", "tokenizers", "transformers"]
 
 
 def lazy_import(name: str, *, install: str = "") -> Any:

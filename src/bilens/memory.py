@@ -43,9 +43,6 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
     """Raise before an allocation that cannot succeed.
 
     `purpose` is the subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
-
-    Raises:
-        MemoryLimitError: less memory is available.
     """
     available = available_memory(device)
     if available is not None and n_bytes > available:
@@ -77,9 +74,8 @@ def _limits() -> Iterator[int]:
     for limit, used in CGROUPS:
         try:
             # The kernel gives back cached files before it refuses memory.
-            stat = dict(
-                line.split() for line in (used.parent / "memory.stat").read_text().splitlines()
-            )
+            entries = (used.parent / "memory.stat").read_text().splitlines()
+            stat = dict(entry.split() for entry in entries)
             cached = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
             yield max(0, int(limit.read_text()) - int(used.read_text()) + cached)
         except (OSError, ValueError):  # another version, or "max": no limit

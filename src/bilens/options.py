@@ -2,14 +2,21 @@
 
 A parameter is set by an option of its own name and type, with three exceptions, by its type. Types
 such as `Layer`, `Among` and `Minus` carry another option. A dataclass is set by its fields. Texts
-and images are found by the name of the data. Nothing here imports torch, so that help is quick.
+and images are found by the name of the data.
+
+Help is quick: nothing here imports torch. The functions whose parameters are options are in modules
+that do, which takes seconds. `outline` reads signatures and docstrings from their source instead.
 """
 
+import ast
+import builtins
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -25,14 +32,7 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Option:
-    """A plain setting of an analysis.
-
-    Attributes:
-        name: Of the option.
-        type: A type that a command line can parse.
-        default: REQUIRED if there is none.
-        help: A sentence.
-    """
+    """A plain setting of an analysis."""
 
     name: str
     type: Any
@@ -44,11 +44,8 @@ class Option:
 class Setting:
     """Another option than a parameter itself, carried by its type: `Annotated[int, Setting(...)]`.
 
-    Attributes:
-        type: Of the option.
-        default: Of the option.
-        help: Its line, in which {} is that of the parameter.
-        value: Return the parameter for the value of the option and the model.
+    The line of the parameter takes the place of {} in its help. `value` returns the parameter for
+    the value of the option and the model.
     """
 
     type: Any
@@ -59,14 +56,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an analysis, or a field of a dataclass that it takes.
-
-    Attributes:
-        name: Of the parameter.
-        hint: Its type.
-        default: REQUIRED if there is none.
-        help: Its line in the docstring.
-    """
+    """A parameter of an analysis, or a field of a dataclass that it takes."""
 
     name: str
     hint: Any
@@ -131,23 +121,12 @@ class Parameter:
 def fields_of(kind: Any) -> list[Parameter]:
     """Return the fields of a dataclass as parameters."""
     hints, lines = get_type_hints(kind, include_extras=True), help_lines(kind, "Attributes")
-    return [
-        Parameter(
-            field.name,
-            hints[field.name],
-            REQUIRED if field.default is MISSING else field.default,
-            lines.get(field.name, ""),
-        )
-        for field in fields(kind)
-    ]
+    defaults = {f.name: REQUIRED if f.default is MISSING else f.default for f in fields(kind)}
+    return [Parameter(n, hints[n], default, lines.get(n, "")) for n, default in defaults.items()]
 
 
 def layer_of(model: Any, layer: int | None = None) -> int:
-    """Return the number of a layer; a model of several needs it, for it is never guessed.
-
-    Raises:
-        BilensError: the model has several, and none is named.
-    """
+    """Return the number of a layer; a model of several needs it, for it is never guessed."""
     if layer is None and model.n_layers > 1:
         raise BilensError(f"layer=None, expected 0 to {model.n_layers - 1}: name it with --layer")
     return layer or 0
@@ -207,9 +186,8 @@ uses the second moment of the inputs.
 def help_lines(documented: Any, section: str) -> dict[str, str]:
     """Return the lines of a section of a docstring, Args or Attributes, by name."""
     # Docstrings are the only source of help, so options cannot drift from them.
-    found = re.search(
-        rf"^{section}:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(documented) or "", re.MULTILINE
-    )
+    text = inspect.getdoc(documented) or ""
+    found = re.search(rf"^{section}:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
     lines = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", found[1] if found else "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}
 
@@ -221,14 +199,85 @@ def _parsed(kind: Any) -> Any:
         return Annotated[(_parsed(parts[0]), *parts[1:])]
     if origin in (Union, UnionType):
         # A text is given as text; token ids are for Python.
-        # Modules of the types that a command line can parse.
-        plain_modules = ("builtins", "typing", "pathlib", "collections.abc")
-        simple = [
-            _parsed(part)
-            for part in parts
-            if part is NoneType or getattr(part, "__module__", "") in plain_modules
-        ]
-        return Union[tuple(simple)]  # noqa: UP007
+        plain = ("builtins", "typing", "pathlib", "collections.abc")
+        simple = [p for p in parts if p is NoneType or getattr(p, "__module__", "") in plain]
+        return Union[tuple(map(_parsed, simple))]  # noqa: UP007
     if origin is Sequence:
         return tuple[_parsed(parts[0]), ...]  # type: ignore[misc]
     return kind
+
+
+@cache
+def outline(module: str, name: str) -> Any:
+    """Return a function, a dataclass or an alias of a type by its name in a module.
+
+    Functions have no body and no type of their first parameter. Dataclasses have no methods. Other
+    classes, results of functions, and types of other libraries are empty classes of that name.
+    """
+    # Modules that need nothing but the standard library.
+    light = ["bilens.options", "bilens.settings", "collections.abc", "dataclasses", "pathlib"]
+    if module in [*light, "typing"]:
+        return getattr(import_module(module), name)
+    for node in source(module).body if module.startswith("bilens.") else []:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return outline(str(node.module), alias.name)
+        elif name in _names(node):
+            return _declare(node, module, name)
+    return _empty(module, name)
+
+
+def declared(module: str, mark: str) -> Any:
+    """Return the outline of the function in a module with a decorator."""
+    for node in source(module).body:
+        if isinstance(node, ast.FunctionDef) and mark in map(ast.unparse, node.decorator_list):
+            return outline(module, node.name)
+    raise BilensError(f"{module} has no function @{mark}")
+
+
+@cache
+def source(module: str) -> ast.Module:
+    """Return the source of a module of bilens."""
+    path = Path(__file__).parents[1].joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _empty(module: str, name: str) -> type:
+    # Annotations such as Int[Tensor, "time"] ask the class for an item.
+    members = {"__module__": module, "__class_getitem__": classmethod(lambda kind, _: kind)}
+    return type(name, (), members)
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module defines."""
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+
+
+def _declare(node: ast.stmt, module: str, name: str) -> Any:
+    """Run a statement without its code, with outlines of the names that it needs."""
+    namespace: dict[str, Any] = {"__name__": module}
+    if isinstance(node, ast.ClassDef):
+        declared = [part for part in node.body if isinstance(part, ast.AnnAssign | ast.Expr)]
+        marks = [mark for mark in node.decorator_list if "dataclass" in ast.unparse(mark)]
+        # Only dataclasses are set by options.
+        bases, body = (node.bases, declared) if marks else ([], [])
+        node = ast.ClassDef(name, bases, [], [*body, ast.Pass()], marks)
+    elif isinstance(node, ast.FunctionDef):
+        docstring = ast.Expr(ast.Constant(ast.get_docstring(node, clean=False) or ""))
+        # The first parameter is the model, which no option sets.
+        first, *others = node.args.args
+        parameters = copy.copy(node.args)
+        parameters.args = [ast.arg(first.arg), *others]
+        result = ast.unparse(node.returns) if node.returns else "None"
+        namespace[result] = _empty(module, result)
+        node = ast.FunctionDef(name, parameters, [docstring], [], node.returns)
+    used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - {name}
+    for needed in used - set(dir(builtins)) - namespace.keys():
+        namespace[needed] = outline(module, needed)
+    program = ast.fix_missing_locations(ast.Module([node], []))
+    exec(compile(program, module, "exec"), namespace)
+    return namespace[name]

@@ -22,11 +22,7 @@ def this_process(cpu: bool = False) -> "accelerate.PartialState":
 
 @contextmanager
 def others_are_needed(remedy: str) -> Iterator[None]:
-    """Say in a line, with a remedy, if this process cannot go on because another one has ended.
-
-    Raises:
-        BilensError: the connection to another process broke.
-    """
+    """Say in a line, with a remedy, if this process cannot go on because another one has ended."""
     try:
         yield
     except RuntimeError as error:

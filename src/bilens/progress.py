@@ -13,15 +13,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from bilens.errors import BilensError
 
@@ -51,27 +44,24 @@ except ValueError as error:
     ) from error
 
 
-def progress_bar() -> Progress:
+def progress_bar() -> progress.Progress:
     """Return a progress display on standard error; only rank 0 of `torchrun` shows it."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
     )
     # Notebooks redraw a bar by ipywidgets, which Jupyter and Colab bring.
     notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    shown = (
-        _is_first_process()
-        and logger.isEnabledFor(logging.INFO)
-        and (console.is_terminal or notebook)
-    )
+    is_drawn = console.is_terminal or notebook
+    shown = is_drawn and _is_first_process() and logger.isEnabledFor(logging.INFO)
     return _Display(*columns, console=console, disable=not shown, transient=True)
 
 
-class _Display(Progress):
+class _Display(progress.Progress):
     """A bar where one can be drawn, or else lines at a steady pace."""
 
     last_line = time.monotonic()
@@ -80,15 +70,15 @@ class _Display(Progress):
         self.last_line = time.monotonic()
         super().start()
 
-    def update(self, task_id: TaskID, **fields: Any) -> None:
+    def update(self, task_id: progress.TaskID, **fields: Any) -> None:
         super().update(task_id, **fields)
         self._print_line(task_id)
 
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+    def advance(self, task_id: progress.TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
         self._print_line(task_id)
 
-    def _print_line(self, task_id: TaskID) -> None:
+    def _print_line(self, task_id: progress.TaskID) -> None:
         if not self.disable or time.monotonic() - self.last_line < PACE:
             return
         self.last_line = time.monotonic()

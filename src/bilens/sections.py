@@ -117,10 +117,6 @@ class Picture:
     """A figure that is drawn when it is asked for.
 
     Its title or `layout.meta["alt"]` is read to those who do not see it.
-
-    Attributes:
-        name: Of the file that it is saved as.
-        draw: Return the figure.
     """
 
     name: str

@@ -4,7 +4,7 @@ beartype and jaxtyping check. Added are limits of numbers, and what passes for n
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
@@ -44,11 +44,7 @@ Check = Callable[[Any], bool]
 class Between:
     """Limits of a number inside its annotation: `Annotated[int, Between(1, 8)]`.
 
-    Attributes:
-        least: smallest value.
-        most: largest value.
-        above: `least` itself is not allowed.
-        below: `most` itself is not allowed.
+    `above` and `below` exclude the limits themselves.
     """
 
     least: float = -math.inf
@@ -96,9 +92,6 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
 
     See `checker`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
     hashed and written as JSON. With `kind`, a base class, only its fields are checked.
-
-    Raises:
-        BilensError: a field does not fit. The message names it, its value and the expected type.
     """
     defaults = {field.name: field.default for field in fields(settings)}
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
@@ -121,25 +114,30 @@ class CheckedSettings:
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any], source: object) -> Settings:
-    """Return settings of a dataclass that checks itself, from all of its fields in a file.
-
-    Raises:
-        CheckpointError: a field is missing, unknown or out of range.
-    """
+    """Return settings of a dataclass that checks itself, from all of its fields in a file."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    for complaint, names in (
-        ("unknown", values.keys() - known),
-        ("missing", known - values.keys()),
-    ):
-        if names:
-            raise CheckpointError(
-                f"{source}: {complaint} settings: {', '.join(sorted(names))}. It was written by "
-                "another version of bilens, or edited."
-            )
+    remedy = "It was written by another version of bilens, or edited."
+    check_names(source, "settings", values.keys(), known, remedy)
     try:
         return kind(**values)
     except BilensError as error:
         raise CheckpointError(f"{source} cannot be used: {error}") from error
+
+
+def check_names(
+    source: object,
+    what: str,
+    given: Set[str],
+    expected: Set[str],
+    remedy: str,
+    others: Set[str] = frozenset(),
+) -> None:
+    """Raise CheckpointError unless all that is expected is given, and nothing unknown."""
+    unknown, missing = given - expected - others, expected - given
+    for complaint, names in (("unknown", unknown), ("missing", missing)):
+        if names:
+            listed = ", ".join(sorted(names))
+            raise CheckpointError(f"{source}: {complaint} {what}: {listed}. {remedy}")
 
 
 @cache
@@ -189,11 +187,11 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return math.isfinite(value)  # beartype takes no builtins,
+    return math.isfinite(value)  # beartype takes no builtins
 
 
 def _holds(limit: Between) -> Check:
-    return lambda value: limit.holds(value)  # noqa: PLW0108  and no methods
+    return lambda value: limit.holds(value)  # noqa: PLW0108  nor does it take methods
 
 
 def _items(kind: type, parts: tuple[Any, ...]) -> Check:
@@ -245,14 +243,9 @@ def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
 def describe_type(hint: Any) -> str:
     """Return an annotation in words, for error messages."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    words: dict[Any, str] = {
-        int: "a whole number",
-        float: "a finite number",
-        bool: "true or false",
-        str: "text",
-    }
-    words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number", Path: "a path"}
-    words |= {Callable: "a function"}
+    words: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
+    words |= {bool: "true or false", Path: "a path", Callable: "a function"}
+    words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number"}
     said = words.get(origin) or str(getattr(hint, "__name__", hint))
     if origin is Annotated:
         limits = [str(extra) for extra in parts[1:] if isinstance(extra, Between)]

@@ -27,13 +27,7 @@ SOFTMAX_ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class FamilyCase:
-    """A model, a text and the relative error that counts as rounding.
-
-    Attributes:
-        view: the model.
-        ids: the text.
-        rounding: largest error, relative to the largest number.
-    """
+    """A model, a text and the relative error that counts as rounding."""
 
     view: ResidualModel
     ids: Int[Tensor, " time"]
@@ -41,12 +35,10 @@ class FamilyCase:
 
     @cached_property
     def trace(self) -> Trace:
-        """The model on the text."""
         return self.view.trace(self.ids)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The first layer and the last."""
         return tuple({0, self.view.n_layers - 1})
 
     def compare(self, total: Tensor, expected: Tensor, rounding: float = 0.0) -> None:
@@ -95,12 +87,11 @@ def check_family(
         )
 
 
-def check_logits(case: FamilyCase) -> None:
-    """Compare the logits of the model with the sum of all its parts."""
+def _check_logits(case: FamilyCase) -> None:
     case.compare(sum_of_parts(case.view, case.trace), case.trace.logits)
 
 
-def check_patterns(case: FamilyCase) -> None:
+def _check_patterns(case: FamilyCase) -> None:
     """Compare patterns of softmax attention with the scores of queries and keys."""
     view, time = case.view, len(case.ids)
     config = getattr(view.model.config, "text_config", view.model.config)
@@ -118,7 +109,7 @@ def check_patterns(case: FamilyCase) -> None:
         case.compare(pattern, case.trace.layers[number].pattern, SOFTMAX_ROUNDING)
 
 
-def check_scores(case: FamilyCase) -> None:
+def _check_scores(case: FamilyCase) -> None:
     """Compare QK with the scores of two normalised rows, where queries and keys have no norm."""
     view = case.view
     if any(view.layer(number).heads.inner for number in case.layers):
@@ -139,15 +130,14 @@ def check_scores(case: FamilyCase) -> None:
             case.compare(total / size, (q * k).sum(-1)[0] / size, SOFTMAX_ROUNDING)
 
 
-def check_values(case: FamilyCase) -> None:
-    """Compare OV of every head with its values and output weights."""
+def _check_values(case: FamilyCase) -> None:
     for number in case.layers:
         n, weights = case.trace.layers[number].attn_n, case.view.layer(number).heads.weights()
         expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
         case.compare(n @ case.view.ov(number).dense(), expected)
 
 
-def check_mlps(case: FamilyCase) -> None:
+def _check_mlps(case: FamilyCase) -> None:
     """Compare MLPs on the streams of the text, by their modules and by their factors."""
     view, trace = case.view, case.trace
     for number in case.layers:
@@ -159,8 +149,7 @@ def check_mlps(case: FamilyCase) -> None:
         case.compare(view.mlp_inputs(number, case.ids[None])[0], layer.mlp_n, 1e-5)
 
 
-def check_streams(case: FamilyCase) -> None:
-    """Compare the stream after the last MLP with the stream before it and the MLP's output."""
+def _check_streams(case: FamilyCase) -> None:
     view, last = case.view, case.trace.layers[-1]
     number = view.n_layers - 1
     # A parallel MLP does not read what the attention of its layer writes.
@@ -169,8 +158,7 @@ def check_streams(case: FamilyCase) -> None:
         case.compare(last.mlp_input + added, case.trace.stream)
 
 
-def check_directions(case: FamilyCase) -> None:
-    """Compare a direction of the unembedding with the difference of two logits."""
+def _check_directions(case: FamilyCase) -> None:
     view, logits = case.view, case.trace.next_logits
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
@@ -182,7 +170,7 @@ def check_directions(case: FamilyCase) -> None:
     case.compare(total[None] / size + 1, (logits[first] - logits[second])[None] / size + 1)
 
 
-def check_flow(case: FamilyCase) -> None:
+def _check_flow(case: FamilyCase) -> None:
     """Split a difference of logits, and its change between two texts; both check their sums."""
     direction = case.view.direction(1, [2])
     flow(case.view, case.ids, direction, directions=2, threshold=0.1)
@@ -190,14 +178,12 @@ def check_flow(case: FamilyCase) -> None:
         flow(case.view, case.ids, direction, against=case.ids.flip(0), directions=2, threshold=0.1)
 
 
-def check_processing(case: FamilyCase) -> None:
-    """Process a copy of the model, which checks that no log-probability changes."""
+def _check_processing(case: FamilyCase) -> None:
     if isinstance(case.view.model, PreTrainedModel):
         process(case.view.model)
 
 
-def check_untouched(case: FamilyCase) -> None:
-    """Check that reading changed no weight and left no hook."""
+def _check_untouched(case: FamilyCase) -> None:
     view = case.view
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
     view.trace(case.ids)
@@ -213,15 +199,15 @@ def check_untouched(case: FamilyCase) -> None:
 
 
 CHECKS: dict[str, Callable[[FamilyCase], None]] = {
-    "the parts add up to the logits": check_logits,
-    "queries and keys make the pattern": check_patterns,
-    "QK is the score": check_scores,
-    "OV is the output of a head": check_values,
-    "the MLP's factors are the MLP": check_mlps,
-    "the MLP writes to the stream": check_streams,
-    "directions are differences of logits": check_directions,
-    "flows add up": check_flow,
-    "processing keeps the function": check_processing,
-    "reading changes nothing": check_untouched,
+    "the parts add up to the logits": _check_logits,
+    "queries and keys make the pattern": _check_patterns,
+    "QK is the score": _check_scores,
+    "OV is the output of a head": _check_values,
+    "the MLP's factors are the MLP": _check_mlps,
+    "the MLP writes to the stream": _check_streams,
+    "directions are differences of logits": _check_directions,
+    "flows add up": _check_flow,
+    "processing keeps the function": _check_processing,
+    "reading changes nothing": _check_untouched,
 }
 """All checks of `check_family`, by name."""

@@ -23,7 +23,7 @@ from experiments.context import Outcome, RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.tensor.similarity import unit_rows
+from bilens.tensor.features import unit_rows
 from bilens.train import ClassifierTraining
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.experiments.tiny import check_outcome

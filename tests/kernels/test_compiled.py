@@ -59,7 +59,7 @@ def test_every_card_has_tiles_for_every_launch():
     for card in (*sizes.TILES, "sm_75"):
         for itemsize, width, half in product((2, 4), (16, 32, 64, 128), (False, True)):
             widths = (width,) * 3
-            read = sizes.read_sizes(widths, itemsize, half=half, card=card)
+            read = sizes.tile_sizes("read", widths, itemsize, half=half, card=card)
             assert width % read["BN"] == width % read["BK"] == width % read["BI"] == 0
             # Blocks end where chunks do.
             assert sizes.LENGTHS[width] % read["BT"] == 0
@@ -67,5 +67,5 @@ def test_every_card_has_tiles_for_every_launch():
                 tiles = quadratic.quadratic_sizes(width, itemsize, gradients=gradients)
                 assert sizes.LENGTHS[width] % tiles["BT"] == 0
                 assert sizes.LENGTHS[width] % tiles["BS"] == 0
-            states = sizes.states_sizes(widths, itemsize, half=half, card=card)
+            states = sizes.tile_sizes("states", widths, itemsize, half=half, card=card)
             assert width % states["BI"] == width % states["BJ"] == width % states["BN"] == 0

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor.similarity import cluster
+from bilens.tensor.features import cluster
 from tests.tensor.factors import close, normal
 
 cases = st.fixed_dictionaries(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor.dictionary import Dictionary
+from bilens.tensor.features import Dictionary
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 

@@ -12,8 +12,8 @@ import bilens
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, classifier, train_classifier, train_classifiers
-from bilens.train.classifier import add_noise, latent_noise
-from bilens.train.run_directory import RunDirectory, initialised, interrupt_between_steps
+from bilens.train.classifier import add_noise, initialised, latent_noise
+from bilens.train.run_directory import RunDirectory, interrupt_between_steps
 from tests.models import GENTLE, digits
 from tests.nightly import nightly
 from tests.train.runs import press_ctrl_c, times
@@ -238,7 +238,7 @@ def test_three_layers_do_not_begin_at_zero():
     """Sizes of maps multiply: with torch's own initialisation these logits are 1e-8."""
     config = replace(CONFIG, d_model=100, n_layers=3)
     for seed in range(3):
-        start = initialised(ImageClassifier, config, seed)
+        start = initialised(config, seed)
         assert 1e-4 < start(digits().train_images).std() < 1
 
 

@@ -115,12 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse(args: list[str]) -> Any:
-    """Return the command with its settings, without an import of torch.
-
-    Raises:
-        BilensError: an argument is not in the encoding of the shell.
-        SystemExit: the arguments are not understood, or help or the version was asked for.
-    """
+    """Return the command with its settings, without an import of torch."""
     # Every command takes it, so no command declares it.
     args = [word for word in args if word != JSON]
     for word in args:
@@ -148,22 +143,19 @@ def parse(args: list[str]) -> Any:
 class _Screen(StringIO):
     """Help as tyro prints it: it asks whether to draw boxes, and to use colours, which help has."""
 
+    encoding = ""
+
     def __init__(self, args: list[str]) -> None:
         super().__init__()
         is_help = {"-h", "--help"} & {*args}
         self._has_colours = is_help and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self._encoding = sys.stdout.encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
+        self.encoding = sys.stdout.encoding
 
     def isatty(self) -> bool:
         return bool(self._has_colours)
 
 
 def _one(name: str, *words: str) -> Any:
-    """Return the command with a name."""
     if name not in LINES and not name.endswith(".py"):
         near = get_close_matches(name, LINES)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -211,52 +203,28 @@ NUMBERS = tyro.constructors.ConstructorRegistry()
 
 
 @NUMBERS.primitive_rule
-def _whole_number(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
-    if info.type is not int:
+def _number_or_path(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    if info.type not in (int, Path):
         return None
-    return tyro.constructors.PrimitiveConstructorSpec(
+    read = whole_number if info.type is int else path_of
+    return tyro.constructors.PrimitiveConstructorSpec[Any](
         nargs=1,
-        metavar="INT",
-        instance_from_str=lambda args: whole_number(args[0]),
-        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-@NUMBERS.primitive_rule
-def _path(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Path] | None:
-    if info.type is not Path:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=lambda args: path_of(args[0]),
-        is_instance=lambda value: isinstance(value, Path),
+        metavar=info.type.__name__.upper(),
+        instance_from_str=lambda args: read(args[0]),
+        is_instance=lambda value: isinstance(value, info.type) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     )
 
 
 def path_of(text: str) -> Path:
-    """Return the path of a text, which an unset variable of a shell leaves empty.
-
-    Raises:
-        ValueError: it is empty, which Python reads as the current folder.
-    """
+    """Return the path of a text, which an unset variable of a shell leaves empty."""
     if not text:
         raise ValueError("'', expected a path; write . for the current folder")
     return Path(text)
 
 
 def whole_number(text: str) -> int:
-    """Return the number of a text such as 1000000, 500K, 1M or 0.5B.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Return the number of a text such as 1000000, 500K, 1M or 0.5B."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
     units = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
     value = float(match[1]) * units[match[2]] if match else 0.5

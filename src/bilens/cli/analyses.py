@@ -23,12 +23,8 @@ Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 class Exporter:
     """An option that writes the readings of one kind to further files.
 
-    Attributes:
-        writer: Name of the function in `bilens.report.exporters` that writes a reading to a path,
-            under a name, with the model's name.
-        name: Of the option that asks for the path.
-        help: A sentence about it.
-        endings: Endings of the path, of which it has one; a folder has none.
+    The writer is a function in `bilens.report.exporters` from a reading, a path, a name and the
+    model's name. A path has one of the endings, and a folder none.
     """
 
     writer: str
@@ -37,7 +33,6 @@ class Exporter:
     endings: tuple[str, ...] = ()
 
     def write(self, reading: Reading, path: Path, name: str, model: str) -> None:
-        """Write a reading."""
         write = getattr(import_module("bilens.report.exporters"), self.writer)
         write(reading, path, name, model)
 
@@ -77,9 +72,7 @@ class ReadingCommand:
     output: Path | None
     device: str
     low_memory: bool
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+    __post_init__ = check_settings
 
     def run(self) -> dict[str, Any]:
         """Read the model, print the reading, and write the files that are asked for."""
@@ -132,18 +125,17 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     options = [*analysis.options, Option("output", Path | None, None, output_help)]
     for exporter in EXPORTERS.get(analysis.hints["return"].__name__, ()):
         options.append(Option(exporter.name, Files, (), exporter.help))
+    low_memory_help = (
+        "Leave the weights in their files and read those of a layer when it is worked on, for "
+        "transformers larger than memory."
+    )
+    options.append(Option("low_memory", bool, False, low_memory_help))
     # tyro reads names, types, help and defaults from the fields of a class.
     for option in options:
         kind: Any = Annotated[option.type, tyro.conf.arg(help=option.help)]
         default = MISSING if option.default is REQUIRED else option.default
         fields.append((option.name, kind, field(default=default)))
     fields.append(("device", Device, field(default="auto")))
-    low_memory_help = (
-        "Leave the weights in their files and read those of a layer when it is worked on, for "
-        "transformers larger than memory."
-    )
-    low_memory = Annotated[bool, tyro.conf.arg(help=low_memory_help)]
-    fields.append(("low_memory", low_memory, field(default=False)))
     namespace = {"analysis": analysis}
     command = make_dataclass(analysis.name, fields, bases=(ReadingCommand,), namespace=namespace)
     command.__doc__ = analysis.about

@@ -86,11 +86,7 @@ Device = Annotated[
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return a device by its name; auto takes a GPU if the machine has one.
-
-    Raises:
-        BilensError: this machine has no such device.
-    """
+    """Return a device by its name; auto takes a GPU if the machine has one."""
     import torch
 
     from bilens.models import check_device
@@ -106,13 +102,8 @@ def choose_device(name: str) -> "torch.device":
 
 def is_own(path: Path) -> bool:
     """Return True for a file of bilens, and for a folder with one, in it or in folders of it."""
-    if path.name in (
-        "training.json",
-        "processing.json",
-        "spectra.json",
-        "comparison.json",
-        "stages",
-    ):
+    records = ("training.json", "processing.json", "spectra.json", "comparison.json")
+    if path.name in (*records, "stages"):
         return True
     if path.is_dir():
         visible = (entry for entry in path.iterdir() if not entry.name.startswith("."))
@@ -127,9 +118,6 @@ def check_own(path: Path, page: Path | None = None) -> None:
     """Raise unless a path that nobody named is new, an empty folder, or was written by bilens.
 
     `page` is the page that the path belongs to, if it lies beside one, which says who wrote it.
-
-    Raises:
-        BilensError: the path holds something else.
     """
     is_free = not any(path.iterdir()) if path.is_dir() else not path.exists()
     if not is_free and not ((page or path).exists() and is_own(page or path)):

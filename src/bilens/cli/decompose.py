@@ -48,7 +48,6 @@ class Decompose:
     device: Device = "auto"
 
     def run(self) -> dict[str, Any]:
-        """Decompose, print and save."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         self._check_effects(given, ("drop", "metric") if self.bonds else ("basis", "paths"))
 
@@ -134,13 +133,11 @@ class Report:
 
     @property
     def place(self) -> Path:
-        """The page by default."""
         folder = Path(self.model)
         name = Path("runs") / f"report-{folder.stem}.html"
         return folder / "report.html" if folder.is_dir() else name
 
     def run(self) -> dict[str, Any]:
-        """Read the model and write its page."""
         page = self.output or self.place
         if self.figures:
             check_own(page.parent / "figures", page)
@@ -201,7 +198,6 @@ class Explore:
     device: Device = "auto"
 
     def run(self) -> dict[str, Any]:
-        """Read the model and serve until ctrl-C."""
         from bilens import explore
 
         # A Space starts its own explorer, so nothing is read here.

@@ -29,11 +29,7 @@ FOLDER = Path(__file__).parents[3] / "experiments"
 
 
 def recipes() -> dict[str, str]:
-    """Return the name and title of each recipe, a file with a function `run`.
-
-    Raises:
-        BilensError: bilens was installed without its repository.
-    """
+    """Return the name and title of each recipe, a file with a function `run`."""
     if not FOLDER.is_dir():
         raise BilensError(
             f"{FOLDER} does not exist: recipes are part of the repository, not of the package. "
@@ -50,11 +46,7 @@ def recipes() -> dict[str, str]:
 def reproduce(
     name: str, *, scale: str, output: Path, models: Path, data_dir: Path | None
 ) -> dict[str, object]:
-    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
-
-    Raises:
-        BilensError: the recipe does not exist.
-    """
+    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html."""
     import torch
 
     from bilens.files import write_json
@@ -118,7 +110,6 @@ class Doctor:
     """
 
     def run(self) -> dict[str, Any]:
-        """Look and print."""
         import torch
         from huggingface_hub import constants
 
@@ -130,6 +121,8 @@ class Doctor:
             optional["triton"] = f"{problem}; the chunked kernel is used"
         data = os.environ.get("BILENS_DATA")
         needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
+        n_cards = torch.cuda.device_count()
+        cards = enumerate(map(torch.cuda.get_device_properties, range(n_cards)))
         checks: dict[str, Any] = {
             "versions": {
                 "bilens": __version__,
@@ -139,7 +132,7 @@ class Doctor:
             },
             "devices": {
                 "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
-                **{f"cuda:{i}": _gpu(i) for i in range(torch.cuda.device_count())},
+                **{f"cuda:{i}": f"{c.name}, {c.total_memory / 2**30:.0f} GiB" for i, c in cards},
                 **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
             },
             "places": {
@@ -173,7 +166,6 @@ class Cite:
     """
 
     def run(self) -> dict[str, Any]:
-        """Print."""
         out.print(BIBTEX)
         return {"bibtex": BIBTEX}
 
@@ -183,13 +175,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _gpu(number: int) -> str:
-    import torch
-
-    about = torch.cuda.get_device_properties(number)
-    return f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
 
 
 DEEP = Architecture(d_model=64, n_layers=3, norm="scalar")
@@ -216,7 +201,6 @@ class Demo:
     place = Path("runs/demo")
 
     def run(self) -> dict[str, Any]:
-        """Train, decompose and report."""
         from bilens.train.run_directory import is_begun
 
         output = self.output or self.place

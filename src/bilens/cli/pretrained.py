@@ -41,13 +41,11 @@ class OnPretrained(CheckedSettings):
     kind: ClassVar[str]
 
     def open(self, **options: Any) -> tuple[Any, Any]:
-        """Return the model and its tokenizer."""
         model = bilens.convert.open_model(self.model, **options)
         return model, bilens.convert.open_tokenizer(self.model, model)
 
     @property
     def place(self) -> Path:
-        """The output by default."""
         return Path("runs") / f"{self.kind}-{Path(self.model).stem}"
 
     def texts(self, name: str, tokenizer: Any, length: int, **options: Any) -> "bilens.data.Corpus":
@@ -88,11 +86,9 @@ class Process:
 
     @property
     def place(self) -> Path:
-        """The output by default."""
         return Path("runs") / f"processed-{Path(self.model).stem}"
 
     def run(self) -> dict[str, Any]:
-        """Process and save."""
         from bilens.files import write_json
 
         model: Any = bilens.convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
@@ -145,7 +141,6 @@ class Anneal(OnPretrained):
     kind = "annealed"
 
     def run(self) -> dict[str, Any] | None:
-        """Anneal one model."""
         from bilens.processes import this_process
         from bilens.train import linearise
 
@@ -183,11 +178,9 @@ class Export:
 
     @property
     def place(self) -> Path:
-        """The output by default."""
         return self.run_dir / "bilinear"
 
     def run(self) -> dict[str, Any]:
-        """Fold the 1/2 of Swish into the gates and save."""
         model = bilens.convert.open_model(self.run_dir)
         tokenizer = bilens.convert.open_tokenizer(self.run_dir, model)
         bilens.convert.make_bilinear(model)
@@ -227,11 +220,9 @@ class InStages(OnPretrained):
         names = [Path(c.name).name for c in corpora]  # a card shows no folder of this machine
         if len(set(names)) < len(names):
             raise BilensError(f"--data has names {names}, expected each once")
-        held_out = {
-            name: c.validation[:n_texts]["input_ids"]
-            for name, c in zip(names, corpora, strict=True)
-        }
+        validated = [c.validation[:n_texts]["input_ids"] for c in corpora]
         learned = [c.train[:]["input_ids"] for c in corpora]
+        held_out = dict(zip(names, validated, strict=True))
         return model.to(choose_device(self.device)), tokenizer, learned, held_out
 
     def show(self, tensorised: Any, output: Path) -> Any:
@@ -276,7 +267,6 @@ class Linearise(InStages):
     kind = "linear"
 
     def run(self) -> dict[str, Any] | None:
-        """Fit, save and print."""
         import torch
 
         from bilens.processes import this_process
@@ -347,7 +337,6 @@ class Tensorise(InStages):
     kind = "tensor"
 
     def run(self) -> dict[str, Any] | None:
-        """Train, save and print."""
         from bilens.processes import this_process
         from bilens.train import tensorise
 
@@ -401,7 +390,6 @@ class Spectra:
     low_memory: bool = False
 
     def run(self) -> dict[str, Any] | None:
-        """Decompose and save."""
         from bilens.processes import this_process
         from bilens.read.language import token_names
 
@@ -433,19 +421,11 @@ class Spectra:
             return None
         # Read back from the files: some may be of an earlier run.
         names, spectrum = bilens.convert.read_spectra(output)
-        tokens = token_names(model, names)
-        values = spectrum.values.tolist()
-        residuals = spectrum.residuals.amax(-1).tolist()
-        show_table(
-            ("token", "eigenvalues", "largest residual"),
-            [
-                (tokens[i], "  ".join(map(signed, values[i])), f"{residuals[i]:.1e}")
-                for i in range(min(10, len(names)))
-            ],
-            words=2,
-        )
+        values, residuals = spectrum.values.tolist(), spectrum.residuals.amax(-1).tolist()
+        rows = list(zip(names, token_names(model, names), values, residuals, strict=True))
+        cells = [(name, "  ".join(map(signed, v)), f"{r:.1e}") for _, name, v, r in rows[:10]]
+        show_table(("token", "eigenvalues", "largest residual"), cells, words=2)
         out.print(f"{len(names):,} tokens: {output}")
-        rows = zip(names, tokens, values, residuals, strict=True)
         keys = ("number", "token", "eigenvalues", "largest_residual")
         return {"output": output, "tokens": [dict(zip(keys, row, strict=True)) for row in rows]}
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -13,10 +13,6 @@ from bilens.cli.console import DataDir, choose_device, out
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
 from bilens.settings import Between, CheckedSettings
 from bilens.train.settings import ClassifierTraining, LanguageTraining, check_precision
-
-if TYPE_CHECKING:
-    from bilens.data import Corpus, ImageData
-    from bilens.nn.language import LanguageConfig
 
 Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
 
@@ -29,16 +25,6 @@ class Architecture(ClassifierConfig):
     n_classes: Hidden = 1
     image_shape: tyro.conf.Fixed[tyro.conf.Suppress[tuple[int, int] | None]] = None
     class_names: tyro.conf.Fixed[tyro.conf.Suppress[tuple[str, ...]]] = ()
-
-    def config_for(self, data: "ImageData") -> ClassifierConfig:
-        """Return the configuration of the same model for the images of `data`."""
-        told = {
-            "n_inputs": data.n_inputs,
-            "n_classes": data.n_classes,
-            "image_shape": data.shape,
-            "class_names": data.class_names,
-        }
-        return ClassifierConfig(**{**asdict(self), **told})
 
 
 @dataclass(frozen=True)
@@ -75,16 +61,17 @@ class TrainImages(CheckedSettings):
 
     @property
     def place(self) -> Path:
-        """The run directory by default."""
         return Path("runs") / Path(self.data).name
 
     def run(self) -> dict[str, Any]:
-        """Train one model or several."""
         from bilens.data import load_images
         from bilens.train import train_classifier, train_classifiers
 
         data = load_images(self.data, self.data_dir).to(choose_device(self.device))
-        config, run = self.architecture.config_for(data), self.output or self.place
+        sizes = {"n_inputs": data.n_inputs, "n_classes": data.n_classes}
+        images = {"image_shape": data.shape, "class_names": data.class_names}
+        config = ClassifierConfig(**asdict(self.architecture) | sizes | images)
+        run = self.output or self.place
         if self.seeds == 1:
             trained = [train_classifier(config, data, self.training, run, resume=self.resume)]
             runs = [run]
@@ -95,20 +82,24 @@ class TrainImages(CheckedSettings):
         accuracies = [history[-1]["test_accuracy"] for _, history in trained]
         for folder, accuracy in zip(runs, accuracies, strict=True):
             out.print(f"{folder}: test accuracy {accuracy:.2%}")
-        # A spread needs two models.
-        mean = statistics.mean(accuracies)
-        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
-        if spread is not None:
-            out.print(
-                f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}"
-            )
+        mean, spread, n = statistics.mean(accuracies), None, len(accuracies)
+        if n > 1:
+            spread = statistics.stdev(accuracies)
+            out.print(f"{n} seeds: {mean:.2%} on average, standard deviation {spread:.2%}")
         by_run = dict(zip(map(str, runs), accuracies, strict=True))
         return {"test_accuracy": mean, "standard_deviation": spread, "runs": by_run}
 
 
 @dataclass(frozen=True)
-class LanguageSetup:
-    """Settings of a language model, its texts and its training.
+class TrainLanguage:
+    """Train a language model from scratch and save it with its tokenizer.
+
+    The run directory holds the model and the tokenizer as Hugging Face folders do. Besides, it has
+    training.json, metrics.jsonl and checkpoints. --resume continues from the last intact one. For
+    several processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
+
+        bilens train language --data grammar
+        bilens train language --data stories.txt --preset tiny --report-to tensorboard
 
     Attributes:
         data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
@@ -120,6 +111,8 @@ class LanguageSetup:
         device: auto takes a GPU if the machine has one; cpu does not use it.
         model: of the preset, with the settings that are given.
         training: the same.
+        output: run directory; by default runs/NAME-OF-THE-DATA.
+        resume: continue an earlier training in output.
     """
 
     data: str = "grammar"
@@ -128,9 +121,11 @@ class LanguageSetup:
     device: Literal["auto", "cpu"] = "auto"
     model: LanguageSettings = field(default_factory=LanguageSettings)
     training: LanguageTraining = field(default_factory=LanguageTraining)
+    output: Path | None = None
+    resume: bool = False
 
     @classmethod
-    def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
+    def default_for(cls, args: Sequence[str]) -> "TrainLanguage":
         """Return the settings of the preset in the arguments of the command line."""
         from bilens.train.settings import PRESETS
 
@@ -143,74 +138,29 @@ class LanguageSetup:
         return cls() if preset is None else cls(model=preset.model, training=preset.training)
 
     @property
-    def use_cpu(self) -> bool:
-        """True if GPUs are not used."""
-        return self.device == "cpu"
+    def place(self) -> Path:
+        return Path("runs") / Path(self.data).name
 
-    def prepare(self, **parts: str) -> "tuple[LanguageConfig, Corpus]":
-        """Return the model's settings and the texts, which a single process prepares.
-
-        `parts` are settings of the model that the command takes itself.
-
-        Raises:
-            BilensError: the settings do not fit together; nothing is loaded then.
-        """
+    def run(self) -> dict[str, Any] | None:
         from bilens.data import load_corpus
         from bilens.nn.language import LanguageConfig
         from bilens.processes import this_process
+        from bilens.train.language import train_language
 
-        config = LanguageConfig(**{**self.model.settings(), **parts})
+        config = LanguageConfig(**self.model.settings())
         check_precision(config.attention, self.training.precision)
+        run, use_cpu = self.output or self.place, self.device == "cpu"
         # One process fills the cache of token ids, and the others open it.
-        with this_process(cpu=self.use_cpu).main_process_first():
+        with this_process(cpu=use_cpu).main_process_first():
             corpus = load_corpus(
                 self.data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=self.data_dir
             )
         # A small corpus may have fewer tokens than were asked for.
         config.vocab_size = len(corpus.tokenizer)
-        return config, corpus
-
-    def is_main_process(self) -> bool:
-        """Return True for the process that prints."""
-        from bilens.processes import this_process
-
-        return bool(this_process().is_main_process)
-
-
-@dataclass(frozen=True)
-class TrainLanguage(LanguageSetup):
-    """Train a language model from scratch and save it with its tokenizer.
-
-    The run directory holds the model and the tokenizer as Hugging Face folders do. Besides, it has
-    training.json, metrics.jsonl and checkpoints. --resume continues from the last intact one. For
-    several processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
-
-        bilens train language --data grammar
-        bilens train language --data stories.txt --preset tiny --report-to tensorboard
-
-    Attributes:
-        output: run directory; by default runs/NAME-OF-THE-DATA.
-        resume: continue an earlier training in output.
-    """
-
-    output: Path | None = None
-    resume: bool = False
-
-    @property
-    def place(self) -> Path:
-        """The run directory by default."""
-        return Path("runs") / Path(self.data).name
-
-    def run(self) -> dict[str, Any] | None:
-        """Train one model."""
-        from bilens.train.language import train_language
-
-        config, corpus = self.prepare()
-        run = self.output or self.place
         model, history = train_language(
-            config, corpus, self.training, run, resume=self.resume, use_cpu=self.use_cpu
+            config, corpus, self.training, run, resume=self.resume, use_cpu=use_cpu
         )
-        if not self.is_main_process():
+        if not this_process().is_main_process:
             return None
         loss = next(r["eval_loss"] for r in reversed(history) if "eval_loss" in r)
         size = sum(parameter.numel() for parameter in model.parameters())
@@ -238,12 +188,10 @@ class Train:
 
     @staticmethod
     def default_for(args: Sequence[str]) -> Any:
-        """Return the settings of a preset for language models."""
         if args[:1] != ["language"]:
             return tyro.MISSING
         default: Any = TrainLanguage.default_for(args)
         return Train(default)
 
     def run(self) -> dict[str, Any] | None:
-        """Train the model."""
         return self.what.run()

@@ -22,6 +22,7 @@ does not know. Plain transformers therefore fails to open the model, and its err
 Otherwise it would compute another function.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -42,7 +43,7 @@ from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
 
 LINEAR_NAME = "linear in some layers: bilens.load opens this model"
-"""Names of activations in a configuration; transformers raises KeyError with the name."""
+"""Name of an activation in a configuration; transformers raises KeyError with it."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,7 @@ Record = TypeVar("Record", ProcessingRecord, SwishRecord, LinearRecord)
 
 
 def read_record(config: Any, kind: type[Record]) -> Record | None:
-    """Return a record of bilens in a model's configuration; None without one.
-
-    Raises:
-        CheckpointError: the record is damaged.
-    """
+    """Return a record of bilens in a model's configuration; None without one."""
     content = getattr(config, kind.key, None)
     if content is None:
         return None
@@ -99,10 +96,8 @@ def read_record(config: Any, kind: type[Record]) -> Record | None:
 
 def write_record(config: Any, record: ProcessingRecord | SwishRecord | LinearRecord) -> None:
     """Write a record into a model's configuration."""
-    entries = asdict(record).items()
-    setattr(
-        config, record.key, {name: list(v) if isinstance(v, tuple) else v for name, v in entries}
-    )
+    # Tuples become lists, as in JSON.
+    setattr(config, record.key, json.loads(json.dumps(asdict(record))))
 
 
 def add_to_processing(config: Any, steps: Sequence[str], added_biases: Sequence[str]) -> None:
@@ -118,11 +113,7 @@ def add_to_processing(config: Any, steps: Sequence[str], added_biases: Sequence[
 
 
 def gated_mlps(model: Any) -> list[MLP]:
-    """Return the gated MLP of every layer of a model of any family.
-
-    Raises:
-        BilensError: a layer has none, or several, or one that computes something else.
-    """
+    """Return the gated MLP of every layer of a model of any family."""
     # By structure, not by names of classes: a new family with known parts needs no entry here.
     mlps = [mlp for name, module in model.named_modules() if (mlp := _gated_mlp(name, module))]
     n_layers = model.config.num_hidden_layers
@@ -157,11 +148,7 @@ def _gated_mlp(name: str, module: Any) -> MLP | None:
 
 
 def activation_key(config: Any) -> str:
-    """Return the name of the setting for the activation of MLPs.
-
-    Raises:
-        BilensError: the configuration has none.
-    """
+    """Return the name of the setting for the activation of MLPs."""
     # In this order: Gemma's configurations have hidden_act as well, and ignore it.
     for key in ("hidden_activation", "hidden_act", "mlp"):
         if getattr(config, key, None) is not None:
@@ -306,19 +293,14 @@ class GateSums:
         self.sums += torch.stack([(weight * part).sum(0) for part in parts])
 
     def line(self) -> Line:
-        """Return the best line of each unit.
-
-        Raises:
-            BilensError: no row was added, or a number was not finite.
-        """
+        """Return the best line of each unit."""
         S_1, S_g, S_gg, S_act, S_gact, S_actact = self.sums
         if not S_1.any():
             raise BilensError("texts hold no token at which the MLP is active; pass other texts")
         check_finite(texts=self.sums)
-        # Units that are never active would divide 0 by 0. The ridge is on the slope only.
-        # Added to both: units that are never active get the line 0.
+        # Units that are never active would divide 0 by 0, and get the line 0 by this. A ridge on
+        # the slope, relative to S_gg, keeps the equations solvable if g hardly varies.
         tiny = 1e-100
-        # The ridge, relative to S_gg, keeps the equations solvable if g hardly varies.
         S_1, S_gg = S_1 + tiny, S_gg * (1 + 1e-9) + tiny
         # Cramer's rule for the two equations of each unit
         det = S_gg * S_1 - S_g * S_g
@@ -384,11 +366,7 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
 
 
 def restore_linear(model: PreTrainedModel) -> None:
-    """Make the gates linear again in a model that was opened with one activation for all layers.
-
-    Raises:
-        CheckpointError: the record names a layer that the model does not have, or one twice.
-    """
+    """Make the gates linear again in a model that was opened with one activation for all layers."""
     layers = linear_layers(model.config)
     mlps = gated_mlps(model) if layers else []
     if len(set(layers)) != len(layers) or max(layers, default=-1) >= len(mlps):

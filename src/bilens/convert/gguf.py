@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from bilens.convert.gguf_header import Header, read_header
-from bilens.convert.weights import reading_files
+from bilens.convert.weights import complaints, reading_files
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import
@@ -48,10 +48,7 @@ LLAMA = {
 }
 ROTARY, HEAD = {"rope.freq_base": "rope_theta"}, {"attention.key_length": "head_dim"}
 WINDOW = {"attention.sliding_window": "sliding_window"}
-CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,6 @@ def gguf_model(
     """Open the model of a GGUF file in evaluation mode, its weights dequantised.
 
     With `low_memory` the weights are dequantised one by one into a file beside it, and stay there.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or incomplete, or its architecture is not
-            known. A tensor or setting without a place in the model is refused too.
-        MemoryLimitError: the weights do not fit into memory.
     """
     header = read_header(path)
     config = _config(header)
@@ -134,9 +126,7 @@ def gguf_model(
         model, report = kind.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True, dtype=dtype
         )
-    wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
-    if wrong:
-        text = "; ".join(f"{complaint}: {listed}" for complaint, listed in wrong.items())
+    if text := complaints(report):
         raise CheckpointError(f"{path}: its tensors do not fit its settings ({text})")
     _check_frequencies(header, model)
     # transformers writes None here, the folder that it was given.
@@ -192,10 +182,8 @@ def _config(header: Header) -> Any:
             "the model's folder in the format of transformers instead."
         )
     architecture, prefix = ARCHITECTURES[name], f"{name}."
-    given: dict[str, Any] = {}
-    for key, value in header.settings.items():
-        if key.startswith(prefix):
-            given[key.removeprefix(prefix)] = value
+    own = [key for key in header.settings if key.startswith(prefix)]
+    given = {key.removeprefix(prefix): header.settings[key] for key in own}
     missing = sorted(architecture.settings.keys() - given.keys())
     if missing:
         raise CheckpointError(
@@ -229,11 +217,9 @@ def _config(header: Header) -> Any:
     if name in scaled:
         # The format has no setting for the scale of scores of Gemma. The largest size differs from
         # the others, and is recognised by its number of layers, as in llama.cpp.
-        config.query_pre_attn_scalar = (
-            config.hidden_size // config.num_attention_heads
-            if layers == scaled[name]
-            else config.head_dim
-        )
+        config.query_pre_attn_scalar = config.head_dim
+        if layers == scaled[name]:
+            config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     _apply_scaling(header, config, given)
     _check_rest(header, config, given)
     return config

@@ -52,11 +52,7 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Read the settings and the table of tensors of a GGUF file, each length and offset checked.
-
-    Raises:
-        CheckpointError: the file is not there, is not GGUF, or is cut or damaged.
-    """
+    """Read the settings and the table of tensors of a GGUF file, each length and offset checked."""
     if not path.is_file():
         raise CheckpointError(f"{path} is not there; expected a GGUF file")
     with file_errors(path, "read"), path.open("rb") as file:
@@ -75,7 +71,6 @@ class _HeaderReader:
         self.place = 0
 
     def header(self) -> Header:
-        """Read the whole header."""
         if self.take(4) != b"GGUF":
             raise self.damaged("does not begin with GGUF")
         version = self.number("I")
@@ -131,7 +126,6 @@ class _HeaderReader:
         return TensorInfo(shape, kind, start, prod(shape) // block * block_bytes)
 
     def value(self, kind: int) -> Any:
-        """Read the value of a setting."""
         text, array = 8, 9
         if kind == text:
             return self.text()
@@ -152,11 +146,9 @@ class _HeaderReader:
         return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
     def number(self, form: str) -> Any:
-        """Read a number."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0]
 
     def take(self, n_bytes: int) -> bytes:
-        """Read bytes."""
         # Compared first: a damaged length could ask for all memory.
         self.place += n_bytes
         if self.place > self.size:

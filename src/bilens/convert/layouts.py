@@ -30,6 +30,9 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ATTENTIONS, ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import MlpName
+from bilens.settings import check_names
+
+REMEDY = "They do not fit config.json, or the model is of another kind."
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,11 @@ class Layout:
     tokenizers: Mapping[str | None, str]
 
     def open(self, source: str | Path, settings: dict[str, Any], **place: Any) -> nn.Module:
-        """Return the model with its weights, by its config.json, in evaluation mode.
-
-        Raises:
-            CheckpointError: a setting or a weight is missing, unknown or out of range, or a file
-                missing or damaged.
-        """
+        """Return the model with its weights, by its config.json, in evaluation mode."""
         # Settings that transformers adds to any configuration, and that no layout reads.
         general = frozenset(PreTrainedConfig().to_dict()) | {"torch_dtype", "auto_map"}
-        _compare(
-            source, f"settings for {self.name}", settings, self.settings, self.others | general
-        )
+        what, others = f"settings for {self.name}", self.others | general
+        check_names(source, what, settings.keys(), self.settings, REMEDY, others)
         weights = read_weights(source, **place)
         try:
             plan = self.plan(settings, weights)
@@ -112,19 +109,6 @@ def find_layout(settings: Mapping[str, Any]) -> Layout | None:
     return next((layout for layout in LAYOUTS if layout.marks <= settings.keys()), None)
 
 
-def _compare(source: str | Path, what: str, given: Any, expected: Any, others: Any = ()) -> None:
-    """Raise CheckpointError unless all that is expected is given, and nothing unknown."""
-    for complaint, names in (
-        ("unknown", given.keys() - expected - others),
-        ("missing", expected - given.keys()),
-    ):
-        if names:
-            raise CheckpointError(
-                f"{source}: {complaint} {what}: {', '.join(sorted(names))}. They do not fit "
-                "config.json, or the model is of another kind."
-            )
-
-
 def _fill(model: nn.Module, plan: Plan, weights: dict[str, Tensor], source: str | Path) -> None:
     """Fill a model on the meta device with the weights of a checkpoint, all and only these.
 
@@ -132,7 +116,7 @@ def _fill(model: nn.Module, plan: Plan, weights: dict[str, Tensor], source: str 
     the widest dtype among them.
     """
     rows = list(plan.rows())
-    _compare(source, "weights", weights, {theirs for theirs, _, _ in rows}, set())
+    check_names(source, "weights", weights.keys(), {theirs for theirs, _, _ in rows}, REMEDY)
     dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
     empty, state = model.state_dict(), dict[str, Tensor]()
     for theirs, ours, change in rows:
@@ -163,9 +147,6 @@ def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan
 
     The scale of attention's output goes into its weights. The size of the vocabulary is not among
     the settings, so it is that of the embedding.
-
-    Raises:
-        CheckpointError: bilens has no such MLP, or rotary positions have other frequencies.
     """
     # Kinds of MLPs by `bilinear` and `gate` of the paper's models.
     paper_mlps: dict[tuple[bool, str | None], MlpName] = {

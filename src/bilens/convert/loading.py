@@ -1,8 +1,8 @@
 """Open and save language models of any kind, whole or not at all."""
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,25 +21,15 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
-from transformers.utils.hub import cached_file
 
 import bilens.nn.language  # noqa: F401  # transformers knows its models then
-from bilens.cards import write_card
 from bilens.checks import check_count, check_weights, checked
-from bilens.convert import gates, layouts
+from bilens.convert import gates, layouts, weights
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
-from bilens.convert.weights import (
-    MODEL,
-    WEIGHT_FILES,
-    reading_files,
-    shard_names,
-    stored_numbers,
-    stored_tensors,
-)
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
-from bilens.hub import hub_options
+from bilens.hub import hub_options, write_card
 from bilens.memory import check_memory
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
@@ -107,17 +97,15 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     # Layers of quantised models compute with packed numbers, which no reading understands.
     quantization = settings.get("quantization_config")
     if quantization:
-        method = "some method"
-        if isinstance(quantization, dict):
-            method = quantization.get("quant_method", method)
+        named = quantization if isinstance(quantization, dict) else {}
+        method = named.get("quant_method", "some method")
         raise CheckpointError(
             f"{source} is quantised by {method}, and what its layers compute is not in plain "
             "weights; open the model that it was made from, or dequantise it first"
         )
-    with reading_files(source):
+    with weights.reading_files(source):
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
-    # Checked one by one before any weight is read: a damaged file must not take memory or time.
-    # Larger sizes in a damaged file would take hours or all memory.
+    # Before any weight is read: larger sizes in a damaged file would take hours or all memory.
     largest = {
         "num_hidden_layers": 1024,
         "num_attention_heads": 2**20,
@@ -126,7 +114,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         "max_position_embeddings": 2**31,
     }
     for name, most in largest.items():
-        with reading_files(source):
+        with weights.reading_files(source):
             check_count(name, getattr(config, name, 1), most)
     swish = gates.find_swish(config)
     gates.restore_activation(config)
@@ -138,7 +126,10 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_special_tokens(source, config)
     mapped = low_memory and hub.get("dtype") in (None, "auto")
     _check_sizes(source, config, model_class, in_memory=not mapped, **place)
-    with reading_files(source), _silent() if biases else nullcontext():
+    with weights.reading_files(source), ExitStack() as stack:
+        if biases:  # transformers warns of those that it leaves
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
         loaded: Any = model_class.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
@@ -147,14 +138,12 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     report: dict[str, Any] = loaded[1]
     report["missing_keys"] = set(report["missing_keys"]) | biases - set(report["unexpected_keys"])
     report["unexpected_keys"] = set(report["unexpected_keys"]) - biases
-    wrong = {complaint: names for complaint, names in report.items() if names}
-    if wrong:
-        text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
+    if text := weights.complaints(report):
         raise CheckpointError(
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
             "files again."
         )
-    _add_biases(model, stored_tensors(source, biases, **place) if biases else {})
+    _add_biases(model, weights.stored_tensors(source, biases, **place) if biases else {})
     if swish is not None:
         gates.give_swish(model).beta = swish
     gates.restore_linear(model)
@@ -177,11 +166,11 @@ def _check_sizes(
     **place: Any,
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
-    with reading_files(source):
-        n_stored = stored_numbers(source, **place)
+    with weights.reading_files(source):
+        n_stored = weights.stored_numbers(source, **place)
     if n_stored is None:
         return
-    with reading_files(source), torch.device("meta"):
+    with weights.reading_files(source), torch.device("meta"):
         empty = model_class(config)
     n_described = sum(weight.numel() for weight in empty.parameters())
     # Smaller differences are named weight by weight, once the model is there.
@@ -223,7 +212,7 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
         raise CheckpointError(
             f"{source} holds no tokenizer, expected one of {', '.join(TOKENIZERS)}"
         )
-    with reading_files(source, "tokenizer"):
+    with weights.reading_files(source, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
             place, **HARMLESS, **options, **hub_options(place)
         )
@@ -328,10 +317,8 @@ def _tokenizer_place(source: str | Path) -> str | Path | None:
     """
     place = hub_options(source)
     for name in TOKENIZERS:
-        with reading_files(source, "tokenizer"):
-            path = cached_file(
-                str(source), name, _raise_exceptions_for_missing_entries=False, **place
-            )
+        with weights.reading_files(source, "tokenizer"):
+            path = weights.stored_file(source, name, **place)
         if path is not None:
             return source
     settings = read_config(source, **place)
@@ -342,31 +329,18 @@ def _tokenizer_place(source: str | Path) -> str | Path | None:
 def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
-            f"{source} holds no complete {MODEL}: its configuration is a {type(config).__name__}, "
-            "which is not that of a causal language model of transformers"
+            f"{source} holds no complete {weights.MODEL}: its configuration is a "
+            f"{type(config).__name__}, not that of a causal language model of transformers"
         )
     return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def _check_shards(source: str | Path, **place: Any) -> None:
     """Raise if an index names files in another folder."""
-    for name in WEIGHT_FILES:
-        if not name.endswith(".index.json"):
-            continue
-        index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
+    for name in weights.WEIGHT_FILES:
+        index = weights.stored_file(source, name, **place) if name.endswith(".index.json") else None
         if index is not None:
-            shard_names(Path(index))
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Hide warnings of transformers, which tells of biases that it leaves."""
-    shown = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(shown)
+            weights.shard_names(index)
 
 
 def _add_biases(model: nn.Module, biases: Mapping[str, Tensor]) -> None:

@@ -34,9 +34,6 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     """Return all weights of a checkpoint under the names in its files.
 
     Files that torch wrote are read with `weights_only=True`: tensors, and nothing that runs.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or holds something else.
     """
     path = _weights_file(source, **place)
     if path is None:
@@ -56,16 +53,15 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> dict[Any, Any]:
+    # What safetensors and torch.load raise for a damaged file.
+    damage: tuple[type[Exception], ...] = (SafetensorError, UnpicklingError, EOFError)
+    damage += (RuntimeError, LookupError, TypeError, ValueError, AttributeError)
     try:
         if path.suffix == ".safetensors":
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        # What torch.load and safetensors let through for a damaged file.
-        *(SafetensorError, UnpicklingError, RuntimeError, EOFError, LookupError, TypeError),
-        *(ValueError, AttributeError),
-    ) as error:
+    except damage as error:
         if is_out_of_memory(error):
             raise
         raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
@@ -109,11 +105,7 @@ def stored_tensors(source: str | Path, names: set[str], **place: Any) -> dict[st
 
 
 def shard_names(index: Path) -> list[str]:
-    """Return the names of the files that an index lists, which are in its folder.
-
-    Raises:
-        CheckpointError: it names a file elsewhere, or is damaged.
-    """
+    """Return the names of the files that an index lists, which are in its folder."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         elsewhere = [name for name in names if Path(name).name != name or name in ("", "..")]
@@ -139,14 +131,18 @@ def _shards(source: str | Path, path: Path, **place: Any) -> list[Path]:
 def _weights_file(source: str | Path, **place: Any) -> Path | None:
     for name in WEIGHT_FILES:
         try:
-            path = cached_file(
-                str(source), name, _raise_exceptions_for_missing_entries=False, **place
-            )
+            path = stored_file(source, name, **place)
         except OSError as error:
             raise CheckpointError(f"{source}: weights are missing: {error}") from error
         if path is not None:
-            return Path(path)
+            return path
     return None
+
+
+def stored_file(source: str | Path, name: str, **place: Any) -> Path | None:
+    """Return the path of a file of a model, here or in the hub's cache; None if it has none."""
+    path = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
+    return None if path is None else Path(path)
 
 
 MODEL = "language model, and none could be fetched from the hub by this name"
@@ -161,13 +157,20 @@ def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
     except (CheckpointError, MemoryLimitError):
         raise
     except Exception as error:
-        # What transformers lets through. Errors of the library tokenizers are plain Exceptions.
-        read = SafetensorError | StrictDataclassError | OSError | RuntimeError | ArithmeticError
-        code = ImportError | ValueError | LookupError | TypeError | AttributeError | AssertionError
-        damage = isinstance(error, read | code) or type(error) is Exception
-        if not damage or is_out_of_memory(error):
+        # Errors that transformers raises for a damaged file: those of its libraries, of which
+        # tokenizers has no class of its own, and those of its own code on values that do not fit.
+        of_libraries = SafetensorError | StrictDataclassError | OSError | RuntimeError | ImportError
+        of_values = ArithmeticError | ValueError | LookupError | TypeError | AttributeError
+        tells_damage = isinstance(error, of_libraries | of_values | AssertionError)
+        if not (tells_damage or type(error) is Exception) or is_out_of_memory(error):
             raise
         raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
+
+
+def complaints(report: dict[str, Any]) -> str:
+    """Return the names in a loading report of transformers as text; empty if all weights fit."""
+    wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
+    return "; ".join(f"{complaint}: {names}" for complaint, names in wrong.items())
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -244,11 +244,7 @@ def _cached(
     how: dict[str, Any],
     cache_dir: str | Path | None,
 ) -> "datasets.Dataset":
-    """Return generated rows of a column `text`, from the cache of `datasets` if they are there.
-
-    Raises:
-        DataError: the generator raises it, or the cache cannot be used.
-    """
+    """Return generated rows of a column `text`, from the cache of `datasets` if they are there."""
     place = str(datasets.config.HF_DATASETS_CACHE if cache_dir is None else cache_dir)
     try:
         return datasets.Dataset.from_generator(

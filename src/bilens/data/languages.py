@@ -18,7 +18,7 @@ from bilens.checks import checked
 from bilens.data.texts import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 from bilens.lazy_imports import tokenizers, transformers
-from bilens.settings import Between, Count, Seed, check_settings
+from bilens.settings import Between, CheckedSettings, Count, Seed
 
 BOS = SPECIAL_TOKENS["bos_token"]
 
@@ -35,7 +35,7 @@ def average(*groups: dict[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class SyntheticLanguage(ABC):
+class SyntheticLanguage(CheckedSettings, ABC):
     """A finite automaton: its state determines the probabilities of the next word.
 
     The next word determines the next state.
@@ -48,9 +48,6 @@ class SyntheticLanguage(ABC):
     words: ClassVar[tuple[str, ...]]
     start: ClassVar[Hashable]
     strength: Annotated[float, Between(0.5, 1, above=True, below=True)] = 0.9
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @abstractmethod
     def following(self, state: Any) -> dict[str, float]:
@@ -238,7 +235,6 @@ class Grammar(SyntheticLanguage):
         return [(name, verb, word) for (name, verb), word in RULES.items()]
 
     def following(self, state: tuple[str, str]) -> dict[str, float]:
-        """Return the probabilities of next words, by the rules of the language."""
         if state[1] == BOS or state[1] in OPENERS:
             return average(uniform(OPENERS), uniform(NAMES))
         free = average(uniform(BIGRAMS), uniform(OBJECTS), uniform(GRAMMAR_FILLERS))
@@ -250,7 +246,6 @@ class Grammar(SyntheticLanguage):
         return (word if word in NAMES else state[0], word)
 
     def kind(self, state: tuple[str, str]) -> str:
-        """Return bigram, skip-trigram or filler."""
         return "bigram" if state[1] in BIGRAMS else "skip-trigram" if state in RULES else "filler"
 
 
@@ -305,7 +300,6 @@ class DeepGrammar(SyntheticLanguage):
     start: ClassVar = ("",)
 
     def following(self, state: Any) -> dict[str, float]:  # noqa: PLR0911
-        """Return the probabilities of next words, by the rules of the language."""
         nouns = uniform(NOUNS[0] + NOUNS[1])
         match state:
             case ("map", _, ""):
@@ -333,7 +327,6 @@ class DeepGrammar(SyntheticLanguage):
                 return uniform(STARTS)
 
     def moved(self, state: Any, word: str) -> Hashable:  # noqa: PLR0911
-        """Return the state after a word."""
         match state:
             case ("map", values, cue):
                 bound = tuple(

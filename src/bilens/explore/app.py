@@ -51,11 +51,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """An app on one model, ready to be launched.
-
-    Attributes:
-        blocks: the app, of Gradio.
-    """
+    """An app on one model, ready to be launched."""
 
     blocks: gr.Blocks
 
@@ -68,7 +64,7 @@ class Explorer:
         open_browser: bool = False,
         wait: bool = True,
     ) -> str:
-        """Serve the app: for this machine only, by default.
+        """Serve the app, for this machine only by default, and return its address.
 
         Args:
             host: address to listen at; by default 127.0.0.1, or the one of a Space.
@@ -76,9 +72,6 @@ class Explorer:
             share: also open a public address, through a server of Gradio's, for a week.
             open_browser: open it in the default browser.
             wait: until ctrl-C; otherwise serve in the background, until `close`.
-
-        Returns:
-            The address.
 
         Raises:
             BilensError: host and port cannot be listened on.
@@ -185,18 +178,7 @@ def explore(
     """Serve the explorer of a model until ctrl-C, and return its address.
 
     `bilens.explore(model, data="digits")` calls it. See `Explorer.launch` for the place, and
-    `explorer`, whose settings these are, for an app that is launched later.
-
-    Args:
-        source: a run directory, the name of a repository on the hub, or a model.
-        host: address to listen at; by default this machine's own.
-        port: by default the first free one from 7860.
-        open_browser: open it in the default browser.
-        wait: False serves in the background and returns at once.
-        settings: data, data_dir, device and add of `explorer`.
-
-    Raises:
-        BilensError: as `explorer`, or host and port cannot be listened on.
+    `explorer`, whose settings these are, for an app that is launched later. Both say what raises.
     """
     app = explorer(source, **settings)
     return app.launch(host=host, port=port, open_browser=open_browser, wait=wait)
@@ -242,12 +224,7 @@ NOTHING_ELSE = "The explorer takes what its page sends and nothing else."
 
 
 def own_names(host: str | None, *, share: bool) -> frozenset[str]:
-    """Return the names that this explorer is reached by, besides IP addresses.
-
-    Args:
-        host: address that it listens at.
-        share: it also has a public address of Gradio's.
-    """
+    """Return the names that this explorer is reached by, besides IP addresses."""
     names = {"localhost", socket.gethostname(), host, os.environ.get("SPACE_HOST")}
     names |= {".gradio.live"} if share else set()
     return frozenset(name.lower() for name in names if name)
@@ -256,25 +233,19 @@ def own_names(host: str | None, *, share: bool) -> frozenset[str]:
 def is_own_name(host: str, names: frozenset[str]) -> bool:
     """Return True if a Host header has a name of this explorer, or an address.
 
-    Args:
-        host: the header, with or without a port.
-        names: of this explorer; one that begins with a dot matches all names that end in it.
+    One of the names that begins with a dot matches all that end in it.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
+        ends = tuple(name for name in names if name.startswith("."))
+        # An address has no owner who could make it point here, as a name has.
+        return name in names or name.endswith(ends) or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-    ends = tuple(name for name in names if name.startswith("."))
-    return name in names or name.endswith(ends) or _is_address(name)
 
 
 class RequestGuard:
-    """A layer around the app that refuses all other requests, uploads of files among them.
-
-    Args:
-        app: the guarded app.
-        names: of this explorer.
-    """
+    """A layer around the app that refuses all other requests, uploads of files among them."""
 
     def __init__(self, app: App, names: frozenset[str]) -> None:
         self.app, self.names = app, names
@@ -346,15 +317,6 @@ def _is_plain(body: bytes) -> bool:
         for value in values
         for part in (value if isinstance(value, list) else [value])
     )
-
-
-def _is_address(name: str) -> bool:
-    # An address has no owner who could make it point here, as a name has.
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:

@@ -40,12 +40,6 @@ class ThreadModel(threading.local):
 
     Reading a run sets hooks on modules, and removing a part of it changes their output. Others who
     run them at that moment must not see this.
-
-    Args:
-        model: any.
-
-    Attributes:
-        model: the model, for the thread that asks.
     """
 
     # Python calls this anew in each thread that looks.
@@ -93,10 +87,7 @@ FIELDS = " ".join(f"flow_{field.name}" for field in fields(FlowOf))
 class FlowView:
     """The flows of a model's logits, on texts that are short enough for it.
 
-    Args:
-        model: any, with its tokenizer.
-        start: a text to begin with, if it is quick.
-        texts: token ids of texts, whose mean embedding is that of `FlowOf.mean`.
+    It starts with a text, if that is quick. The mean embedding of `texts` is that of `FlowOf.mean`.
     """
 
     def __init__(
@@ -114,11 +105,7 @@ class FlowView:
         return self._models.model
 
     def check(self, of: FlowOf) -> None:
-        """Raise if the text, or a token, is not one for this model.
-
-        Raises:
-            StateError: a token is unknown, or the text is empty, unknown or too long.
-        """
+        """Raise if the text, or a token, is not one for this model."""
         check_tokens(self.model, flow_token=filter(None, [of.token]), flow_minus=of.minus)
         if not of.prompt:
             return
@@ -171,11 +158,7 @@ class FlowView:
 
     @lru_cache(maxsize=8)  # noqa: B019
     def circuit(self, of: FlowOf) -> CircuitReading:
-        """Return the circuit of the question.
-
-        Raises:
-            BilensError: there is one text, or a number other than the logit.
-        """
+        """Return the circuit of the question."""
         if of.target != "logit":
             raise BilensError("a circuit is that of a logit; expected the number logit")
         second, _ = self.second_run(of)
@@ -203,10 +186,8 @@ class FlowView:
         if not numbers:
             return ""
         value, result = reading.flow.value, remove(self.model, reading.flow, numbers)
-        before, after, change, predicted = (
-            signed(x, "#.3g")
-            for x in (value, value + result.actual, result.actual, result.predicted)
-        )
+        shown = value, value + result.actual, result.actual, result.predicted
+        before, after, change, predicted = (signed(x, "#.3g") for x in shown)
         how = "The change between the runs" if of.has_two_runs else "The logit"
         return note_html(
             f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
@@ -253,13 +234,9 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             label="Number to split",
             elem_id="flow-target",
         )
-    drawing = html(
-        "flow",
-        html_template=f'<div class="flow">{_shared("flow.html")}</div>',
-        js_on_load=_shared("flow.js")
-        + Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
-        graph="",
-    )
+    graph, script = f'<div class="flow">{_shared("flow.html")}</div>', _shared("flow.js")
+    script += Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+    drawing = html("flow", html_template=graph, js_on_load=script, graph="")
     html(
         "flow-note",
         note_html(
@@ -268,18 +245,18 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             "running model."
         ),
     )
-    screen.content("flow-removed", f"{FIELDS} removed", lambda s: view.removed(s.flow, s.removed))
+    note = html("flow-removed")
+    screen.part(f"{FIELDS} removed", [note], lambda s: [view.removed(s.flow, s.removed)])
 
     def drawn(state: Any) -> list[Any]:
         summary, graph = view.page(state.flow)
         return [summary, gr.update(graph=graph)]
 
     # Each change takes a pass through the model and more: only a finished text is split.
-    screen.control("flow_prompt", prompt, event="submit")
-    screen.control("flow_against", against, event="submit")
-    screen.control("flow_replace", replace, event="submit")
+    boxes = {"prompt": prompt, "against": against, "replace": replace, "token": token}
+    for name, box in boxes.items():
+        screen.control(f"flow_{name}", box, event="submit")
     screen.control("flow_mean", mean)
-    screen.control("flow_token", token, event="submit")
     screen.control(
         "flow_minus",
         minus,
@@ -305,7 +282,7 @@ def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
         "model takes half a minute.",
     )
     box = gr.Checkbox(view.has_circuit, label="Find the circuit", elem_id="circuit")
-    drawing = picture("circuit-plot", visible=False)
+    drawing = picture("circuit-plot")
     content = html("circuit-text")
 
     def drawn(state: Any) -> list[Any]:

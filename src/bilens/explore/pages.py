@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -34,24 +34,13 @@ from bilens.tensor import TensorChain
 
 @dataclass(frozen=True)
 class ImageState:
-    """State of the page of a classifier.
-
-    Attributes:
-        input: the image that is explained; see `bilens.explore.sketchpad`.
-    """
+    """State of the page of a classifier: the image that is explained, a text of `sketchpad`."""
 
     input: str = "test-0"
 
 
 class ImagePage(PanelView):
-    """The page of a classifier: its analyses, and an image to draw if it has one layer.
-
-    Args:
-        model: a classifier whose inputs are images.
-        data: images to measure it on.
-        added: further analyses, each with a panel.
-        recorded: settings of the cut that is saved in the run; see `recorded_settings`.
-    """
+    """The page of a classifier: its analyses, and an image to draw if it has one layer."""
 
     def __init__(
         self,
@@ -69,25 +58,14 @@ class ImagePage(PanelView):
         self.add_panels(analyses, [data], {"image": "input"}, readers=image, recorded=recorded)
 
     def checked(self, state: ImageState) -> ImageState:
-        """Return the state, if its input is an image of this data set.
-
-        Raises:
-            StateError: it is none.
-        """
+        """Return the state, if its input is an image of this data set."""
         unpack_input(state.input, self.data)
         return state
 
     def screen(self) -> Screen[Any]:
         """Lay the page out inside a `gr.Blocks`."""
         facts: list[Fact] = [("images", self.data.name), ("classes", len(self.data.class_names))]
-        return lay_out(self, facts, *([] if self.is_deep else [_sheet]))
-
-
-def _sheet(page: ImagePage, screen: Screen[Any]) -> None:
-    heading(
-        "An image", "Draw on it, use a picture, or choose a test image; the panel below reads it."
-    )
-    sketchpad(screen, page.data)
+        return lay_out(self, facts, *([] if self.is_deep else [partial(sketchpad, self.data)]))
 
 
 @dataclass(frozen=True)
@@ -98,13 +76,7 @@ class LanguageState:
         token: the predicted one, of panels on the weights.
         minus: tokens whose mean is subtracted.
         layer: number of the block.
-        flow_prompt: the text whose flow is shown.
-        flow_token: its next token; empty for the most likely one, minus the next likely one.
-        flow_minus: tokens whose mean is subtracted.
-        flow_against: a second text, or several; empty for the flow of one text.
-        flow_replace: words and their replacements in a second text.
-        flow_mean: take the mean embedding as the second run.
-        flow_target: the number whose change is split.
+        flow_prompt: of the flow that is shown, as all fields of `FlowOf` after flow_.
         removed: names of the nodes of the flow that are removed from the running model.
         circuit: find the circuit of the flow's question.
     """
@@ -129,13 +101,7 @@ class LanguageState:
 
 
 class LanguagePage(PanelView):
-    """The page of a language model: the flow of a text, then panels of the registered analyses.
-
-    Args:
-        model: any, with its tokenizer.
-        corpus: texts in its tokens.
-        added: further analyses, each with a panel.
-    """
+    """The page of a language model: the flow of a text, then panels of the registered analyses."""
 
     def __init__(
         self, model: ResidualModel, corpus: Corpus, added: Sequence[Analysis] = ()
@@ -174,11 +140,7 @@ class LanguagePage(PanelView):
         return counts.argsort(descending=True)[:500].tolist()
 
     def checked(self, state: LanguageState) -> LanguageState:
-        """Return the state, if it fits the model.
-
-        Raises:
-            StateError: it has no such token or layer, or cannot read the text.
-        """
+        """Return the state, if it fits the model."""
         check_tokens(self.model, token=[state.token], minus=state.minus)
         check_ranges(state, layer=(0, self.model.n_layers - 1))
         self.flows.check(state.flow)
@@ -187,9 +149,9 @@ class LanguagePage(PanelView):
     def screen(self) -> Screen[Any]:
         """Lay the page out inside a `gr.Blocks`."""
         used = {field for panel in self.panels for field in panel.page_fields.values()}
-        parts = [_flow, _circuit]
+        parts = [partial(flow_screen, self.flows), partial(circuit_screen, self.flows)]
         if used & {"token", "minus", "layer"}:
-            parts.append(_direction)
+            parts.append(partial(_direction, self))
         return lay_out(self, model_facts(self.model, self.corpus), *parts)
 
 
@@ -216,18 +178,9 @@ def _second_text(
                 fitting[other] = ids
     if not fitting:
         return ""
-    logits = logit_of(model, direction.vector(model))(
-        streams(model, torch.stack([*fitting.values()]))
-    )
+    after = streams(model, torch.stack([*fitting.values()]))
+    logits = logit_of(model, direction.vector(model))(after)
     return list(fitting)[int(logits.argmin())]
-
-
-def _flow(page: LanguagePage, screen: Screen[Any]) -> None:
-    flow_screen(page.flows, screen)
-
-
-def _circuit(page: LanguagePage, screen: Screen[Any]) -> None:
-    circuit_screen(page.flows, screen)
 
 
 def _direction(page: LanguagePage, screen: Screen[Any]) -> None:

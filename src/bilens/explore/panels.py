@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -66,39 +66,20 @@ class ReadingPanel:
             for option in options
             if option.name in page_fields and option.name not in fixed
         }
-        self.options = [
-            option
-            for option in options
-            if option.name not in (*self.page_fields, *fixed)
-            and _kind(option) is not None
-            and option.default is not REQUIRED
-        ]
+        controlled = [o for o in options if o.name not in (*self.page_fields, *fixed)]
+        self.options = [o for o in controlled if _kind(o) and o.default is not REQUIRED]
         prefix = analysis.name.replace("-", "_")
         self.fields = {option.name: f"{prefix}_{option.name}" for option in self.options}
 
     @property
     def state_fields(self) -> list[tuple[str, type, Any]]:
         """Name, type and default of each field that the panel adds to the state."""
-        return [
-            (self.fields[option.name], type(option.default), option.default)
-            for option in self.options
-        ]
+        return [(self.fields[o.name], type(o.default), o.default) for o in self.options]
 
     def reading(self, state: Any) -> Reading:
-        """Return the reading of a state.
-
-        Raises:
-            BilensError: a setting does not fit.
-        """
         # Only the fields of this panel: a change of another panel then finds its reading cached.
-        names = {**self.page_fields, **self.fields}
-        return self._read(
-            tuple(
-                (name, getattr(state, field))
-                for name, field in names.items()
-                if hasattr(state, field)
-            )
-        )
+        fields = {**self.page_fields, **self.fields}.items()
+        return self._read(tuple((n, getattr(state, f)) for n, f in fields if hasattr(state, f)))
 
     @lru_cache(maxsize=8)  # noqa: B019  a panel lives as long as its app
     def _read(self, settings: tuple[tuple[str, Any], ...]) -> Reading:
@@ -123,10 +104,8 @@ class ReadingPanel:
         with gr.Column(elem_id=f"reading-{name}"):
             places: list[Any] = [html(f"{name}-text")]
             for number in range(PLOTS):
-                places += [
-                    picture(f"{name}-{number}", visible=False),
-                    html(f"{name}-text-{number}"),
-                ]
+                places.append(picture(f"{name}-{number}"))
+                places.append(html(f"{name}-text-{number}"))
 
         def show(state: Any) -> list[Any]:
             try:
@@ -172,12 +151,7 @@ class ReadingPanel:
 
 
 class PanelView:
-    """A view of a model with panels of registered analyses.
-
-    Attributes:
-        start: State that the screen starts with; it has the fields of all panels.
-        panels: The panels, in the order of the page.
-    """
+    """A view of a model with panels of registered analyses, whose settings are in its `start`."""
 
     start: Any
     panels: Sequence[ReadingPanel] = ()
@@ -200,34 +174,22 @@ class PanelView:
         self.panels = [*self.panels, *panels]
         if added:
             # A field for each setting puts it into the address and into Back without further code.
-            kind = make_dataclass(
-                type(self.start).__name__, added, bases=(type(self.start),), frozen=True
-            )
-            values = {field.name: getattr(self.start, field.name) for field in fields(self.start)}
-            self.start = kind(**values)
+            kind = type(self.start)
+            more = make_dataclass(kind.__name__, added, bases=(kind,), frozen=True)
+            self.start = more(**{f.name: getattr(self.start, f.name) for f in fields(self.start)})
 
     def _model(self) -> Any:
         # Several threads read a model of their own: the attribute is asked for each time.
         return self.model  # type: ignore[attr-defined]
 
 
-def lay_out(
-    view: Any, facts: Sequence[Fact], *parts: Callable[[Any, Screen[Any]], None]
-) -> Screen[Any]:
-    """Lay out a screen inside a `gr.Blocks`: facts, parts of the page, and the view's panels.
-
-    Args:
-        view: Of a model, a `PanelView`.
-        facts: About the model, for the end of the page.
-        parts: Functions that lay out a part.
-    """
+def lay_out(view: Any, facts: Sequence[Fact], *parts: Callable[[Screen[Any]], None]) -> Screen[Any]:
+    """Lay out a screen inside a `gr.Blocks`: parts of the page, the view's panels, and facts."""
     screen = Screen[Any](view)
-    blocks: list[Callable[[], Any]] = [partial(part, view, screen) for part in parts]
-    blocks += [partial(panel.lay_out, screen) for panel in view.panels]
-    # After the answer that the page opens with.
-    blocks.insert(1, partial(html, "parts-of-page", '<nav aria-label="parts of the page"></nav>'))
-    for block in blocks:
-        block()
+    for number, block in enumerate([*parts, *(panel.lay_out for panel in view.panels)]):
+        if number == 1:  # after the answer that the page opens with
+            html("parts-of-page", '<nav aria-label="parts of the page"></nav>')
+        block(screen)
     html("facts", facts_html(facts))
     screen.connect()
     return screen

@@ -43,26 +43,20 @@ def facts_html(facts: Sequence[Fact]) -> str:
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
 
 
-def picture(name: str, figure: go.Figure | None = None, **settings: Any) -> gr.Plot:
-    """Lay out a place for a figure."""
+def picture(name: str) -> gr.Plot:
+    """Lay out a place for a figure, which is hidden as long as there is none."""
     return gr.Plot(
-        figure and plot_of(figure, name),
+        visible=False,
         show_label=False,
         container=False,
         label=name,
         elem_id=name,
         elem_classes="bilens-plot",
-        **settings,
     )
 
 
 def plot_of(figure: go.Figure, name: str) -> Any:
-    """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's.
-
-    Args:
-        figure: the drawing.
-        name: of a saved picture.
-    """
+    """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's."""
     shown: dict[str, Any] = figure.to_plotly_json()
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
     shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
@@ -70,12 +64,7 @@ def plot_of(figure: go.Figure, name: str) -> Any:
 
 
 class StateError(BilensError):
-    """A field of a state that does not fit the model.
-
-    Args:
-        field: name of the field.
-        reason: the value, and the expected values.
-    """
+    """A field of a state that does not fit the model."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -83,11 +72,7 @@ class StateError(BilensError):
 
 
 def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
-    """Raise if a number of a state lies outside of its lowest and highest.
-
-    Raises:
-        StateError: it does.
-    """
+    """Raise if a number of a state lies outside of its lowest and highest."""
     for name, (lowest, highest) in ranges.items():
         value = getattr(state, name)
         if not lowest <= value <= highest:
@@ -95,11 +80,7 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
 
 
 def check_tokens(model: Any, **fields: Iterable[str]) -> None:
-    """Raise if a field of a state names an unknown token.
-
-    Raises:
-        StateError: it does.
-    """
+    """Raise if a field of a state names an unknown token."""
     for field, names in fields.items():
         for name in names:
             with said_of(field, f"token={name!r}, "):
@@ -122,15 +103,7 @@ LONGEST = 4000
 
 
 def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
-    """Return the query of a state: its differences from the state that a screen starts with.
-
-    Args:
-        state: a dataclass of numbers, texts and tuples of texts.
-        start: of the same class.
-
-    Returns:
-        The query, and the names of the fields that are too long for it and were left out.
-    """
+    """Return the query of a state, its differences from the start, and fields that are too long."""
     parts = {}
     for field in fields(state):
         value = getattr(state, field.name)
@@ -150,9 +123,6 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
     """Return the state of a query; fields that it does not name are as at the start.
 
     Parts of other names are ignored: hosts add their own.
-
-    Raises:
-        StateError: a number is expected and something else came.
     """
     given: dict[str, list[str]] = {}
     for name, value in query:
@@ -204,11 +174,7 @@ class View(Protocol[State]):
     start: State
 
     def checked(self, state: State) -> State:
-        """Return the state, if it fits the model.
-
-        Raises:
-            StateError: it does not.
-        """
+        """Return the state, if it fits the model."""
 
 
 @dataclass(frozen=True)
@@ -231,11 +197,7 @@ class Control:
 
 
 class Screen(Generic[State]):
-    """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`.
-
-    Args:
-        view: has the first state, and checks others.
-    """
+    """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`."""
 
     def __init__(self, view: View[State]) -> None:
         self.view = view
@@ -250,15 +212,10 @@ class Screen(Generic[State]):
     def choice(self, field: str, choices: Sequence[Any], **settings: Any) -> Any:
         """Lay out a list to choose a field from; other input is refused.
 
-        Args:
-            field: of the state.
-            choices: names, whose numbers the field holds, or pairs of a name and a value.
-            settings: of Gradio's list.
+        Choices are names, whose numbers the field holds, or pairs of a name and a value. `settings`
+        are those of Gradio's list.
         """
-        pairs = [
-            choice if isinstance(choice, tuple) else (choice, number)
-            for number, choice in enumerate(choices)
-        ]
+        pairs = [c if isinstance(c, tuple) else (c, number) for number, c in enumerate(choices)]
         values: dict[Any, Any] = dict(pairs)
         start = getattr(self.view.start, field)
 
@@ -269,36 +226,21 @@ class Screen(Generic[State]):
                 raise StateError(field, f"{str(value)[:40]} is not one of the choices")
             return value
 
-        component = gr.Dropdown(
-            pairs,
-            value=start,
-            # Otherwise input that is not in the list is dropped without a word.
-            allow_custom_value=True,
-            min_width=120,
-            **settings,
-        )
+        # Without custom values, input that is not in the list is dropped without a word.
+        how: dict[str, Any] = {"allow_custom_value": True, "min_width": 120, **settings}
+        component = gr.Dropdown(pairs, value=start, **how)
         self.control(field, component, read=read)
         return component
 
     def part(
         self, names: str, outputs: Iterable[Any], show: Callable[[State], Iterable[Any]]
     ) -> None:
-        """Show something of the state.
-
-        Args:
-            names: of the fields that it depends on, with spaces between them.
-            outputs: components that show it.
-            show: their values or updates, from a state.
-        """
+        """Show something of the state in outputs: of the named fields, with spaces between them."""
         outputs = list(outputs)
         self.outputs += outputs
         self.parts.append(
             (frozenset(names.split()), lambda state: dict(zip(outputs, show(state), strict=True)))
         )
-
-    def content(self, name: str, names: str, show: Callable[[State], str]) -> None:
-        """Lay out HTML of the state, escaped by `show`; names are as in `part`."""
-        self.part(names, [html(name)], lambda state: [show(state)])
 
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
@@ -332,12 +274,7 @@ class Screen(Generic[State]):
         gr.on(None, self.on_load, None, fields, **event)
 
     def on_change(self, seen: State | None, *values: Any) -> Updates:
-        """Show the state of the controls; a control with a value that is not there goes back.
-
-        Args:
-            seen: The state that is shown; None if none is yet.
-            values: Those of the controls.
-        """
+        """Show the state of the controls; a control with a value that is not there goes back."""
         before = self.view.start if seen is None else seen
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(before, given)
@@ -350,9 +287,8 @@ class Screen(Generic[State]):
             bar = gr.update(value=query, note=escape(note) if left_out else "")
             updates = {self.seen: state, self.bar: bar}
         for field in changed & self.controls.keys():
-            _merge(
-                updates, self.controls[field].component, gr.update(**self.controls[field].say(""))
-            )
+            control = self.controls[field]
+            _merge(updates, control.component, gr.update(**control.say("")))
         for field, reason in refused.items():
             control = self.controls[field]
             # An empty box is about to be filled.

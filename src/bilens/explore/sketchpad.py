@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bilens.data import ImageData, fit_drawing
 from bilens.data.images import ink_of
-from bilens.explore.screen import Screen, StateError
+from bilens.explore.screen import Screen, StateError, heading
 from bilens.figures.canvas import as_image, grey
 from bilens.lazy_imports import gradio as gr
 
@@ -34,9 +34,6 @@ def read_sketch(text: str, data: ImageData) -> str:
     """Return the input of a sketchpad: a drawing as a picture, or a text as here.
 
     A drawing is framed as the images of the data set are; an empty sheet is an empty image.
-
-    Raises:
-        StateError: the picture cannot be read.
     """
     sketch = "data:image/png;base64,"
     if not text.startswith(sketch):
@@ -46,11 +43,7 @@ def read_sketch(text: str, data: ImageData) -> str:
 
 
 def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
-    """Return the image of a text.
-
-    Raises:
-        StateError: it names no image of this data set.
-    """
+    """Return the image of a text."""
     if text.startswith(TEST):
         digits = text.removeprefix(TEST)
         if digits.isascii() and digits.isdigit() and len(digits) < 10:
@@ -74,8 +67,8 @@ def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
     )
 
 
-def _read_picture(packed: str, side: int = 1024) -> Image.Image:
-    """Return a drawing of at most that many pixels on a side."""
+def _read_picture(packed: str) -> Image.Image:
+    side = 1024
     try:
         picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
         # The size is in the file's head: a file that is too large is never unpacked.
@@ -89,16 +82,15 @@ def _read_picture(packed: str, side: int = 1024) -> Image.Image:
     return picture
 
 
-def sketchpad(screen: Screen[Any], data: ImageData) -> None:
-    """Lay out a control of the field `input`.
+def sketchpad(data: ImageData, screen: Screen[Any]) -> None:
+    """Lay out a sheet like the images of a data set, the control of the field `input`.
 
-    Its component sends the sheet as a data address, whenever it has changed, or
-    the text of a test image.
-
-    Args:
-        screen: whose state has the field.
-        data: whose images a drawing is made to look like.
+    Its component sends the sheet as a data address, whenever it has changed, or the text of a test
+    image.
     """
+    heading(
+        "An image", "Draw on it, use a picture, or choose a test image; the panel below reads it."
+    )
     height, width = data.shape
     scale = max(1, 280 // max(data.shape))  # 280 is the width of a sheet on the page
 

@@ -33,9 +33,6 @@ tokens of heads that share keys follow one another."""
 class Text:
     """A text in chunks.
 
-    Args:
-        inputs: q1, k1, v, q2 and k2.
-
     Attributes:
         symmetric: whether one score is squared.
         pieces: all full chunks, and the remaining tokens as a shorter one.

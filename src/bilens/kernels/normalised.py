@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bilens.checks import EPS
-from bilens.kernels.products import Inputs, attend, no_autocast
+from bilens.kernels.products import LIBRARY, Inputs, attend, define, no_autocast
 
 Attend = Callable[[Inputs, float], tuple[Tensor, Tensor | None]]
 """From inputs and scale to plain attention, differentiable, and the state after it."""
@@ -160,9 +160,7 @@ class _Normalised(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
         return output
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dsums: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, dy, dsums)
+    backward = staticmethod(_backward)
 
 
 def _fake(
@@ -178,15 +176,9 @@ def _fake_gradients(*given: Any) -> list[Tensor]:
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? constant, Tensor? seen, float scale"
-_LIBRARY = torch.library.Library("bilens", "FRAGMENT")
-_LIBRARY.define(f"attend_normalised({_INPUTS}, bool normalised) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"attend_normalised_gradients({_INPUTS}, Tensor y, Tensor sums, Tensor dy) -> Tensor[]"
-)
-_LIBRARY.impl("attend_normalised", _run, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend_normalised_gradients", _run_gradients, "CompositeExplicitAutograd")
-torch.library.register_fake("bilens::attend_normalised", _fake, lib=_LIBRARY)
-torch.library.register_fake("bilens::attend_normalised_gradients", _fake_gradients, lib=_LIBRARY)
+define(f"attend_normalised({_INPUTS}, bool normalised) -> (Tensor, Tensor)", _run, _fake)
+_GRADIENTS = f"attend_normalised_gradients({_INPUTS}, Tensor y, Tensor sums, Tensor dy) -> Tensor[]"
+define(_GRADIENTS, _run_gradients, _fake_gradients)
 torch.library.register_autograd(
-    "bilens::attend_normalised", _backward, setup_context=_save, lib=_LIBRARY
+    "bilens::attend_normalised", _backward, setup_context=_save, lib=LIBRARY
 )

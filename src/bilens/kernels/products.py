@@ -303,21 +303,26 @@ class _Differentiable(torch.autograd.Function):
         _save(ctx, inputs, None)
         return _run_attend(*inputs)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, dy, dlast)
+    backward = staticmethod(_backward)
 
 
-# Of the lower interface: `torch.library.custom_op` costs twice the host's time of a call.
+LIBRARY = torch.library.Library("bilens", "FRAGMENT")
+
+
+def define(signature: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operator of torch: its run, and its results without numbers for the compiler."""
+    # By the lower interface: `torch.library.custom_op` costs twice the host's time of a call.
+    LIBRARY.define(signature)
+    name = signature.partition("(")[0]
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"bilens::{name}", fake, lib=LIBRARY)
+
+
 _INPUTS = "str kernel, Tensor q1, Tensor k1, Tensor v, Tensor? q2, Tensor? k2, Tensor? state"
-_LIBRARY = torch.library.Library("bilens", "FRAGMENT")
-_LIBRARY.define(f"attend({_INPUTS}, float scale) -> (Tensor, Tensor)")
-_LIBRARY.define(f"attend_gradients({_INPUTS}, Tensor dy, Tensor? dlast) -> Tensor[]")
-_LIBRARY.impl("attend", _run_attend, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend_gradients", _run_gradients, "CompositeExplicitAutograd")
-torch.library.register_fake("bilens::attend", _fake_attend, lib=_LIBRARY)
-torch.library.register_fake("bilens::attend_gradients", _fake_gradients, lib=_LIBRARY)
-torch.library.register_autograd("bilens::attend", _backward, setup_context=_save, lib=_LIBRARY)
+define(f"attend({_INPUTS}, float scale) -> (Tensor, Tensor)", _run_attend, _fake_attend)
+_GRADIENTS = f"attend_gradients({_INPUTS}, Tensor dy, Tensor? dlast) -> Tensor[]"
+define(_GRADIENTS, _run_gradients, _fake_gradients)
+torch.library.register_autograd("bilens::attend", _backward, setup_context=_save, lib=LIBRARY)
 
 
 def _differentiable_gradients(

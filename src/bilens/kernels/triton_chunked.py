@@ -19,14 +19,7 @@ from torch.nn import functional
 
 from bilens.kernels.linear_terms import LinearTerms, SplitState
 from bilens.kernels.products import Inputs, Kernel, both_orders, one_order, weights
-from bilens.kernels.triton_kernels import (
-    LENGTHS,
-    OTHER,
-    read_kernel,
-    read_sizes,
-    states_kernel,
-    states_sizes,
-)
+from bilens.kernels.triton_kernels import LENGTHS, OTHER, read_kernel, states_kernel, tile_sizes
 from bilens.kernels.triton_quadratic import (
     attend_kernel,
     keys_kernel,
@@ -358,7 +351,7 @@ class _Text:
         widths = a.shape[-1], b.shape[-1], c.shape[-1]
         sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
         heads = a.shape[0] * a.shape[1] // (self._sharing if reverse else 1)
-        sizes = states_sizes(sides, self._itemsize, half=self.squared, card=self._card)
+        sizes = tile_sizes("states", sides, self._itemsize, half=self.squared, card=self._card)
         programs = heads * prod(
             side // sizes[name] for side, name in zip(sides, ("BI", "BJ", "BN"), strict=True)
         )
@@ -446,7 +439,8 @@ class _Text:
             reverse: whether queries are keys, and states those of the queries after them.
         """
         qa, qb = queries
-        of_state = self._widths()
+        _, k1, v, _, k2 = self.parts
+        of_state = k1.shape[-1], k2.shape[-1], v.shape[-1]
         widths = of_state[axes[0]], of_state[axes[1]], of_state[axes[2]]
         # Of squared attention these are reads of a symmetric state by both of its axes.
         half = self.squared and axes == (0, 1, 2)
@@ -466,11 +460,6 @@ class _Text:
         )
         return y
 
-    def _widths(self) -> tuple[int, int, int]:
-        """Return the widths of the axes of a state."""
-        _, k1, v, _, k2 = self.parts
-        return k1.shape[-1], k2.shape[-1], v.shape[-1]
-
 
 @cache
 def _read_constants(
@@ -482,7 +471,7 @@ def _read_constants(
     ordered = [side for _, side in sorted(zip(axes, sides, strict=True))]
     strides = [prod(ordered[axis + 1 :]) for axis in axes]
     names = ("DA", "DB", "DC", "WA", "WB", "WC", "SA", "SB", "SC")
-    sizes = read_sizes(sides, itemsize, half=half, card=card)
+    sizes = tile_sizes("read", sides, itemsize, half=half, card=card)
     return dict(zip(names, (*sides, *widths, *strides), strict=True)) | sizes
 
 

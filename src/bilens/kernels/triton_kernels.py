@@ -31,7 +31,7 @@ class CardTiles(NamedTuple):
 
     Attributes:
         source: where the sizes come from.
-        read: sizes of `read_kernel`, as `read_sizes` names them.
+        read: sizes of `read_kernel`, as `tile_sizes` names them.
         states: those of `states_kernel`, for symmetric states (half) or any.
     """
 
@@ -87,34 +87,29 @@ HALF = 16
 
 
 @cache
-def read_sizes(
-    widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
+def tile_sizes(
+    kernel: Literal["read", "states"],
+    widths: tuple[int, int, int],
+    itemsize: int,
+    *,
+    half: bool,
+    card: str = OTHER,
 ) -> Tiles:
-    """Return tiles of `read_kernel`: BT queries, BI by BK products, BN columns.
+    """Return tiles of a kernel: BT tokens, BI by BK (or BJ, of states) products, BN columns.
 
     Args:
+        kernel: `read_kernel` or `states_kernel`.
         widths: of both factors and of the values, powers of two from 16.
         itemsize: bytes of a number.
         half: whether both factors are the same.
         card: a key of `TILES`.
     """
-    sizes = _find("read", card, itemsize, widths, "any")
-    tiles = dict(zip(("BT", "BI", "BK", "BN", "num_warps", "num_stages"), sizes, strict=True))
-    columns = HALF if half else min(tiles["BK"], widths[1])
-    rows = min(tiles["BI"] * tiles["BK"] // columns, widths[0])
-    return tiles | {"BI": rows, "BK": columns, "BN": min(tiles["BN"], widths[2])}
-
-
-@cache
-def states_sizes(
-    widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
-) -> Tiles:
-    """Return tiles of `states_kernel`: BT tokens, BI by BJ products of coordinates, BN columns."""
-    sizes = _find("states", card, itemsize, widths, "half" if half else "any")
-    tiles = dict(zip(("BT", "BI", "BJ", "BN", "num_warps", "num_stages"), sizes, strict=True))
-    columns = HALF if half else min(tiles["BJ"], widths[1])
-    rows = min(tiles["BI"] * tiles["BJ"] // columns, widths[0])
-    return tiles | {"BI": rows, "BJ": columns, "BN": min(tiles["BN"], widths[2])}
+    second = "BK" if kernel == "read" else "BJ"
+    sizes = _find(kernel, card, itemsize, widths, "half" if half else "any")
+    tiles = dict(zip(("BT", "BI", second, "BN", "num_warps", "num_stages"), sizes, strict=True))
+    columns = HALF if half else min(tiles[second], widths[1])
+    rows = min(tiles["BI"] * tiles[second] // columns, widths[0])
+    return tiles | {"BI": rows, second: columns, "BN": min(tiles["BN"], widths[2])}
 
 
 def _find(

@@ -13,11 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from bilens.cards import CARD_NAME, model_card
 from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
-from bilens.hub import HTTPError, hub_options
+from bilens.hub import CARD_NAME, HTTPError, hub_options, model_card
 from bilens.settings import read_settings
 
 CONFIG_NAME: str = constants.CONFIG_NAME
@@ -80,28 +79,25 @@ class Checkpointed(nn.Module, ModelHubMixin):
         Raises:
             CheckpointError: a file is missing or damaged, or the two do not fit together.
         """
-        settings = read_config(pretrained_model_name_or_path, **hub)
+        source = pretrained_model_name_or_path
+        settings = read_config(source, **hub)
         kind = settings.pop("model_type", None)
         if kind != cls.model_type:
             raise CheckpointError(
-                f"{pretrained_model_name_or_path} holds a model of type {kind!r}; {cls.__name__} "
-                f"loads {cls.model_type!r}. bilens.load() finds the right class by itself."
+                f"{source} holds a model of type {kind!r}; {cls.__name__} loads "
+                f"{cls.model_type!r}. bilens.load() finds the right class by itself."
             )
-        config = read_settings(
-            cls.config_class, settings, Path(pretrained_model_name_or_path) / CONFIG_NAME
-        )
+        config = read_settings(cls.config_class, settings, Path(source) / CONFIG_NAME)
         # Without memory for its weights, whose shapes have to be those of the file.
         with torch.device("meta"):
             model = cls(config)
-        path = fetch(pretrained_model_name_or_path, WEIGHTS_NAME, **hub)
+        path = fetch(source, WEIGHTS_NAME, **hub)
         # In the dtype of the model's class. A name that it lacks is reported by load_state_dict.
         kinds = {name: weight.dtype for name, weight in model.state_dict().items()}
         try:
+            stored = load_file(path, str(device))
             # Copied: a mapped file has another alignment, and the file may be deleted later.
-            state = {
-                name: weight.to(dtype=kinds.get(name), copy=True)
-                for name, weight in load_file(path, str(device)).items()
-            }
+            state = {n: w.to(dtype=kinds.get(n), copy=True) for n, w in stored.items()}
         except SafetensorError as error:
             raise CheckpointError(
                 f"{path} is damaged and cannot be read as safetensors ({error}). Train again, or "
@@ -112,7 +108,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
         except RuntimeError as error:
             raise CheckpointError(f"{path} does not fit its {CONFIG_NAME}: {error}") from error
         check_weights(model)
-        model.source = pretrained_model_name_or_path
+        model.source = source
         return model.eval()
 
 

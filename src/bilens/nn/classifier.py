@@ -52,7 +52,6 @@ class ImageClassifier(Checkpointed):
         self.unembed = nn.Linear(config.d_model, config.n_classes, bias=config.bias)
 
     def __repr__(self) -> str:
-        """Return the sizes in one line."""
         config, weight = self.config, self.embed.weight
         height, width = config.image_shape or (1, config.n_inputs)
         layers = f"{config.n_layers} layer{'s' * (config.n_layers > 1)} of width {config.d_model}"
@@ -123,10 +122,8 @@ class ImageClassifier(Checkpointed):
             *scales, last = (norm.scale for norm in cast(list[ScalarNorm], model.norms))
             # A scalar norm is a number, which scales the inputs of the layer after it.
             same = torch.eye(self.config.d_model, dtype=outputs.dtype, device=outputs.device)
-            chain = [
-                tensor.change_basis(inputs=scale * same)
-                for tensor, scale in zip(chain, scales, strict=True)
-            ]
+            pairs = zip(chain, scales, strict=True)
+            chain = [tensor.change_basis(inputs=scale * same) for tensor, scale in pairs]
             outputs = last * outputs
         chain[-1] = chain[-1].change_basis(outputs=outputs)
         if model.unembed.bias is not None:

@@ -50,13 +50,11 @@ class Gate(nn.Module):
         return 0.5 if self.name == "swish" and self.beta == 0 else None
 
     def forward(self, z: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch rank"]:
-        """Apply the gate elementwise."""
         if self.name == "swish":
             return z * torch.sigmoid(self.beta * z)
         return ACTIVATIONS[self.name](z)
 
     def extra_repr(self) -> str:
-        """Name the gate in the module's printout."""
         return f"{self.name}, beta={self.beta}" if self.name == "swish" else self.name
 
 
@@ -103,7 +101,6 @@ class GatedLayer(nn.Module):
         self.residual = residual
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Apply the layer to rows of x."""
         y: Tensor = self.left(x) * self.gate(self.right(x))
         if self.out is not None:
             y = self.out(y)
@@ -200,7 +197,6 @@ class PlainMLP(nn.Module):
         self.activation = activation
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Apply the layer to rows of x."""
         return self.out(self.activate(self.inner(x)))
 
     def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
@@ -266,7 +262,6 @@ class ScalarNorm(nn.Module):
         return torch.where(seen, (mean + self.eps).rsqrt(), 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divide by the scale."""
         if not self.training:
             return x * self.scale.to(x.dtype)
         # Squares overflow float16, and sums of them lose digits in bfloat16.

@@ -10,13 +10,12 @@ from bilens.tensor.chain import (
     sparse_basis,
 )
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
-from bilens.tensor.dictionary import Dictionary
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
+from bilens.tensor.features import Dictionary, Features, cluster
 from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
-from bilens.tensor.similarity import Features, cluster
 from bilens.tensor.tree import Paths, decompile
 
 __all__ = [

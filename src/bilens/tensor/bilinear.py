@@ -262,11 +262,7 @@ class BilinearTensor(Reading):
                 weights = weights - less.reshape(-1, self.rank).mean(0)
         else:
             assert direction is not None
-            if direction.shape[-1] != self.n_out:
-                raise BilensError(
-                    f"direction has shape {tuple(direction.shape)}; its last axis should have "
-                    f"length {self.n_out}, one number for each output of the tensor"
-                )
+            factors.check_last_axis("direction", direction, self.n_out, "output of the tensor")
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
@@ -306,17 +302,13 @@ class BilinearTensor(Reading):
             if self.constant and E.shape[0] == self.n_in - 1:
                 E = factors.affine(E, None)
             if E.shape[0] != self.n_in:
-                raise BilensError(
-                    f"inputs has shape {tuple(inputs.shape)}; expected ({self.n_in}, k), one "
-                    "column for each input feature"
-                )
+                expected = f"({self.n_in}, k), one column for each input feature"
+                raise factors.wrong_shape("inputs", inputs, expected)
             left, right = left @ E, right @ E
         if outputs is not None:
             if outputs.shape[1] != self.n_out:
-                raise BilensError(
-                    f"outputs has shape {tuple(outputs.shape)}; expected (m, {self.n_out}), one "
-                    "row for each output direction"
-                )
+                expected = f"(m, {self.n_out}), one row for each output direction"
+                raise factors.wrong_shape("outputs", outputs, expected)
             out = outputs.to(out) @ out
         names = self.names if outputs is None else ()
         return BilinearTensor(left, right, out, self.constant, names)
@@ -425,17 +417,14 @@ class BilinearTensor(Reading):
         Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
         """
         unit, scale = self.without_scale()
-        # Rounding leaves squares of a difference of equal tensors below 0.
-        return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
+        return scale * _unit_norm(unit)
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Return the cosine `<A,B> / (|A| |B|)` of two symmetric tensors; 0 if either is zero."""
         self._check_alike(other)
         a, b = self.without_scale()[0], other.without_scale()[0]
         # Each at a scale near 1: products of norms may leave float64 where the cosine does not.
-        squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
-        norms = [square.sqrt() for square in squares]
-        scale = norms[0] * norms[1]
+        scale = _unit_norm(a) * _unit_norm(b)
         return torch.where(scale > 0, _unit_inner(a, b) / scale, torch.zeros_like(scale))
 
     def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
@@ -511,6 +500,11 @@ class BilinearTensor(Reading):
 def _unit_inner(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, ""]:
     K = factors.hidden_product(a.left, a.right, b.left, b.right)
     return einsum(a.out.T @ b.out, K, "g h, g h ->")
+
+
+def _unit_norm(unit: BilinearTensor) -> Float64[Tensor, ""]:
+    # Rounding leaves squares of a difference of equal tensors below 0.
+    return _unit_inner(unit, unit).clamp_min(0).sqrt()
 
 
 def _unit_output_gram(unit: BilinearTensor) -> Float64[Tensor, "n_out n_out"]:

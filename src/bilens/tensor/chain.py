@@ -15,7 +15,7 @@ from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.factors import fit_input
+from bilens.tensor.factors import fit_input, wrong_shape
 from bilens.tensor.tracing import chain_factors
 
 
@@ -53,10 +53,6 @@ class TensorStack(nn.Module):
 
     Raises:
         NotBilinearError: the module is no such chain, or its outputs differ from the tensors'.
-
-    Attributes:
-        module: the module.
-        input_shape: shape of a single input of the module.
     """
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int] | None = None) -> None:
@@ -100,11 +96,6 @@ class Chain:
     constant: bool
 
     @property
-    def depth(self) -> int:
-        """Number of layers."""
-        return len(self.tensors)
-
-    @property
     def n_leaves(self) -> int:
         """Number of paths from a direction to an eigenvector of the first layer."""
         return len(self.directions) * math.prod(tensor.n_in for tensor in self.tensors)
@@ -134,7 +125,18 @@ def joined(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
 ) -> list[BilinearTensor]:
     """Return a checked chain, with an output for the constant wherever the next tensor reads it."""
-    _check(tensors, directions)
+    check_chain(tensors, "tensors")
+    kinds = {(tensor.out.dtype, tensor.out.device) for tensor in tensors}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise BilensError(
+            f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
+        )
+    n_out = tensors[-1].n_out
+    if directions.shape[-1] != n_out or directions.numel() == 0:
+        expected = f"at least one, its last axis of length {n_out}, that of the last outputs"
+        raise wrong_shape("directions", directions, expected)
+    check_finite(directions=directions)
     chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
     # From the top: a layer that passes the constant on has to read it itself.
     for i in range(len(chain) - 1, 0, -1):
@@ -149,16 +151,11 @@ def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
     Each hidden unit's weight is shared out evenly between its l and its r. So the part that is cut
     off is rounding in the interaction matrices, however the factors are scaled.
     """
-    # left, right and out may share one scale in any way; the span should not depend on it.
     norms = (tensor.left.norm(dim=1), tensor.right.norm(dim=1), tensor.out.norm(dim=0))
     share = torch.stack(norms).sqrt().prod(0)[:, None]
     tiny = torch.finfo(share.dtype).tiny
-    rows = torch.cat(
-        [
-            share * functional.normalize(factor, dim=1, eps=tiny)
-            for factor in (tensor.left, tensor.right)
-        ]
-    )
+    units = [functional.normalize(f, dim=1, eps=tiny) for f in (tensor.left, tensor.right)]
+    rows = torch.cat([share * unit for unit in units])
     basis: Tensor
     _, values, basis = torch.linalg.svd(rows, full_matrices=False)
     floor = torch.finfo(rows.dtype).eps * max(rows.shape) * values[:1]
@@ -185,22 +182,6 @@ def check_chain(tensors: Sequence[BilinearTensor], name: str) -> None:
     for i, tensor in enumerate(tensors):
         factors = {"left": tensor.left, "right": tensor.right, "out": tensor.out}
         check_finite(**{f"{name}[{i}].{part}": factor for part, factor in factors.items()})
-
-
-def _check(tensors: Sequence[BilinearTensor], directions: Tensor) -> None:
-    check_chain(tensors, "tensors")
-    kinds = {(tensor.out.dtype, tensor.out.device) for tensor in tensors}
-    if len(kinds) > 1:
-        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise BilensError(
-            f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
-        )
-    if directions.shape[-1] != tensors[-1].n_out or directions.numel() == 0:
-        raise BilensError(
-            f"directions has shape {tuple(directions.shape)}; expected at least one, its last axis "
-            f"of length {tensors[-1].n_out}, one number for each output of the last tensor"
-        )
-    check_finite(directions=directions)
 
 
 @checked

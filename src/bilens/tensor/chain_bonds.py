@@ -31,7 +31,7 @@ from bilens.sections import Fact
 from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Cut, fewest_hidden, joined
-from bilens.tensor.factors import checked_positive, hidden_product, square_root
+from bilens.tensor.factors import checked_positive, hidden_product, square_root, wrong_shape
 
 
 @checked
@@ -157,9 +157,8 @@ class Bonds(Reading):
         best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + 4)
         missed = 0
         while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
-            fewer = [
-                (*ranks[:i], rank - 1, *ranks[i + 1 :]) for i, rank in enumerate(ranks) if rank > 1
-            ]
+            large = [i for i, rank in enumerate(ranks) if rank > 1]
+            fewer = [(*ranks[:i], ranks[i] - 1, *ranks[i + 1 :]) for i in large]
             scores = [score(self.cut(smaller)) for smaller in fewer]
             ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
             # Scores on images are noisy, so a miss may be followed by a smaller cut that is enough.
@@ -299,10 +298,8 @@ def bonds(
 
     Source: Dooms et al. 2025, arXiv 2504.02667, appendix G, with dense cores at O(n^4) a layer.
     """
-    chain = [
-        BilinearTensor(t.left, t.right, t.out).to(torch.float64)
-        for t in joined(tensors, directions)
-    ]
+    layers = joined(tensors, directions)
+    chain = [BilinearTensor(t.left, t.right, t.out).to(torch.float64) for t in layers]
     E = checked_embedding(chain[0], embedding)
     sizes = E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T
     # Upwards: the second moment of each vector, from which its coordinates of unit size follow.
@@ -391,9 +388,7 @@ def checked_embedding(first: BilinearTensor, embedding: Tensor | None) -> Float6
     eye = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
     E = eye if embedding is None else embedding.to(eye)
     if E.shape[0] != first.n_in:
-        raise BilensError(
-            f"embedding has shape {tuple(E.shape)}; expected {first.n_in} rows, one for each input "
-            "of the first tensor, the constant among them"
-        )
+        expected = f"{first.n_in} rows, one for each input of the first tensor, with the constant"
+        raise wrong_shape("embedding", E, expected)
     check_finite(embedding=E)
     return E

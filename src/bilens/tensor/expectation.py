@@ -27,8 +27,8 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import check_chain, joined
-from bilens.tensor.factors import affine, checked_positive, square_root
-from bilens.tensor.similarity import unit_rows
+from bilens.tensor.factors import affine, checked_positive, square_root, wrong_shape
+from bilens.tensor.features import unit_rows
 
 COST_LIMIT = 1e12
 """Default limit of the operations of `expected_inner`: about 30 s on one core."""
@@ -110,11 +110,8 @@ def _unit_inner(
         # All outputs: expectations sum over them.
         full_a = joined(a, torch.eye(a[-1].n_out).to(a[-1].out))
         full_b = full_a if a is b else joined(b, torch.eye(b[-1].n_out).to(b[-1].out))
-        spans = (
-            _joint_span(full_a[0], full_a[0], rounding),
-            _joint_span(full_b[0], full_b[0], rounding),
-        )
-        return deep_inner(full_a, full_b, spans, max_operations=max_operations)
+        span_a, span_b = (_joint_span(c[0], c[0], rounding) for c in (full_a, full_b))
+        return deep_inner(full_a, full_b, (span_a, span_b), max_operations=max_operations)
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
@@ -268,10 +265,7 @@ def _standardised(
     if mean is None:
         return [first.change_basis(inputs=S), *chain[1:]]
     if mean.shape != (n,):
-        raise BilensError(
-            f"mean has shape {tuple(mean.shape)}; expected ({n},), one number for each input, the "
-            "constant left out"
-        )
+        raise wrong_shape("mean", mean, f"({n},), one number for each input but the constant")
     check_finite(mean=mean)
     moved = affine(S, mean.to(S))
     return [first.with_bias().change_basis(inputs=moved), *chain[1:]]

@@ -16,18 +16,12 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
 from bilens.settings import Count
-from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
+from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, check_last_axis
 
 
 @dataclass(frozen=True, eq=False)
 class TopEntries:
-    """The most extreme entries of each matrix, the most extreme first.
-
-    Attributes:
-        values: M[row, column].
-        rows: row of each entry.
-        columns: column of each entry.
-    """
+    """The most extreme entries M[row, column] of each matrix, the most extreme first."""
 
     values: Float[Tensor, "*batch k"]
     rows: Int64[Tensor, "*batch k"]
@@ -81,10 +75,8 @@ def _of_block(block: Tensor, start: int, k: int, best: TopEntries | None) -> Top
 def _merged(a: TopEntries, b: TopEntries, k: int) -> TopEntries:
     values = torch.cat([a.values, b.values], -1)
     values, order = values.topk(min(k, values.shape[-1]))
-    rows, columns = (
-        torch.cat(pair, -1).gather(-1, order) for pair in ((a.rows, b.rows), (a.columns, b.columns))
-    )
-    return TopEntries(values, rows, columns)
+    rows, columns = torch.cat([a.rows, b.rows], -1), torch.cat([a.columns, b.columns], -1)
+    return TopEntries(values, rows.gather(-1, order), columns.gather(-1, order))
 
 
 BLOCK_BYTES = 16 * 1024**2
@@ -201,11 +193,7 @@ class FactoredMatrix(Reading):
 
     def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
         """Return M x for k vectors x of each matrix, one in each row."""
-        if x.shape[-1] != self.n_columns:
-            raise BilensError(
-                f"x has shape {tuple(x.shape)}; its last axis should have length {self.n_columns}, "
-                "one number for each column of the matrix"
-            )
+        check_last_axis("x", x, self.n_columns, "column of the matrix")
         x = x.to(self.right)
         return x @ self.right.mT @ self.left.mT
 

@@ -20,6 +20,20 @@ NOTHING = -(2**20)
 """The exponent of zero."""
 
 
+def wrong_shape(name: str, tensor: Tensor, expected: str) -> BilensError:
+    """Return the error of a tensor of another shape than expected."""
+    return BilensError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+
+
+def check_last_axis(name: str, tensor: Tensor, length: int, unit: str) -> None:
+    """Raise unless the last axis of a tensor has a length, one number for each of some unit."""
+    if tensor.shape[-1] != length:
+        raise BilensError(
+            f"{name} has shape {tuple(tensor.shape)}; its last axis should have length {length}, "
+            f"one number for each {unit}"
+        )
+
+
 def check_factors(**factors: Tensor) -> None:
     """Raise unless all factors are of the same dtype and on the same device."""
     if len({(factor.dtype, factor.device) for factor in factors.values()}) > 1:
@@ -37,11 +51,6 @@ def check_dense_size(shape: tuple[int, ...], like: Tensor, max_bytes: int) -> No
             f"dense() would build an array of shape {shape} and {needed:,} bytes; the limit is "
             f"max_bytes={max_bytes:,}. Work with the factors, or raise max_bytes."
         )
-
-
-def readable(*tensors: Tensor) -> list[Tensor]:
-    """Return half precision tensors in float32: no decomposition accepts them."""
-    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
 
 
 def take_out_scale(
@@ -161,21 +170,14 @@ def input_gram(
     # hidden units meet in S (*) a Gram matrix of the factor that carries this input.
     S = out.T @ out
     cross = left.T @ (S * (right @ left.T)) @ right
-    return (
-        left.T @ (S * (right @ right.T)) @ left
-        + cross
-        + cross.T
-        + right.T @ (S * (left @ left.T)) @ right
-    ) / 4
+    S_R, S_L = S * (right @ right.T), S * (left @ left.T)
+    return (left.T @ S_R @ left + cross + cross.T + right.T @ S_L @ right) / 4
 
 
 def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64[Tensor, "n n"]:
     """Return a second moment or covariance of n inputs in float64, exactly symmetric, or raise."""
     if matrix.shape != (n, n):
-        raise BilensError(
-            f"{name} has shape {tuple(matrix.shape)}; expected ({n}, {n}), a row and a column for "
-            "each input"
-        )
+        raise wrong_shape(name, matrix, f"({n}, {n}), a row and a column for each input")
     check_finite(**{name: matrix})
     M = matrix.double()
     largest = float(M.abs().max())

@@ -38,7 +38,7 @@ from torch import Tensor
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.settings import Count, Seed
+from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.chain_bonds import Bond, Bonds, checked_embedding, in_directions, principal_bond
@@ -131,10 +131,8 @@ def function_bonds(
         raise BilensError(f"x has shape {tuple(x.shape)}, expected at least 2 samples")
     x, W = fit_input(x, E, constant), directions.to(like).reshape(-1, directions.shape[-1])
     # Ten batches give the spread of shares. Blocks inside them bound the memory.
-    batches = [
-        _batch_moments(chain, W, batch, E, measure=measure)
-        for batch in x.tensor_split(min(10, len(x)))
-    ]
+    split = x.tensor_split(min(10, len(x)))
+    batches = [_batch_moments(chain, W, batch, E, measure=measure) for batch in split]
     moments = _mean(batches)
     if not 0 < moments.square < torch.inf:
         raise BilensError(
@@ -177,18 +175,13 @@ def balanced_bonds(
 
 @checked
 def gaussian_samples(
-    n_samples: Count,
-    mean: Float[Tensor, " n_in"],
-    covariance: Float[Tensor, "n_in n_in"],
-    seed: Seed = 0,
+    n_samples: Count, mean: Float[Tensor, " n_in"], covariance: Float[Tensor, "n_in n_in"]
 ) -> Float64[Tensor, "samples n_in"]:
-    """Return samples of N(mean, covariance), one in each row, in float64."""
+    """Return samples of N(mean, covariance), one in each row, the same each time, in float64."""
     check_finite(mean=mean)
     root, _ = square_root(checked_positive("covariance", covariance, len(mean)))
-    generator = torch.Generator(root.device).manual_seed(int(seed))
-    y = torch.randn(
-        n_samples, root.shape[1], dtype=root.dtype, device=root.device, generator=generator
-    )
+    generator = torch.Generator(root.device).manual_seed(0)
+    y = root.new_empty(n_samples, root.shape[1]).normal_(generator=generator)
     return mean.to(root) + y @ root.T
 
 

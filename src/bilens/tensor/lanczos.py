@@ -131,9 +131,8 @@ class Search:
         self.reading = torch.cat([left, right])
         self.writing = self.reading.T.contiguous()
         # oneDNN multiplies in float32 as exactly as MKL, on AMD's processors twice as fast.
-        self.by_onednn = (
-            on_cpu and left.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-        )
+        is_float32 = left.dtype == torch.float32
+        self.by_onednn = on_cpu and is_float32 and torch.backends.mkldnn.is_available()
         if self.by_onednn:
             self.reading, self.writing = self.reading.to_mkldnn(), self.writing.to_mkldnn()
         # Continues a run whose Krylov space is exhausted, as for forms of low rank.
@@ -145,18 +144,14 @@ class Search:
     def run(self) -> None:
         """Search and test until every form has passed or failed."""
         for start in range(0, len(self.weights), self.slots):
-            batch = self._start(start)
+            # Q is the mean of both orders of L and R, hence half of the weights.
+            weights = self.weights[start : start + self.slots] / 2
+            form = torch.arange(start, start + len(weights), device=weights.device)
+            batch = self._empty(form, weights)
+            batch.begin(self._random(weights.new_zeros(len(form), 1, self.vectors.shape[-1])))
             # A test that meets a missed eigenvalue continues as a search in the space of both.
             while len(batch.form):
                 batch = self._test(*self._search(batch))
-
-    def _start(self, start: int) -> Batch:
-        # Q is the mean of both orders of L and R, hence half of the weights.
-        weights = self.weights[start : start + self.slots] / 2
-        form = torch.arange(start, start + len(weights), device=weights.device)
-        batch = self._empty(form, weights)
-        batch.begin(self._random(weights.new_zeros(len(weights), 1, self.vectors.shape[-1])))
-        return batch
 
     def _empty(self, form: Tensor, weights: Tensor) -> Batch:
         """Return a batch of forms with an empty basis."""
@@ -355,10 +350,7 @@ class Search:
 
     def _random(self, basis: Float[Tensor, "forms size n_in"]) -> Float[Tensor, "forms n_in"]:
         """Return random unit vectors orthogonal to each basis."""
-        shape = (len(basis), basis.shape[-1])
-        vector = torch.randn(
-            shape, dtype=basis.dtype, device=basis.device, generator=self.generator
-        )
+        vector = basis.new_empty(len(basis), basis.shape[-1]).normal_(generator=self.generator)
         # The second pass removes what rounding left of the basis in the first.
         for _ in range(2):
             shares = vector[:, None] @ basis.mT

@@ -178,10 +178,8 @@ class Spectrum(Reading):
     def ordered_by(self, scores: Float[Tensor, "*batch k"]) -> "Spectrum":
         """Reorder by descending `scores`, such as `spectrum.activations(x).mean(0)`."""
         if scores.shape != self.values.shape:
-            raise BilensError(
-                f"scores has shape {tuple(scores.shape)}; expected {tuple(self.values.shape)}, "
-                "one number for each eigenpair"
-            )
+            expected = f"{tuple(self.values.shape)}, one number for each eigenpair"
+            raise factors.wrong_shape("scores", scores, expected)
         return self._take(scores.argsort(dim=-1, descending=True, stable=True))
 
     def outermost(self, k: Count) -> "Spectrum":
@@ -225,10 +223,8 @@ class Spectrum(Reading):
             raise BilensError("bias was given, but this spectrum has no constant coordinate for it")
         matrix = affine(weight, bias) if self.constant else weight
         if matrix.shape[0] != self.n_in:
-            wanted = self.n_in - self.constant
-            raise BilensError(
-                f"weight has shape {tuple(weight.shape)}; expected ({wanted}, n_features)"
-            )
+            n = self.n_in - self.constant
+            raise factors.wrong_shape("weight", weight, f"({n}, n_features)")
         return replace(self, vectors=self.vectors @ matrix.to(self.vectors))
 
     def effective_rank(self) -> Float[Tensor, "*batch"]:
@@ -379,9 +375,10 @@ class QuadraticForm(Reading):
         In the dtype of the factors, but at least in float32.
         """
         check_finite(left=self.left, right=self.right, weights=self.weights)
-        left, right, weights, scale = factors.take_out_scale(
-            *factors.readable(self.left, self.right, self.weights)
-        )
+        # No decomposition accepts half precision.
+        dtype = torch.promote_types(self.left.dtype, torch.float32)
+        parts = (part.to(dtype) for part in (self.left, self.right, self.weights))
+        left, right, weights, scale = factors.take_out_scale(*parts)
         return QuadraticForm(left, right, weights, self.constant), scale[..., 0]
 
     def dense(self, max_bytes: int = factors.DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
@@ -416,11 +413,11 @@ class QuadraticForm(Reading):
         if k is not None:
             check_count("k", k, self.n_in, "the number of inputs")
         unit, scale = self.without_scale()
-        weights = unit.weights.reshape(-1, unit.weights.shape[-1])
+        forms = replace(unit, weights=unit.weights.reshape(-1, unit.weights.shape[-1]))
         if k is None:
-            pairs = dense_eigenpairs(unit.left, unit.right, weights, self.n_in)
+            pairs = dense_eigenpairs(forms, self.n_in)
         else:
-            pairs = top_eigenpairs(unit.left, unit.right, weights, k, tolerance, seed)
+            pairs = top_eigenpairs(forms, k, tolerance, seed)
         values, vectors, residuals, miss_chance = (
             part.reshape([*self.batch_shape, *part.shape[1:]]) for part in pairs
         )
@@ -449,14 +446,9 @@ def apply_factored(
     return ((w * (vectors @ right.T)) @ left + (w * (vectors @ left.T)) @ right) / 2
 
 
-def dense_eigenpairs(
-    left: Float[Tensor, "rank n_in"],
-    right: Float[Tensor, "rank n_in"],
-    weights: Float[Tensor, "batch rank"],
-    k: int,
-) -> Eigenpairs:
+def dense_eigenpairs(forms: QuadraticForm, k: int) -> Eigenpairs:
     """Return the k eigenpairs of largest magnitude of each form, from the full matrix."""
-    n = left.shape[1]
+    left, right, weights, n = forms.left, forms.right, forms.weights, forms.n_in
     batch_size = max(1, WORKING_BYTES // (3 * n * n * left.element_size()))
     # Both halves, the eigenvectors, and as much again and more for LAPACK.
     n_bytes = 6 * min(batch_size, len(weights)) * n * n * left.element_size()
@@ -481,36 +473,25 @@ def dense_eigenpairs(
 
 
 @torch.no_grad()
-def top_eigenpairs(
-    left: Float[Tensor, "rank n_in"],
-    right: Float[Tensor, "rank n_in"],
-    weights: Float[Tensor, "batch rank"],
-    k: int,
-    tolerance: float,
-    seed: int,
-) -> Eigenpairs:
+def top_eigenpairs(forms: QuadraticForm, k: int, tolerance: float, seed: int) -> Eigenpairs:
     """Return the k eigenpairs of largest magnitude of each form, iterated if that is cheaper.
 
     A form that does not reach `tolerance`, or does not pass the test of completeness, is decomposed
     in full.
     """
-    n, size = left.shape[1], basis_size(k)
-    # A basis of half of the inputs costs as much as the full decomposition.
-    # Forms of at most this many inputs are decomposed in full: iteration would save nothing.
+    left, right, weights, n = forms.left, forms.right, forms.weights, forms.n_in
+    size = basis_size(k)
+    # Iteration would save nothing: a basis of half of the inputs costs as much as a decomposition.
     if n <= 128 or 2 * size > n:
-        return dense_eigenpairs(left, right, weights, k)
+        return dense_eigenpairs(forms, k)
     # Each form has its basis and the images of it, n numbers each, and the projected form.
-    slots = WORKING_BYTES // ((2 * n + size) * size * left.element_size())
-    search = Search(
-        left, right, weights, k, tolerance, seed, slots=min(max(1, slots), len(weights))
-    )
+    slots = max(1, WORKING_BYTES // ((2 * n + size) * size * left.element_size()))
+    search = Search(left, right, weights, k, tolerance, seed, min(slots, len(weights)))
     search.run()
-    failed = ~search.passed
-    pairs = Eigenpairs(
-        search.values, search.vectors, search.residuals, search.passed.double() * MISS
-    )
+    failed, miss_chance = ~search.passed, search.passed.double() * MISS
+    pairs = Eigenpairs(search.values, search.vectors, search.residuals, miss_chance)
     if failed.any():
-        exact = dense_eigenpairs(left, right, weights[failed], k)
+        exact = dense_eigenpairs(replace(forms, weights=weights[failed]), k)
         for iterated, part in zip(pairs, exact, strict=True):
             iterated[failed] = part
     return pairs

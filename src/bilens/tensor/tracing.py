@@ -167,9 +167,6 @@ class _Products(TorchFunctionMode):
     """Replace each product of two dependent tensors by new variables, while a module runs.
 
     A tensor depends on the input if autograd says so, since parameters require no gradient here.
-
-    Args:
-        replace: return the variables that take the place of a product, from its two factors.
     """
 
     def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -193,9 +190,7 @@ class _Products(TorchFunctionMode):
         if name == "bilinear" and len(dependent) == 2:
             # As in torch: W holds a matrix for each output.
             first, second, weight, *bias = args
-            pairs = self.replace(
-                *torch.broadcast_tensors(first[..., :, None], second[..., None, :])
-            )
+            pairs = self.replace(*torch.broadcast_tensors(first[..., None], second[..., None, :]))
             out = torch.einsum("...ij,oij->...o", pairs, weight)
             return out if not bias or bias[0] is None else out + bias[0]
         if name in CONTRACTIONS and len(dependent) > 1:
@@ -247,9 +242,9 @@ def _scaled(func: Any, args: Any, kwargs: Any, factor: float) -> Any:
 def _flat(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = list(value.values())
-    return (
-        [e for entry in value for e in _flat(entry)] if isinstance(value, tuple | list) else [value]
-    )
+    if not isinstance(value, tuple | list):
+        return [value]
+    return [part for entry in value for part in _flat(entry)]
 
 
 def _depends(value: Any) -> bool:

@@ -202,11 +202,8 @@ def decompile(
     if k is not None:
         check_count("k", k, chain.n_leaves, "the number of paths in the tree")
     roots = chain.directions
-    nodes = _Nodes(
-        torch.arange(len(roots), device=roots.device)[:, None],
-        roots.new_empty(len(roots), 0),
-        roots,
-    )
+    numbers = torch.arange(len(roots), device=roots.device)
+    nodes = _Nodes(numbers[:, None], roots.new_empty(len(roots), 0), roots)
     first, *others = chain.tensors
     for tensor in reversed(others):
         nodes = nodes.children(tensor)
@@ -263,12 +260,10 @@ class _Nodes:
         return strengths.argsort(descending=True, stable=True)
 
     def take(self, rows: slice | Int[Tensor, " some"]) -> "_Nodes":
-        """Return some of the nodes."""
         return _Nodes(self.names[rows], self.eigenvalues[rows], self.vectors[rows])
 
 
 def _joined(blocks: Sequence[_Nodes]) -> _Nodes:
-    """Return the nodes of all blocks, one after another."""
     return _Nodes(
         torch.cat([block.names for block in blocks]),
         torch.cat([block.eigenvalues for block in blocks]),

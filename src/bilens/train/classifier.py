@@ -20,12 +20,11 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import logger, progress_bar
 from bilens.train.run_directory import (
     RunDirectory,
-    Session,
     check_free,
-    initialised,
     interrupt_between_steps,
     is_begun,
     open_run,
+    part,
 )
 from bilens.train.settings import ClassifierTraining
 
@@ -39,9 +38,8 @@ def add_noise(
     """
     centred = x.detach() - x.detach().mean(dim=-1, keepdim=True)
     # torch.std takes ten times as long on a CPU.
-    deviation = (
-        torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / max(x.shape[-1] - 1, 1) ** 0.5
-    )
+    length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    deviation = length / max(x.shape[-1] - 1, 1) ** 0.5
     noise = torch.empty_like(x).normal_(generator=generator)
     return torch.addcmul(x, noise, scale * deviation)
 
@@ -59,7 +57,16 @@ def latent_noise(
     return hooked(before=[(part, add) for part in parts])
 
 
-class _ClassifierSession(Session):
+def initialised(config: ClassifierConfig, seed: int) -> ImageClassifier:
+    """Return a new model whose weights are drawn from a seed alone."""
+    with torch.device("meta"):
+        model = ImageClassifier(config)
+    model.to_empty(device="cpu")
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    return model
+
+
+class _ClassifierSession:
     """One training of a classifier.
 
     Its place has the finished epochs, the steps of the current one and their sums: of the losses,
@@ -67,20 +74,18 @@ class _ClassifierSession(Session):
     each finished epoch.
     """
 
-    model: ImageClassifier
-
     def __init__(
         self, config: ClassifierConfig, data: ImageData, training: ClassifierTraining
     ) -> None:
-        device = data.train_images.device
-        model = initialised(ImageClassifier, config, training.seed).to(device)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), weight_decay=training.weight_decay, fused=True
+        self.data, self.training, device = data, training, data.train_images.device
+        self.model: ImageClassifier = initialised(config, training.seed).to(device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), weight_decay=training.weight_decay, fused=True
         )
-        generator = torch.Generator(device).manual_seed(training.seed)
-        place = {"epoch": 0, "step": 0, "loss": 0.0, "correct": 0, "seconds": 0.0, "history": []}
-        super().__init__(model, optimizer, generator, place)
-        self.data, self.training = data, training
+        # Of all random numbers after the initial weights.
+        self.generator = torch.Generator(device).manual_seed(training.seed)
+        self.place: dict[str, Any] = {"epoch": 0, "step": 0, "history": []}
+        self.place |= {"loss": 0.0, "correct": 0, "seconds": 0.0}
         self.noise_size = training.input_noise * data.train_images.std(-1, keepdim=True)
         self.steps = -(-len(data.train_labels) // training.batch_size)
 
@@ -139,16 +144,36 @@ class _ClassifierSession(Session):
         place.update(epoch=place["epoch"] + 1, step=0, loss=0.0, correct=0, seconds=0.0)
         return record
 
-    def save_all(self, run: RunDirectory) -> None:
+    def load(self, run: RunDirectory) -> None:
+        """Resume from the newest checkpoint, if any."""
+        state = run.load_state(self.model.device)
+        if state is None:
+            return
+        self.place, tensors = state
+        self.model.load_state_dict(part(tensors, "model"))
+        for name, weight in self.model.named_parameters():
+            self.optimizer.state[weight] = part(tensors, f"optimizer.{name}")
+        self.generator.set_state(tensors["generator.state"].cpu())
+
+    def save(self, run: RunDirectory) -> None:
         """Write the model, then a checkpoint."""
-        place = self.place
+        place, slots = self.place, {}
         with self.divergence_errors():
             check_weights(self.model)
         if place["step"]:
             place.update(loss=float(self.loss), correct=int(self.correct))
         self.model.save_files(run.path)
         self.model.source = run.path
-        self.save(run, self.steps * place["epoch"] + place["step"])
+        for name, weight in self.model.named_parameters():
+            for slot, value in self.optimizer.state[weight].items():
+                slots[f"{name}.{slot}"] = value
+        run.save_state(
+            self.steps * place["epoch"] + place["step"],
+            place,
+            model=self.model.state_dict(),
+            optimizer=slots,
+            generator={"state": self.generator.get_state()},
+        )
 
     @contextmanager
     def divergence_errors(self) -> Iterator[None]:
@@ -221,7 +246,6 @@ def train_classifier(
 
 
 def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
-    """Train to the end, or to ctrl-C."""
     place, epochs, steps = session.place, session.training.epochs, session.steps
     if run is not None:
         run.start_metrics(place["history"])
@@ -234,12 +258,12 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
                 bar.advance(task)
                 if interrupt.requested:
                     if run is not None:
-                        session.save_all(run)
+                        session.save(run)
                     raise KeyboardInterrupt
             record = session.finish_epoch()
             if run is not None:
                 run.add_metrics(record)
-                session.save_all(run)
+                session.save(run)
             loss, accuracy = record["train_loss"], record["test_accuracy"]
             bar.update(task, note=f"loss {loss:.4f}, test accuracy {accuracy:.2%}")
     if run is not None:
@@ -275,16 +299,9 @@ def train_classifiers(
 ) -> list[Trained]:
     """Train the same classifier from several seeds, one after the other; see `train_classifier`.
 
-    Each has its own run, `seed-N` in `run`, that can be resumed by itself. Raises as
-    `train_classifier`, and for repeated seeds.
-
-    Args:
-        config: architecture and sizes of the models.
-        data: images and labels.
-        training: settings of the training, except for the seed.
-        seeds: one for each model.
-        run: the directory to write to; None keeps everything in memory.
-        resume: resume the seeds that were begun in `run`, and begin the others.
+    Each has its own run, `seed-N` in `run`, that can be resumed by itself: `resume` resumes the
+    seeds that were begun, and begins the others. Raises as `train_classifier`, and for repeated
+    seeds.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise BilensError(f"seeds={list(seeds)}, expected at least one and none of them twice")

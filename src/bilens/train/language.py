@@ -139,10 +139,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Take a step of both optimizers."""
         loss = None if closure is None else closure()
         # Loading a state replaces the groups and the state of this object: share them again.
-        self.muon.param_groups, self.adamw.param_groups = (
-            self.param_groups[:1],
-            self.param_groups[1:],
-        )
+        self.muon.param_groups = self.param_groups[:1]
+        self.adamw.param_groups = self.param_groups[1:]
         self.muon.state = self.adamw.state = self.state
         self.muon.step()
         self.adamw.step()

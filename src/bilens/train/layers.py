@@ -45,16 +45,8 @@ class LayerStreams:
     """Texts that run through a model one layer at a time, so that layers may change in between.
 
     Positions and masks depend on the size of the batch and not on its texts, so they are recorded
-    once for each size. Streams are on the CPU, mapped from files, whatever the model's device is.
-
-    Attributes:
-        stream: input stream of the current layer.
-
-    Args:
-        model: the model.
-        layers: its layers.
-        texts: the texts.
-        folder: folder for the files.
+    once for each size. Streams are on the CPU, mapped from files in a folder, whatever the model's
+    device is; `stream` is the input of the current layer.
     """
 
     stream: Float[Tensor, "texts time d_model"]
@@ -155,12 +147,7 @@ class TrainingRows(Dataset[dict[str, Any]]):
 
 
 class StudentPart(nn.Module):
-    """A part of a model that learns by itself, in the form that the Trainer expects.
-
-    Args:
-        module: the part. Its weights that require gradients learn.
-        loss: function of the module and a batch of each column.
-    """
+    """A part of a model that learns by itself, in the form that the Trainer expects."""
 
     def __init__(self, module: nn.Module, loss: Callable[..., Float[Tensor, ""]]) -> None:
         super().__init__()

@@ -18,20 +18,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from bilens.checks import check_weights, checked
-from bilens.convert import Swish, give_swish
-from bilens.convert.gates import (
-    LINEAR_NAME,
-    GateSums,
-    activation_key,
-    drop_activation,
-    find_swish,
-    gated_mlps,
-    mark_linear,
-    set_line,
-)
+from bilens.convert import Swish, gates, give_swish
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.settings import LanguageSettings
@@ -71,15 +61,23 @@ class Fit:
     distance: float
 
 
+@torch.no_grad()
 def fit_mlp(mlp: MLP, rows: TrainingRows, ridge: float) -> float:
     """Make an MLP bilinear, in place, and return `Fit.lines`.
 
     `rows` are inputs x, targets y and weights w. An infinite `ridge` leaves its down map unchanged.
     """
-    share = _fit_gate(mlp, rows)
+    assert mlp.gate is not None
+    device = mlp.down.stored.device
+    sums = gates.GateSums(mlp.gate.n_out, device)
+    for x, _, w in rows.chunks(device):
+        up, gate = (part.select(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
+        sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
+    line = sums.line()
+    gates.set_line(mlp, line)
     if ridge < torch.inf:
         _fit_down(mlp, rows, ridge)
-    return share
+    return line.error
 
 
 @torch.no_grad()
@@ -91,19 +89,6 @@ def weighted_squares(module: Any, rows: TrainingRows) -> tuple[float, float]:
         sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
     error, energy = sums.tolist()
     return error, max(energy, TINY)
-
-
-@torch.no_grad()
-def _fit_gate(mlp: MLP, rows: TrainingRows) -> float:
-    assert mlp.gate is not None
-    device = mlp.down.stored.device
-    sums = GateSums(mlp.gate.n_out, device)
-    for x, _, w in rows.chunks(device):
-        up, gate = (part.select(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
-        sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
-    line = sums.line()
-    set_line(mlp, line)
-    return line.error
 
 
 @torch.no_grad()
@@ -199,7 +184,7 @@ def linearise(
         CheckpointError: a weight is NaN or infinite.
     """
     check_weights(model)
-    mlps = gated_mlps(model)
+    mlps = gates.gated_mlps(model)
     _check_activation(model)
     selected = sorted(set(range(len(mlps)) if layers is None else layers))
     if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
@@ -232,7 +217,7 @@ def linearise(
         selected = _most_within(order, within)
     fits = _fit(model, mlps, texts, selected, distillation or closed_form, run)
     if selected:
-        mark_linear(model, mlps, selected)
+        gates.mark_linear(model, mlps, selected)
     return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)
 
 
@@ -241,12 +226,9 @@ def next_token_loss(model: PreTrainedModel, texts: Int[Tensor, "texts time"]) ->
     """Return the mean loss of the next token over all texts, in nats."""
     total = 0.0
     for batch in texts.split(BATCH):
-        logits = model(batch, use_cache=False).logits[:, :-1]
-        total += float(
-            functional.cross_entropy(
-                logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
-            )
-        )
+        logits = model(batch, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        labels = batch[:, 1:].flatten()
+        total += float(functional.cross_entropy(logits, labels, reduction="sum"))
     return total / (texts.numel() - len(texts))
 
 
@@ -281,7 +263,7 @@ def _fit(
 
                 with _restored(mlps, [layer] if alone else []):
                     fits[layer] = Fit(**learn_layer(run, folder, layer, mlp.module, learn))
-                    drop_activation(mlp)
+                    gates.drop_activation(mlp)
                     if alone is not None:
                         alone(layer)
                 bar.advance(task)
@@ -341,9 +323,12 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
 
 
 def _check_activation(model: PreTrainedModel) -> None:
-    key = activation_key(model.config)
+    key = gates.activation_key(model.config)
     name = getattr(model.config, key)
-    if name in (LINEAR_NAME, "linear", "bilinear") or find_swish(model.config) is not None:
+    if (
+        name in (gates.LINEAR_NAME, "linear", "bilinear")
+        or gates.find_swish(model.config) is not None
+    ):
         raise BilensError(
             f"{key}={name!r} in the model's configuration: the model is bilinear already, at least "
             "in part; expected a model with the activation that it was trained with"
@@ -438,9 +423,7 @@ class _Fall(TrainerCallback):
         self.swish, self.schedule = swish, schedule
         self.start, self.steps = swish.beta, training.annealing * training.steps
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.set(state.global_step)
 
     on_step_end = on_train_begin

@@ -21,21 +21,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bilens.cards import CARD_NAME, model_card
+from bilens import files
 from bilens.errors import BilensError, CheckpointError
-from bilens.files import (
-    UNFINISHED,
-    file_errors,
-    only_process_in,
-    read_json,
-    read_json_object,
-    temporary_beside,
-    write_json,
-    write_safetensors,
-    write_text,
-)
+from bilens.hub import CARD_NAME, model_card
 from bilens.lazy_imports import lazy_import
-from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, Checkpointed, fetch, read_config
+from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import logger
 
 if TYPE_CHECKING:
@@ -56,14 +46,7 @@ STATE_NAME = "training_state.safetensors"
 
 @dataclass
 class RunDirectory:
-    """A run that is being written.
-
-    Attributes:
-        path: the directory.
-        settings: settings of the training, as JSON values.
-        finished: True if the training has ended.
-        track: function that sends a record of the metrics to the tracker.
-    """
+    """A run that is being written."""
 
     path: Path
     settings: dict[str, Any]
@@ -76,13 +59,13 @@ class RunDirectory:
 
     def draft(self, step: int) -> Path:
         """Return the folder in which the files of a checkpoint are written first."""
-        return self.path / f"{UNFINISHED}{CHECKPOINTS}" / f"checkpoint-{step}"
+        return self.path / f"{files.UNFINISHED}{CHECKPOINTS}" / f"checkpoint-{step}"
 
     def keep(self, draft: Path) -> None:
         """Turn a draft into a checkpoint, and remove all but the last two."""
-        write_json(draft / MANIFEST, _checksums(draft))
+        files.write_json(draft / MANIFEST, _checksums(draft))
         target = self.path / CHECKPOINTS / draft.name
-        with file_errors(target):
+        with files.file_errors(target):
             target.parent.mkdir(exist_ok=True)
             if target.exists():  # stopped after the last step of an epoch, and saved there again
                 self._remove(target)
@@ -97,7 +80,7 @@ class RunDirectory:
         """Write a checkpoint with named tensors in parts and a record of JSON values."""
         draft = self.draft(step)
         tensors = {f"{kind}.{name}": t for kind, part in parts.items() for name, t in part.items()}
-        write_safetensors(draft / STATE_NAME, tensors, {"record": json.dumps(record)})
+        files.write_safetensors(draft / STATE_NAME, tensors, {"record": json.dumps(record)})
         self.keep(draft)
 
     def load_state(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -122,12 +105,12 @@ class RunDirectory:
 
     def start_metrics(self, records: list[dict[str, Any]]) -> None:
         """Replace the metrics with these records."""
-        write_text(self.path / METRICS_NAME, "".join(map(_line, records)))
+        files.write_text(self.path / METRICS_NAME, "".join(map(_line, records)))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append a record to the metrics."""
         path = self.path / METRICS_NAME
-        with file_errors(path), path.open("a", encoding="utf-8") as file:
+        with files.file_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
         self.track(record)
 
@@ -136,12 +119,13 @@ class RunDirectory:
         self.finished = True
         self.write_settings()
         if (self.path / CONFIG_NAME).exists():  # parts of models have none
-            write_text(self.path / CARD_NAME, str(model_card(read_config(self.path), self.path)))
+            card = model_card(read_config(self.path), self.path)
+            files.write_text(self.path / CARD_NAME, str(card))
 
     def write_settings(self) -> None:
         """Write the settings, with the version of torch and the state of the training."""
         state = {"torch": torch.__version__, "finished": self.finished}
-        write_json(self.path / TRAINING_NAME, {**self.settings, **state})
+        files.write_json(self.path / TRAINING_NAME, {**self.settings, **state})
 
     def _checkpoints(self) -> list[Path]:
         """Return all checkpoints, the newest first."""
@@ -151,9 +135,9 @@ class RunDirectory:
         return sorted(numbered, key=lambda path: int(steps[path]), reverse=True)
 
     def _remove(self, checkpoint: Path) -> None:
-        with file_errors(checkpoint, "removed"):
+        with files.file_errors(checkpoint, "removed"):
             # Renamed first, so that a partly removed checkpoint is never read.
-            shutil.rmtree(checkpoint.rename(temporary_beside(self.path / checkpoint.name)))
+            shutil.rmtree(checkpoint.rename(files.temporary_beside(self.path / checkpoint.name)))
 
 
 @contextmanager
@@ -163,17 +147,15 @@ def open_run(
     """Begin or resume a run, and lock it against other processes inside the block.
 
     A resumed training must have the same settings, of which only `length` may grow.
-
-    Raises:
-        CheckpointError: `path` holds a training and `resume` is False, or no training and it is
-            True. Or the training has other settings, another process uses it, or the system
-            refuses access.
-        BilensError: the tracker is not installed.
     """
     settings = json.loads(json.dumps(settings))
     tracker = settings.get("report_to", "none")
-    check_tracker(tracker)
-    with only_process_in(path):
+    if tracker != "none" and find_spec(tracker) is None:
+        raise BilensError(
+            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
+            "report_to out; the metrics are in metrics.jsonl anyway"
+        )
+    with files.only_process_in(path):
         if not resume:
             check_free(path)
         elif not is_begun(path):
@@ -182,7 +164,7 @@ def open_run(
             )
         run = RunDirectory(path, settings)
         if resume:
-            before = read_json_object(path / TRAINING_NAME)
+            before = files.read_json_object(path / TRAINING_NAME)
             finished = before.pop("finished", False)
             before.pop("torch", None)
             _check_same(path, before, settings, length)
@@ -215,16 +197,12 @@ def is_begun(run: Path) -> bool:
 
 def is_finished(run: Path) -> bool:
     """Return True if the training in a directory has ended; CheckpointError if damaged."""
-    return is_begun(run) and bool(read_json_object(run / TRAINING_NAME).get("finished"))
+    return is_begun(run) and bool(files.read_json_object(run / TRAINING_NAME).get("finished"))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, in order.
-
-    Raises:
-        CheckpointError: they are missing or damaged.
-    """
-    return read_json(run / METRICS_NAME, lines=True)
+    """Return the metrics of a run, in order."""
+    return files.read_json(run / METRICS_NAME, lines=True)
 
 
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
@@ -234,7 +212,7 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
     are missing or damaged.
     """
     try:
-        settings = read_json_object(fetch(source, TRAINING_NAME, **hub))
+        settings = files.read_json_object(fetch(source, TRAINING_NAME, **hub))
         settings["data"]
     except (KeyError, CheckpointError) as error:
         raise CheckpointError(
@@ -275,7 +253,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _checksums(checkpoint: Path) -> dict[str, str]:
     sums = {}
-    with file_errors(checkpoint, "read"):
+    with files.file_errors(checkpoint, "read"):
         for path in sorted(checkpoint.rglob("*")):
             if path.is_file() and path.name != MANIFEST:
                 with path.open("rb") as file:
@@ -286,7 +264,7 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
 
 def _is_intact(checkpoint: Path) -> bool:
     try:
-        expected = read_json_object(checkpoint / MANIFEST)
+        expected = files.read_json_object(checkpoint / MANIFEST)
     except CheckpointError:
         return False
     return bool(expected) and expected == _checksums(checkpoint)
@@ -294,15 +272,6 @@ def _is_intact(checkpoint: Path) -> bool:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
-
-
-def check_tracker(name: str) -> None:
-    """Raise BilensError unless a tracker is installed."""
-    if name != "none" and find_spec(name) is None:
-        raise BilensError(
-            f"report_to={name!r} needs the package {name}: pip install {name}, or leave "
-            "report_to out; the metrics are in metrics.jsonl anyway"
-        )
 
 
 @contextmanager
@@ -362,63 +331,3 @@ def interrupt_between_steps() -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class Session:
-    """A model, its optimizer, the generator of its random numbers, and the place of the training.
-
-    Args:
-        model: model in training.
-        optimizer: optimizer of all its parameters.
-        generator: source of all random numbers after the initial weights.
-        place: the position as JSON values, such as the number of finished steps.
-    """
-
-    def __init__(
-        self,
-        model: Checkpointed,
-        optimizer: torch.optim.Optimizer,
-        generator: torch.Generator,
-        place: dict[str, Any],
-    ) -> None:
-        self.model, self.optimizer, self.generator = model, optimizer, generator
-        self.place = place
-
-    def load(self, run: RunDirectory) -> None:
-        """Resume from the newest checkpoint, if any."""
-        state = run.load_state(next(self.model.parameters()).device)
-        if state is None:
-            return
-        place, tensors = state
-        self.check(place, run)
-        self.place = place
-        self.model.load_state_dict(part(tensors, "model"))
-        for name, weight in self.model.named_parameters():
-            self.optimizer.state[weight] = part(tensors, f"optimizer.{name}")
-        self.generator.set_state(tensors["generator.state"].cpu())
-
-    def check(self, place: dict[str, Any], run: RunDirectory) -> None:
-        """Raise CheckpointError if this training cannot resume from a stored place."""
-
-    def save(self, run: RunDirectory, step: int) -> None:
-        """Write a checkpoint."""
-        slots = {}
-        for name, weight in self.model.named_parameters():
-            for slot, value in self.optimizer.state[weight].items():
-                slots[f"{name}.{slot}"] = value
-        run.save_state(
-            step,
-            self.place,
-            model=self.model.state_dict(),
-            optimizer=slots,
-            generator={"state": self.generator.get_state()},
-        )
-
-
-def initialised(model_class: type[Any], config: Any, seed: int) -> Any:
-    """Return a new model whose weights are drawn from a seed alone."""
-    with torch.device("meta"):
-        model = model_class(config)
-    model.to_empty(device="cpu")
-    model.reset_parameters(torch.Generator().manual_seed(seed))
-    return model

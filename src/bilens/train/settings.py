@@ -233,12 +233,7 @@ def check_precision(attention: str, precision: str) -> None:
 
 @dataclass(frozen=True)
 class Preset:
-    """A size of model and the training that goes with it.
-
-    Attributes:
-        model: architecture and sizes of the model.
-        training: settings of its training.
-    """
+    """A size of model and the training that goes with it."""
 
     model: LanguageSettings = field(default_factory=LanguageSettings)
     training: LanguageTraining = field(default_factory=LanguageTraining)

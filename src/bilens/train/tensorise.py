@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bilens.analysis import Reading
-from bilens.cards import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.files import write_json, write_safetensors, write_text
+from bilens.hub import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.lazy_imports import accelerate, pd
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -63,11 +63,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Tensorised(Reading):
-    """Losses of a model on its way to a tensor.
-
-    Attributes:
-        stages: Agreement with the original on each held-out text, after each stage.
-    """
+    """Agreement of a model with the original on each held-out text, after each stage."""
 
     stages: dict[str, dict[str, Agreement]]
 
@@ -92,13 +88,7 @@ class Tensorised(Reading):
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements of a run, written to its record and its model card.
-
-    Attributes:
-        run: directory of the run.
-        original: the original model.
-        held_out: texts by name.
-    """
+    """The measurements of a run, written to its record and its model card."""
 
     run: Path
     original: Any
@@ -131,18 +121,13 @@ def agreement(model: Any, original: Any, texts: Int[Tensor, "texts time"]) -> Ag
     for ids in texts.split(4):
         ours, theirs = (_log_probs(m(ids, use_cache=False).logits) for m in (model, original))
         labels = ids[:, 1:, None]
-        sums += (
-            torch.stack(
-                [
-                    -ours[:, :-1].gather(-1, labels).sum(),
-                    -theirs[:, :-1].gather(-1, labels).sum(),
-                    (theirs.exp() * (theirs - ours))[:, :-1].sum(),
-                    (ours.argmax(-1) == theirs.argmax(-1))[:, :-1].sum(),
-                ]
-            )
-            .double()
-            .cpu()
-        )
+        parts = [
+            -ours[:, :-1].gather(-1, labels).sum(),
+            -theirs[:, :-1].gather(-1, labels).sum(),
+            (theirs.exp() * (theirs - ours))[:, :-1].sum(),
+            (ours.argmax(-1) == theirs.argmax(-1))[:, :-1].sum(),
+        ]
+        sums += torch.stack(parts).double().cpu()
     loss, before, kl, same = (sums / (texts.numel() - len(texts))).tolist()
     return Agreement(loss=loss, rise=loss - before, kl=kl, top1=same)
 
@@ -210,18 +195,10 @@ class OwnText(Dataset[dict[str, Tensor]]):
 
     def all(self) -> Int[Tensor, "n_texts time"]:
         """Return all texts, on the device of the model; processes draw in turn and exchange."""
-        state = this_process()
-        size = self.training.sample_batch
-        numbers = [
-            number
-            for number in range(self.n_texts)
-            if number // size % state.num_processes == state.process_index
-        ]
+        state, size, every = this_process(), self.training.sample_batch, range(self.n_texts)
+        own = [n for n in every if n // size % state.num_processes == state.process_index]
         with progress_bar() as bar:
-            drawn = [
-                (number, self[number]["input_ids"])
-                for number in bar.track(numbers, description="own text")
-            ]
+            drawn = [(n, self[n]["input_ids"]) for n in bar.track(own, description="own text")]
         rows = dict(accelerate.utils.gather_object(drawn))
         device = next(self.model.parameters()).device
         return torch.stack([rows[number] for number in range(self.n_texts)]).to(device)
@@ -294,12 +271,9 @@ def teach_patterns(
             def learn(
                 place: Path, pupil: Any = pupil, layer: int = layer, loss: Any = loss
             ) -> dict[str, float]:
-                rows, name = (
-                    TrainingRows(streams.stream),
-                    f"patterns, layer {layer + 1} of {len(pairs)}",
-                )
-                last = teach(pupil.attn, loss, rows, training, place, name, learned=_learned)
-                return {"loss": last}
+                name, rows = f"patterns, layer {layer + 1} of {len(pairs)}", streams.stream
+                how = training, place, name
+                return {"loss": teach(pupil.attn, loss, TrainingRows(rows), *how, learned=_learned)}
 
             losses.append(learn_layer(run, folder, layer, pupil.attn, learn)["loss"])
             streams.advance()

@@ -22,7 +22,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
     set_seed,
@@ -251,9 +250,7 @@ class _Watch(TrainerCallback):
         self.task = bar.add_task(name, note="")
         self.trainer: ResumableTrainer
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.trainer.restore_loss()
         self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
         self.seconds = self._stored(state).get("seconds", 0.0)
@@ -261,9 +258,7 @@ class _Watch(TrainerCallback):
         if state.is_world_process_zero:
             self.trainer.directory.start_metrics(state.log_history)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         if state.global_step >= state.max_steps:
             # The end has no checkpoint: a training that resumes needs a step to take.
             control.should_log = control.should_evaluate = True
@@ -278,9 +273,7 @@ class _Watch(TrainerCallback):
         self._stored(state)["seconds"] = self.seconds
         self.bar.update(self.task, completed=state.global_step)
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         record = state.log_history[-1]
         record["seconds"] = self.seconds
         if state.is_world_process_zero:
@@ -288,17 +281,13 @@ class _Watch(TrainerCallback):
         for name in record.keys() & {"loss", "eval_loss"}:
             self.bar.update(self.task, note=f"{name} {record[name]:.4f}")
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.since = time.perf_counter()
-        if kwargs["metrics"]["eval_loss"] <= self.target:
+        if more["metrics"]["eval_loss"] <= self.target:
             self.reached = control.should_training_stop = True
             control.should_save = False
 
-    def on_save(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.since = time.perf_counter()
 
     def _stored(self, state: TrainerState) -> dict[str, Any]:
@@ -364,18 +353,8 @@ def run_trainer(
 ) -> list[dict[str, Any]]:
     """Train a model in place and save it in `run` with its tokenizer, or resume that.
 
-    Args:
-        model: the model to train.
-        corpus: texts in its tokens.
-        settings: contents of training.json; a resumed training must have the same.
-        run: the directory to write to.
-        arguments: arguments of the Trainer, with the number of steps.
-        resume: resume from the newest intact checkpoint in `run`.
-        name: for the progress display.
-        options: options of `ResumableTrainer`, and `target`, the validation loss to end at.
-
-    Returns:
-        The logged metrics.
+    Returns the logged metrics. `settings` are the contents of training.json, which a resumed
+    training shares. `options` are those of `ResumableTrainer`, and `target`, the loss to end at.
     """
     target, callbacks = options.pop("target", None), list(options.pop("callbacks", ()))
     trained: Any = model
@@ -383,9 +362,10 @@ def run_trainer(
     with ExitStack() as stack:
         directory, checkpoint = _open(stack, run, settings, resume, arguments)
         if directory.finished:
-            model.load_state_dict(
+            saved = (
                 open_model(run).state_dict() if is_transformer else load_file(run / WEIGHTS_NAME)
             )
+            model.load_state_dict(saved)
             return read_metrics(run)
         interrupt = stack.enter_context(interrupt_between_steps())
         bar = stack.enter_context(progress_bar())

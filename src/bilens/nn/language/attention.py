@@ -247,14 +247,12 @@ class SoftmaxAttention(Attention):
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """Attend by torch's fused kernels."""
         q, k = qk[0]
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         return _mixed(q, k, v, mask, self.scale)
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
-        """Return the softmax over the visible tokens."""
         return _softmax(scores[0] * self.scale, seen)
 
 
@@ -288,7 +286,6 @@ class DifferentialAttention(SoftmaxAttention):
         return first - self.diff_lambda * second
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
-        """Return the difference of the softmaxes over the visible tokens."""
         first, second = (_softmax(score * self.scale, seen) for score in scores)
         return first - self.diff_lambda * second
 
@@ -336,7 +333,6 @@ class StateLayer(CacheLayerMixin):
         """Do nothing: the first state has the shape of all."""
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens so far."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -348,7 +344,6 @@ class StateLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        """Forget all tokens."""
         self.keys, self.seen = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -356,12 +351,10 @@ class StateLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each batch row."""
         if self.keys is not None:
             self.keys = self.keys.repeat_interleave(repeats, 0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Select batch rows."""
         if self.keys is not None:
             self.keys = self.keys[indices.to(self.keys.device)]
 

@@ -5,26 +5,18 @@ from pathlib import Path
 from typing import Any, no_type_check
 
 import torch
+import transformers
 from huggingface_hub import file_exists
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Cache,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-    initialization,
-)
+from transformers import Cache, DynamicCache, initialization
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from bilens.cards import CARD_NAME, model_card, write_card
 from bilens.checks import check_index
 from bilens.errors import BilensError
+from bilens.hub import CARD_NAME, model_card, write_card
 from bilens.nn.language.attention import Attention, Rope, StateLayer, rotation
 from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm
 from bilens.nn.settings import ATTENTIONS, LanguageSettings
@@ -32,7 +24,7 @@ from bilens.nn.settings import ATTENTIONS, LanguageSettings
 
 # transformers makes the constructor, which takes more settings than its signature says.
 @no_type_check
-class LanguageConfig(LanguageSettings, PreTrainedConfig):
+class LanguageConfig(LanguageSettings, transformers.PreTrainedConfig):
     """The `LanguageSettings` of a `LanguageModel`, with the settings of transformers."""
 
     model_type = "bilens-language"
@@ -114,6 +106,9 @@ class Block(GradientCheckpointingLayer):
 def _make_attention(config: LanguageConfig, layer: int) -> Attention:
     kind = ATTENTIONS[config.attention]
     make: Callable[..., Attention] = kind.find()
+    options: dict[str, Any] = {}
+    if kind.keeps_state:
+        options = {"norm": config.attention_norm, "constant": config.attention_constant}
     return make(
         d_model=config.d_model,
         n_heads=config.n_heads,
@@ -124,15 +119,11 @@ def _make_attention(config: LanguageConfig, layer: int) -> Attention:
         value_mix=config.value_mix,
         pairs=kind.pairs,
         scale=config.attention_scale,
-        **(
-            {"norm": config.attention_norm, "constant": config.attention_constant}
-            if kind.keeps_state
-            else {}
-        ),
+        **options,
     )
 
 
-class LanguageModel(PreTrainedModel, GenerationMixin):
+class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
     """logits = W_U norm(blocks(W_E tokens)): a causal transformer with MLPs that are tensors.
 
     Trains with `transformers.Trainer` and writes with `generate`. `save_pretrained` saves it, and
@@ -326,5 +317,5 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
 
 # Auto classes open saved models once this module is imported.
-AutoConfig.register(LanguageConfig.model_type, LanguageConfig)
-AutoModelForCausalLM.register(LanguageConfig, LanguageModel)
+transformers.AutoConfig.register(LanguageConfig.model_type, LanguageConfig)
+transformers.AutoModelForCausalLM.register(LanguageConfig, LanguageModel)
