@@ -36,7 +36,7 @@ HEAVY = re.compile(
     r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce|bilens demo|pythia|"
     r"MODEL|annealed|bilinear|runs/linear|HuggingFaceTB|SmolLM2"
 )
-TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_noise=0.2)
+TRAINING = ClassifierTraining(epochs=3, batch_size=100, weight_decay=0.0, input_noise=0.2)
 
 
 @pytest.fixture(scope="module")
