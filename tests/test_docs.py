@@ -108,5 +108,6 @@ def follow(command: str) -> None:
             if "train" in words and "--output" in words and "--resume" not in words:
                 # A reader trains what is there for the other pages already.
                 shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
-            brief = re.sub(r"--epochs \d+", "--epochs 2", command)
-            bilens.cli.main(shlex.split(brief, comments=True)[1:])
+            brief = ["--epochs", "2"] if words[1:3] == ["train", "images"] else []
+            # The last of several values counts.
+            bilens.cli.main([*words[1:], *brief])
