@@ -10,15 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -104,7 +98,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             "weights; open the model that it was made from, or dequantise it first"
         )
     with weights.reading_files(source):
-        config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
+        config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
     # Before any weight is read: larger sizes in a damaged file would take hours or all memory.
     largest = {
         "num_hidden_layers": 1024,
@@ -307,7 +301,7 @@ def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, 
     options, kind = {"gguf_file": path.name}, model.config.model_type
     if TOKENIZER_MAPPING_NAMES.get(kind):
         return AutoTokenizer, {**options, "tokenizer_type": kind}
-    return PreTrainedTokenizerFast, options
+    return transformers.PreTrainedTokenizerFast, options
 
 
 def _tokenizer_place(source: str | Path) -> str | Path | None:
@@ -327,12 +321,12 @@ def _tokenizer_place(source: str | Path) -> str | Path | None:
 
 
 def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
             f"{source} holds no complete {weights.MODEL}: its configuration is a "
             f"{type(config).__name__}, not that of a causal language model of transformers"
         )
-    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    return cast(type[PreTrainedModel], transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def _check_shards(source: str | Path, **place: Any) -> None:

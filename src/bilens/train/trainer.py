@@ -12,20 +12,13 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
+import transformers
 from rich.progress import Progress
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import SequentialSampler
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from bilens.checks import check_weights
 from bilens.convert import open_model, save_model
@@ -58,7 +51,7 @@ def alone_with_seed(seed: int) -> Iterator[None]:
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with _ALONE, torch.random.fork_rng(devices=gpus):
         python, numpy = random.getstate(), np.random.get_state()
-        set_seed(seed)
+        transformers.set_seed(seed)
         try:
             yield
         finally:
@@ -154,7 +147,7 @@ class ResumableTrainer(Trainer):
         self.directory, self.extra = directory, extra
         self.draft: Path | None = None
         super().__init__(**options)
-        self.remove_callback(PrinterCallback)
+        self.remove_callback(transformers.PrinterCallback)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         texts: Any = self.train_dataset if train_dataset is None else train_dataset
