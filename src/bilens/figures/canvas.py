@@ -276,6 +276,9 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
     blue, negative ones red. Below a leaf is its effective eigenvalue. `root` is the name of the
     direction.
 
+    Raises:
+        BilensError: the paths are of several directions, or more than can be drawn.
+
     Source: Pearce et al. 2024, figures 1C and 6.
     """
     most = 24

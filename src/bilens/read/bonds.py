@@ -348,7 +348,11 @@ def read_bonds(
 
 
 def recorded_settings(run: str | Path) -> dict[str, Any]:
-    """Return `drop` and `metric` of the cut that is saved in a run; empty if there is none."""
+    """Return `drop` and `metric` of the cut that is saved in a run; empty if there is none.
+
+    Raises:
+        CheckpointError: the record is damaged.
+    """
     path = Path(run) / BONDS_NAME
     record = read_json_object(path) if path.is_file() else {}
     # Whatever reads the run next then shows the cut that is saved in it.

@@ -43,7 +43,11 @@ def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, 
 
 
 def open_layer(model: TensorChain) -> tuple[BilinearTensor, Float[Tensor, "n n_in"]]:
-    """Return the only layer of a model and its embedding, as `open_chain` does."""
+    """Return the only layer of a model and its embedding, as `open_chain` does.
+
+    Raises:
+        NotBilinearError: the model has several layers.
+    """
     tensors, embedding = open_chain(model)
     if len(tensors) > 1:
         raise NotBilinearError(

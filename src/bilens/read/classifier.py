@@ -320,6 +320,9 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     The spectrum is that of a class in pixels, or a batch over classes:
     `model.tensor().interaction(output=3).eigh()`. A constant coordinate counts, and is left out of
     the mask.
+
+    Raises:
+        BilensError: no positive eigenvector overlaps with an even image.
     """
     # Negative eigenvalues can only lower the logit.
     raising = spectrum.positive()

@@ -190,7 +190,11 @@ def write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
 
 
 def write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:
-    """Write the spectra of all classes."""
+    """Write the spectra of all classes.
+
+    Raises:
+        CheckpointError: the folder holds the spectra of something else.
+    """
     reading.spectrum.save(folder / "spectra.safetensors")
     write_json(folder / "decomposition.json", reading.record())
 

@@ -245,6 +245,9 @@ def register_family(architecture: str, family: Family) -> None:
     """Let bilens read and process models of an architecture, the name of their class.
 
     The family is checked against the first model that is read.
+
+    Raises:
+        BilensError: the architecture is known already.
     """
     if architecture in known_families():
         raise BilensError(f"architecture={architecture!r} is known already; expected a new name")

@@ -158,6 +158,9 @@ class ResidualModel:
         The difference of their logits is the product of this direction and the final normalised
         stream, up to the unembedding's bias. Tokens are given by name or by number.
 
+        Raises:
+            BilensError: a token is not in the vocabulary.
+
         Source: Pearce et al. 2024, figure 7.
         """
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
@@ -243,6 +246,9 @@ class ResidualModel:
         Returns:
             Two batches for bilinear and differential attention, otherwise one. The batch axis is
             the heads.
+
+        Raises:
+            BilensError: the distance is negative.
 
         Source: Elhage et al. 2021, as for `ov`.
         """

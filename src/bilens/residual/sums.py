@@ -100,7 +100,12 @@ def check_alone(
 
 @torch.no_grad()
 def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) -> None:
-    """Check the tensor of an MLP on one stream x against the modules of the model."""
+    """Check the tensor of an MLP on one stream x against the modules of the model.
+
+    Raises:
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: they differ by more than rounding.
+    """
     tensor, mlp = model.mlp(layer), model.layer(layer).mlp
     n = mlp.normalised(x)
     total = tensor(n)

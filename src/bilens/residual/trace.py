@@ -85,6 +85,9 @@ def queries_keys(
 
     Returns:
         One or two pairs of (rows, heads, d_head), whose inner products are the scores.
+
+    Raises:
+        BilensError: the rows do not have the width of the stream.
     """
     if n.shape[-1] != view.d_model:
         raise BilensError(

@@ -96,6 +96,10 @@ def measure(
         parts: numbers of nodes, or pairs of numbers (above, below) for edges.
         scale: factor of the flow of a node, or of the input along an edge.
         tokens: most tokens that a part is said to raise, and to lower.
+
+    Raises:
+        BilensError: a node or edge does not exist, or is the logit, a remainder or, on one text, a
+            bias. Or an edge is asked for between two texts.
     """
     measured = _measurement(model, flow, scale)
     planned = [measured.plan(part) for part in parts]
@@ -141,6 +145,9 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
 
     The predicted change is the flow that leaves the group: what its nodes send to each other counts
     once.
+
+    Raises:
+        BilensError: numbers is empty, or a node is the logit or a remainder, or does not exist.
     """
     numbers = sorted({*numbers})
     if not numbers:

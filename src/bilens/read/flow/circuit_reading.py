@@ -223,6 +223,10 @@ def circuit(
         level: with "edges" the same search goes on over the edges between the parts: it keeps the
             share `keep` of what the parts keep. Parts of a single question are at all positions.
         bootstraps: number of circuits of resampled questions, which say how stable it is.
+
+    Raises:
+        BilensError: there are no questions, one has no second text, texts do not fit, or the token
+            is as probable after both.
     """
     found, measuring, edges = [], [], []
     for of_task in by_task(questions):
@@ -308,6 +312,9 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         level: Parts, or also the edges between them that carry the answer.
         bootstraps: Number of circuits of resampled questions, to see how stable it is; each takes a
             search.
+
+    Raises:
+        BilensError: neither a question nor a file is given, or both, or texts do not fit.
     """
     if bool(pairs) == bool(prompt):
         raise BilensError(

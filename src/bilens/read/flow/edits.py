@@ -63,6 +63,9 @@ def edit_heads(
     and all other weights are unchanged, and the result is an ordinary model of its family. The
     model stays as it is, and the edited one shares the memory of all other weights with it. Scale 0
     removes the output, -1 reverses it.
+
+    Raises:
+        BilensError: the layer or a head does not exist, or the scale is not finite.
     """
     out = model.layer(layer).heads.out
     check_finite(scale=torch.tensor(scale))
@@ -93,6 +96,10 @@ def edit_head_along(
     all maps that do this, it changes z least over texts with E[z z'] = M, the moment, without which
     the projection is orthogonal. Patterns and all other weights are unchanged, and shared with the
     model. Scale 0 removes the directions, -1 reverses them.
+
+    Raises:
+        BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
+            Or the moment is singular, or the vectors are linearly dependent.
     """
     out = model.layer(layer).heads.out
     check_index("head", head, model.n_heads)

@@ -126,11 +126,19 @@ class Flow(Reading):
         return self.absolute / abs(self.value) if self.value else 0.0
 
     def node(self, number: int) -> Node:
-        """Return one of the nodes."""
+        """Return one of the nodes.
+
+        Raises:
+            BilensError: the node does not exist.
+        """
         return self.nodes[self._checked(number)]
 
     def vector(self, number: int) -> Float[Tensor, " d_model_and_1"]:
-        """Return the vector of a node that is a direction, a row of `vectors`."""
+        """Return the vector of a node that is a direction, a row of `vectors`.
+
+        Raises:
+            BilensError: the node is not a direction.
+        """
         node = self.node(number)
         if node.kind != "direction":
             raise BilensError(f"number={number} is a node of kind {node.kind}, not a direction")
@@ -153,12 +161,19 @@ class Flow(Reading):
         """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
         All nodes by default take n^2 numbers.
+
+        Raises:
+            BilensError: the node does not exist.
         """
         picked = range(len(self.nodes)) if numbers is None else numbers
         return self.edges_between([[number] for number in picked])
 
     def edges_between(self, groups: Sequence[Sequence[int]]) -> Float[Tensor, "n n"]:
-        """Return the flow between groups of nodes: row a, column b is the flow from b up to a."""
+        """Return the flow between groups of nodes: row a, column b is the flow from b up to a.
+
+        Raises:
+            BilensError: the node does not exist.
+        """
         n, device = len(groups), self.constants.device
         group = torch.full((len(self.nodes),), -1, device=device)
         for number, members in enumerate(groups):
@@ -189,14 +204,22 @@ class Flow(Reading):
                 edges[group[number], column] += constant
 
     def graph(self, numbers: Sequence[int]) -> "FlowGraph":
-        """Return the graph of some of the nodes, with the logit."""
+        """Return the graph of some of the nodes, with the logit.
+
+        Raises:
+            BilensError: the node does not exist.
+        """
         picked = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
         nodes = tuple(self.nodes[i] for i in picked)
         held = sum(abs(node.flow) for node in nodes[1:])
         return FlowGraph(self, picked, nodes, self.edges(picked), held / (self.absolute or 1.0))
 
     def top(self, k: int) -> "FlowGraph":
-        """Return the graph of the k parts with the largest |flow|, without remainders."""
+        """Return the graph of the k parts with the largest |flow|, without remainders.
+
+        Raises:
+            BilensError: k is not positive.
+        """
         check_count("k", k)
         return self.graph(self.strongest()[:k])
 

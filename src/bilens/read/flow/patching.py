@@ -114,6 +114,9 @@ def patch(
         against: the second run; see `flow`.
         replace: words of the text and their replacements in the second run.
 
+    Raises:
+        BilensError: the texts or tokens do not fit the model or each other.
+
     Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
     if (against is None) == (replace is None):

@@ -58,7 +58,11 @@ class Question:
         against: Against | None = None,
         **others: Any,
     ) -> "Question":
-        """Return the question with tokens and a second run in any of their forms."""
+        """Return the question with tokens and a second run in any of their forms.
+
+        Raises:
+            BilensError: tokens to subtract are given twice, or beside a vector.
+        """
         if not isinstance(token, str) and minus:
             raise BilensError(
                 "minus needs token as a string; TokenDirection(token, minus) has both"

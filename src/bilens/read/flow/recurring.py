@@ -111,6 +111,10 @@ def task_directions(
 
     Every question has a second text of as many tokens. The `strongest` directions are exchanged
     and named.
+
+    Raises:
+        BilensError: there are fewer than two questions of each task, one has no second text, texts
+            do not fit, or the token is as probable after both.
     """
     finding, measuring = list[Question](), list[Question]()
     for of_task in by_task(questions):
