@@ -149,7 +149,11 @@ def check_sum(
 
 
 def check_weights(model: nn.Module, name: str = "") -> None:
-    """Raise unless every weight of a model, or of its part `name`, is a finite plain tensor."""
+    """Raise unless every weight of a model, or of its part `name`, is a finite plain tensor.
+
+    Raises:
+        CheckpointError: a weight is NaN, infinite or quantised.
+    """
     for part, parameter in model.named_parameters(prefix=name):
         kind = type(parameter.data)
         if kind.__module__.startswith("torchao"):

@@ -27,6 +27,9 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
     """Turn errors of the system into one message: a full or read-only disk, a folder, ...
 
     It names `path`, by default the one that the system names, and what could not be done.
+
+    Raises:
+        CheckpointError: in place of an OSError, or of the error that safetensors makes of one.
     """
     try:
         if "\0" in os.fspath(path):
@@ -46,6 +49,9 @@ def check_target(path: Path) -> Path:
 
     A rename would replace a device by a file, and a link by its target. So devices, named pipes
     and sockets are refused, and links are followed.
+
+    Raises:
+        CheckpointError: the path is no file and no folder, or its links go in a circle.
     """
     with file_errors(path):
         try:
@@ -69,7 +75,11 @@ def check_target(path: Path) -> Path:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; move it there if the block ends without an error."""
+    """Yield a temporary path next to `path`; move it there if the block ends without an error.
+
+    Raises:
+        CheckpointError: the path is a device, a pipe or a socket, or the system refuses.
+    """
     with file_errors(path):
         path = check_target(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +97,9 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `folder`; rename it if the block ends without an error.
 
     If another process has made `folder` in the meantime, that one stays.
+
+    Raises:
+        CheckpointError: the system refuses.
     """
     with file_errors(folder):
         folder = check_target(folder)
@@ -110,6 +123,9 @@ def only_process_in(folder: Path) -> Iterator[None]:
 
     The lock is the system's and ends with the process. Files that a killed process left unfinished
     are removed.
+
+    Raises:
+        CheckpointError: another process works there, or the system refuses.
     """
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +152,11 @@ def temporary_beside(path: Path) -> Path:
 
 
 def read_json(path: Path, *, lines: bool = False) -> Any:
-    """Return the value in a JSON file, or with `lines` the list of the values of its lines."""
+    """Return the value in a JSON file, or with `lines` the list of the values of its lines.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is damaged.
+    """
     with file_errors(path, "read"):
         content = path.read_bytes()
     try:
@@ -147,7 +167,11 @@ def read_json(path: Path, *, lines: bool = False) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file."""
+    """Return the object in a JSON file.
+
+    Raises:
+        CheckpointError: as in `read_json`, or the value is no object.
+    """
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a JSON object")

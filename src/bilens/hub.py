@@ -59,7 +59,11 @@ def is_folder(path: str | Path) -> bool:
 
 
 def named_folder(data_dir: str | Path | None) -> Path | None:
-    """Return the folder of data sets in `data_dir`, else in BILENS_DATA, else None."""
+    """Return the folder of data sets in `data_dir`, else in BILENS_DATA, else None.
+
+    Raises:
+        DataError: the folder does not exist.
+    """
     origin = "BILENS_DATA" if data_dir is None else "data_dir"
     folder = os.environ.get("BILENS_DATA", "") if data_dir is None else str(data_dir)
     if folder and not is_folder(folder):

@@ -45,7 +45,12 @@ def data_of(source: str | Path) -> str:
 
 
 def check_data(source: str | Path, data: str | None, data_dir: str | Path | None = None) -> None:
-    """Raise, before a model on this machine is opened, if its data is not named or not there."""
+    """Raise, before a model on this machine is opened, if its data is not named or not there.
+
+    Raises:
+        BilensError: the model has no record of its training.
+        DataError: a language model in a file is to read texts that do not exist.
+    """
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)

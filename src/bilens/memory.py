@@ -43,6 +43,9 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
     """Raise before an allocation that cannot succeed.
 
     `purpose` is the subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
+
+    Raises:
+        MemoryLimitError: less memory is available.
     """
     available = available_memory(device)
     if available is not None and n_bytes > available:

@@ -114,7 +114,11 @@ class CheckedSettings:
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any], source: object) -> Settings:
-    """Return settings of a dataclass that checks itself, from all of its fields in a file."""
+    """Return settings of a dataclass that checks itself, from all of its fields in a file.
+
+    Raises:
+        CheckpointError: a field is missing, unknown or out of range.
+    """
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     remedy = "It was written by another version of bilens, or edited."
     check_names(source, "settings", values.keys(), known, remedy)

@@ -80,7 +80,11 @@ Record = TypeVar("Record", ProcessingRecord, SwishRecord, LinearRecord)
 
 
 def read_record(config: Any, kind: type[Record]) -> Record | None:
-    """Return a record of bilens in a model's configuration; None without one."""
+    """Return a record of bilens in a model's configuration; None without one.
+
+    Raises:
+        CheckpointError: the record is damaged.
+    """
     content = getattr(config, kind.key, None)
     if content is None:
         return None
@@ -366,7 +370,11 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
 
 
 def restore_linear(model: PreTrainedModel) -> None:
-    """Make the gates linear again in a model that was opened with one activation for all layers."""
+    """Make the gates linear again in a model that was opened with one activation for all layers.
+
+    Raises:
+        CheckpointError: the record names a layer that the model does not have, or one twice.
+    """
     layers = linear_layers(model.config)
     mlps = gated_mlps(model) if layers else []
     if len(set(layers)) != len(layers) or max(layers, default=-1) >= len(mlps):

@@ -90,6 +90,11 @@ def gguf_model(
     """Open the model of a GGUF file in evaluation mode, its weights dequantised.
 
     With `low_memory` the weights are dequantised one by one into a file beside it, and stay there.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or incomplete, or its architecture is not
+            known. A tensor or setting without a place in the model is refused too.
+        MemoryLimitError: the weights do not fit into memory.
     """
     header = read_header(path)
     config = _config(header)

@@ -52,7 +52,11 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Read the settings and the table of tensors of a GGUF file, each length and offset checked."""
+    """Read the settings and the table of tensors of a GGUF file, each length and offset checked.
+
+    Raises:
+        CheckpointError: the file is not there, is not GGUF, or is cut or damaged.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path} is not there; expected a GGUF file")
     with file_errors(path, "read"), path.open("rb") as file:

@@ -84,7 +84,12 @@ class Layout:
     tokenizers: Mapping[str | None, str]
 
     def open(self, source: str | Path, settings: dict[str, Any], **place: Any) -> nn.Module:
-        """Return the model with its weights, by its config.json, in evaluation mode."""
+        """Return the model with its weights, by its config.json, in evaluation mode.
+
+        Raises:
+            CheckpointError: a setting or a weight is missing, unknown or out of range, or a file
+                missing or damaged.
+        """
         # Settings that transformers adds to any configuration, and that no layout reads.
         general = frozenset(PreTrainedConfig().to_dict()) | {"torch_dtype", "auto_map"}
         what, others = f"settings for {self.name}", self.others | general
@@ -147,6 +152,9 @@ def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan
 
     The scale of attention's output goes into its weights. The size of the vocabulary is not among
     the settings, so it is that of the embedding.
+
+    Raises:
+        CheckpointError: bilens has no such MLP, or rotary positions have other frequencies.
     """
     # Kinds of MLPs by `bilinear` and `gate` of the paper's models.
     paper_mlps: dict[tuple[bool, str | None], MlpName] = {

@@ -34,6 +34,9 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     """Return all weights of a checkpoint under the names in its files.
 
     Files that torch wrote are read with `weights_only=True`: tensors, and nothing that runs.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or holds something else.
     """
     path = _weights_file(source, **place)
     if path is None:
@@ -105,7 +108,11 @@ def stored_tensors(source: str | Path, names: set[str], **place: Any) -> dict[st
 
 
 def shard_names(index: Path) -> list[str]:
-    """Return the names of the files that an index lists, which are in its folder."""
+    """Return the names of the files that an index lists, which are in its folder.
+
+    Raises:
+        CheckpointError: it names a file elsewhere, or is damaged.
+    """
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         elsewhere = [name for name in names if Path(name).name != name or name in ("", "..")]

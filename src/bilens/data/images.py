@@ -392,6 +392,9 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
     The file begins with two zero bytes, the type (8 for bytes), the number of axes, and the size of
     each axis in 4 bytes. The values follow, with the last axis fastest.
 
+    Raises:
+        DataError: the file cannot be read, or is not one.
+
     Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
     """
     opened = gzip.open if path.suffix == ".gz" else open

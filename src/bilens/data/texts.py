@@ -58,7 +58,11 @@ def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterat
 
 
 def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[Path]:
-    """Return the files that `read_texts` reads, in its order; none when it asks the hub."""
+    """Return the files that `read_texts` reads, in its order; none when it asks the hub.
+
+    Raises:
+        DataError: Unknown name or missing files.
+    """
     path, kinds = Path(source), ", ".join(SUFFIXES)
     if str(source) in HUB:
         folder = named_folder(data_dir)

@@ -178,7 +178,18 @@ def explore(
     """Serve the explorer of a model until ctrl-C, and return its address.
 
     `bilens.explore(model, data="digits")` calls it. See `Explorer.launch` for the place, and
-    `explorer`, whose settings these are, for an app that is launched later. Both say what raises.
+    `explorer` for an app that is launched later.
+
+    Args:
+        source: a run directory, the name of a repository on the hub, or a model.
+        host: address to listen at; by default this machine's own.
+        port: by default the first free one from 7860.
+        open_browser: open it in the default browser.
+        wait: False serves in the background and returns at once.
+        settings: data, data_dir, device and add of `explorer`.
+
+    Raises:
+        BilensError: as `explorer`, or host and port cannot be listened on.
     """
     app = explorer(source, **settings)
     return app.launch(host=host, port=port, open_browser=open_browser, wait=wait)

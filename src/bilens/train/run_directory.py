@@ -147,6 +147,12 @@ def open_run(
     """Begin or resume a run, and lock it against other processes inside the block.
 
     A resumed training must have the same settings, of which only `length` may grow.
+
+    Raises:
+        CheckpointError: `path` holds a training and `resume` is False, or no training and it is
+            True. Or the training has other settings, another process uses it, or the system
+            refuses access.
+        BilensError: the tracker is not installed.
     """
     settings = json.loads(json.dumps(settings))
     tracker = settings.get("report_to", "none")
@@ -201,7 +207,11 @@ def is_finished(run: Path) -> bool:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, in order."""
+    """Return the metrics of a run, in order.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
     return files.read_json(run / METRICS_NAME, lines=True)
 
 
