@@ -27,8 +27,8 @@ SLOW += ["transformers"]
 
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
-    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit explore flow load "
-    "register_family report spectra task_directions"
+    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit flow load "
+    "register_family spectra task_directions"
 )
 
 
@@ -38,7 +38,7 @@ def test_the_top_level_names():
 
 
 @pytest.mark.parametrize("alone", nightly([True, False], [False]))
-def test_a_first_session_takes_six_names(tmp_path, monkeypatch, alone):
+def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
     """At night in a process of its own, where nothing else has imported a room."""
     digit_model().save_files(tmp_path / "run")
     code = """
@@ -48,16 +48,16 @@ import bilens
 run, page = sys.argv[1:]
 model = bilens.load(run)
 assert bilens.spectra(model).vectors.shape[0] == 10
-assert "read from its weights" in bilens.report(run, page, data="digits").read_text()
+assert "read from its weights" in bilens.report.report(run, page, data="digits").read_text()
 reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
-assert reading.title in bilens.report([reading], page).read_text()
+assert reading.title in bilens.report.report([reading], page).read_text()
 try:
-    bilens.report(run, page, colour="red")
+    bilens.report.report(run, page, colour="red")
 except bilens.BilensError as error:
     assert str(error).startswith("colour is no setting of a report")
 else:
     raise AssertionError
-address = bilens.explore(run, data="digits", wait=False)
+address = bilens.explore.explore(run, data="digits", wait=False)
 assert "gradio" in urlopen(address).read().decode()
 assert bilens.report.write_report and bilens.explore.explorer
 """

@@ -52,11 +52,9 @@ __all__ = [
     "__version__",
     "bonds",
     "circuit",
-    "explore",
     "flow",
     "load",
     "register_family",
-    "report",
     "spectra",
     "task_directions",
 ]

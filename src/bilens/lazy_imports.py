@@ -56,15 +56,6 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     return find, lambda: sorted({*vars(sys.modules[package]), *homes})
 
 
-def make_callable(name: str, function: Callable[..., Any]) -> None:
-    """Let a module be called as a function, as `bilens.report` is in a first session.
-
-    A function of the same name would vanish as soon as the module is imported.
-    """
-    members = {"__call__": staticmethod(function), "__doc__": function.__doc__}
-    sys.modules[name].__class__ = type("CallableModule", (ModuleType,), members)
-
-
 class _LazyModule(ModuleType):
     def __init__(self, name: str, install: str) -> None:
         super().__init__(name)

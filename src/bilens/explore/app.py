@@ -177,8 +177,7 @@ def explore(
 ) -> str:
     """Serve the explorer of a model until ctrl-C, and return its address.
 
-    `bilens.explore(model, data="digits")` calls it. See `Explorer.launch` for the place, and
-    `explorer` for an app that is launched later.
+    See `Explorer.launch` for the place, and `explorer` for an app that is launched later.
 
     Args:
         source: a run directory, the name of a repository on the hub, or a model.

@@ -3,7 +3,6 @@
 from bilens.figures.canvas import tree_figure
 from bilens.figures.paper import save_figure, save_figures
 from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
-from bilens.lazy_imports import make_callable
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import network_figure
 from bilens.read.explanation import explanation_figure, shared_figure
@@ -16,6 +15,7 @@ __all__ = [
     "heat_figure",
     "network_figure",
     "path_figure",
+    "report",
     "save_figure",
     "save_figures",
     "shared_figure",
@@ -25,5 +25,3 @@ __all__ = [
     "write_page",
     "write_report",
 ]
-
-make_callable(__name__, report)

@@ -149,8 +149,7 @@ def report(
 ) -> Path:
     """Write the report of a model, or of readings, as one HTML file, and return its path.
 
-    `bilens.report("runs/digits", "digits.html")` calls it, as does
-    `bilens.report(reading, "page.html")`.
+    For example `report("runs/digits", "digits.html")`, or `report(reading, "page.html")`.
 
     Args:
         source: A run directory, the name of a repository on the hub, a model, a reading, or a
