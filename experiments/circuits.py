@@ -60,6 +60,7 @@ from experiments.pretrained import open_models, saved_rows
 from experiments.tasks import questions_of
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+EDGES = ("agreement", "ioi")
 KNOWN = ("agreement", "gender", "ioi", "facts")
 BASELINE = "EAP-IG inputs"
 KEEP = 0.9
@@ -120,7 +121,9 @@ def _of_model(
     of_parts = saved("areas", tasks, lambda task: compared(model, longer[task], finding, steps))
     few = finding // 2
     of_edges = saved(
-        "edge-areas", known[::2], lambda task: compared_edges(model, longer[task][: few + 10], few)
+        "edge-areas",
+        [task for task in EDGES if task in known],
+        lambda task: compared_edges(model, longer[task][: few + 10], few),
     )
     task = "ioi" if "ioi" in tasks else tasks[0]
     path = context.models / f"mib-{name}-{task}.json"

@@ -179,8 +179,10 @@ class Analysis:
         """Parameters by name, without the model."""
         _, *others = inspect.signature(self.read).parameters.values()
         lines = help_lines(self.read, "Args")
-        defaults = {p.name: p.default for p in others}
-        return {n: Parameter(n, self.hints[n], d, lines.get(n, "")) for n, d in defaults.items()}
+        return {
+            p.name: Parameter(p.name, self.hints[p.name], p.default, lines.get(p.name, ""))
+            for p in others
+        }
 
     @cached_property
     def options(self) -> list[Option]:

@@ -121,8 +121,10 @@ class Doctor:
             optional["triton"] = f"{problem}; the chunked kernel is used"
         data = os.environ.get("BILENS_DATA")
         needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
-        n_cards = torch.cuda.device_count()
-        cards = enumerate(map(torch.cuda.get_device_properties, range(n_cards)))
+        cards = {}
+        for number in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(number)
+            cards[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
         checks: dict[str, Any] = {
             "versions": {
                 "bilens": __version__,
@@ -132,7 +134,7 @@ class Doctor:
             },
             "devices": {
                 "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
-                **{f"cuda:{i}": f"{c.name}, {c.total_memory / 2**30:.0f} GiB" for i, c in cards},
+                **cards,
                 **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
             },
             "places": {

@@ -82,10 +82,12 @@ class TrainImages(CheckedSettings):
         accuracies = [history[-1]["test_accuracy"] for _, history in trained]
         for folder, accuracy in zip(runs, accuracies, strict=True):
             out.print(f"{folder}: test accuracy {accuracy:.2%}")
-        mean, spread, n = statistics.mean(accuracies), None, len(accuracies)
-        if n > 1:
+        mean, spread = statistics.mean(accuracies), None
+        if len(accuracies) > 1:
             spread = statistics.stdev(accuracies)
-            out.print(f"{n} seeds: {mean:.2%} on average, standard deviation {spread:.2%}")
+            out.print(
+                f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}"
+            )
         by_run = dict(zip(map(str, runs), accuracies, strict=True))
         return {"test_accuracy": mean, "standard_deviation": spread, "runs": by_run}
 

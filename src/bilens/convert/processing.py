@@ -162,6 +162,7 @@ def _fold_norms(model: Parts) -> list[str]:
             moved, added = norm.folded(weight, bias)
             if added is not bias and added is not None:
                 part.set_bias(added)
+            # Rounding leaves something of a mean, which is kept: a second time changes nothing.
             if not plain or (norm.centres and _without_mean(weight, 1, part) is not weight):
                 part.set_weight(moved)
                 done.append(f"{part.name} centred" if plain else f"{norm.name} into {part.name}")
@@ -177,7 +178,8 @@ def _fold_value_biases(model: Parts) -> list[str]:
         bias = heads.value.bias()
         if bias is None or not bias.any():
             continue
-        # One copy for each head, if heads share values.
+        # Rows of a pattern sum to 1, so that the bias of a value reaches the output unchanged,
+        # whatever the head attends to. One copy for each head, if heads share values.
         per_head = repeat(bias, "(h d) -> (h n d)", d=heads.d_head, n=heads.sharing)
         folded = heads.out.weight() @ per_head
         out_bias = heads.out.bias()

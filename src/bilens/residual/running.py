@@ -120,7 +120,7 @@ def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:
     """Run a model on texts without a cache, as if it had not read any text before."""
     for module in model.modules():
         if "dynamic" in _rotations(module):
-            # Those of the longest text so far are kept, and the same text would have two traces.
+            # Frequencies of the longest text so far are kept: the same text would have two traces.
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
     return model(ids, use_cache=False, **options)

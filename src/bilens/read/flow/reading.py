@@ -140,14 +140,21 @@ def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) ->
 
 
 def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] = ()) -> PageNode:
-    same = ["kind", "flow", "measured", "sources", "layer", "part"]
-    same += ["position", "source", "number", "role"]
     return PageNode(
-        **{name: getattr(node, name) for name in same},
         index=index,
+        kind=node.kind,
         name=node.name(flow.tokens),
         label=node.label,
+        flow=node.flow,
+        measured=node.measured,
         effect=node.effect(),
+        sources=node.sources,
+        layer=node.layer,
+        part=node.part,
+        position=node.position,
+        source=node.source,
+        number=node.number,
+        role=node.role,
         removable=is_measurable(flow, node),
         sink=node.kind != "output" and not {*flow.sinks}.isdisjoint({node.position, node.source}),
         inside=inside,
