@@ -16,8 +16,10 @@ from bilens.lazy_imports import go
 from bilens.residual.interventions import Part
 from bilens.sections import plotly_text, signed
 
-NodeKind = Literal["output", "token", "position", "head", "mlp", "direction", "bias", "rest"]
-LEAVES = ("token", "position", "bias")
+NodeKind = Literal[
+    "output", "token", "position", "head", "mlp", "direction", "bias", "rest", "choice"
+]
+LEAVES = ("token", "position", "bias", "choice")
 """Kinds of nodes at which a flow starts."""
 
 

@@ -1,0 +1,313 @@
+"""Adjoints of a number at every part of a model, layer by layer from the last."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.errors import BilensError
+from bilens.read.flow.places import LayerPlaces, Places
+from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
+from bilens.hooks import StopForwardError, hooked
+
+Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
+"""A number of the stream after the last layer, for each text."""
+Hook = tuple[nn.Module, Callable[..., Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A place at which the graph of a pass is cut: it ends in `value`, and goes on from `leaf`."""
+
+    value: Tensor
+    leaf: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor) -> "Cut":
+        """Cut the graph at an activation."""
+        return cls(value, value.detach().requires_grad_())
+
+
+@dataclass(eq=False)
+class LayerGraph:
+    """The graph of one layer, from the stream before it to that after it."""
+
+    stream: Cut  # before the layer
+    heads: Cut | None = None  # mixed values of all heads, side by side
+    mlp: Cut | None = None  # output of the MLP
+    mixes: list[Mix] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    of_attention: int = 0  # the first leaves, before the output of the MLP
+
+    @cached_property
+    def mix(self) -> Mix | None:
+        """What the heads mixed, if it is all that the attention's last map reads."""
+        for mix in self.mixes if self.heads else ():
+            joined = mix.output.detach().transpose(1, 2).flatten(2)
+            if torch.equal(joined, self.heads.leaf.detach()):
+                return mix
+        return None
+
+    def take(self, rules: Rules) -> None:
+        """Take what the rules have noted since the last call."""
+        self.leaves += rules.leaves
+        self.mixes += rules.mixes
+        rules.leaves, rules.mixes = [], []
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAdjoints:
+    """Adjoints within a layer, for all texts; None where nothing is read."""
+
+    graph: LayerGraph
+    out: Tensor  # the stream after the layer, in the graph
+    heads: Float[Tensor, "texts time width"] | None
+    mlp: Float[Tensor, "texts time d_model"] | None
+    leaves: list[Tensor | None]
+    passes: bool  # whether a vector in the stream passes the layer unchanged
+
+
+class Adjoints:
+    """A pass of a model under rules, and the adjoints of a number, from the last layer down.
+
+    `layers` goes through the model once; afterwards `of_tokens` and the adjoints of all leaves
+    outside of layers are there.
+
+    Args:
+        places: the places of the model.
+        ids: all texts: the first texts of some questions, then as many second texts.
+        score: the number.
+        two_texts: whether each question has a second text.
+        table: rules; by default secants between two texts, and relevance on one.
+        keep: keep the graphs of all layers; else each layer runs again when it is its turn.
+
+    Attributes:
+        numbers: the number of each text.
+        embedding: the embeddings of the tokens.
+        calls: arguments of each layer, where graphs are not kept.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        ids: Int[Tensor, "texts time"],
+        score: Score,
+        *,
+        two_texts: bool,
+        table: dict[str, Rule] | None = None,
+        keep: bool = True,
+    ) -> None:
+        self.places, self.ids, self.two_texts, self.keep = places, ids, two_texts, keep
+        self.table = table or (SECANTS if two_texts else RELEVANCE)
+        self.questions = len(ids) // 2 if two_texts else len(ids)
+        self.graphs: list[LayerGraph] = []
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.first_leaves: list[Leaf] = []
+        self.known: list[tuple[int, LayerAdjoints]] = []
+        self._run(ids)
+        with torch.enable_grad(), Rules(self.table, len(self.ids)) as rules:
+            numbers = score(self.last.leaf)
+        self.numbers, self.last_leaves = numbers.detach(), rules.leaves
+        ones = torch.ones_like(self.numbers[: self.questions])
+        inputs = [self.last.leaf, *(leaf.value for leaf in self.last_leaves)]
+        self.of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        self.of_first_leaves: list[Tensor | None] = []
+        self.of_tokens = torch.zeros_like(self.embedding.leaf)
+
+    def change(self, x: Float[Tensor, "texts *shape"]) -> Float[Tensor, "questions *shape"]:
+        """Return the change of an activation between the texts; on one text the activation."""
+        x = x.detach()
+        return x[: self.questions] - x[self.questions :] if self.two_texts else x
+
+    def paired(self, w: Float[Tensor, "questions *shape"]) -> Float[Tensor, "texts *shape"]:
+        """Return the adjoints of all texts, given those of the first."""
+        return torch.cat([w, -w]) if self.two_texts else w
+
+    # The pass.
+
+    def _run(self, ids: Tensor) -> None:
+        places, rules = self.places, Rules(self.table, len(self.ids))
+
+        def embed(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
+            self.embedding = Cut.of(output)
+            return self.embedding.leaf.clone()
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._take(rules)
+            graph = LayerGraph(Cut.of(args[0] if args else kwargs["hidden_states"]))
+            self.graphs.append(graph)
+            call = _with_stream(graph.stream.leaf.clone(), args, kwargs)
+            if not self.keep:
+                self.calls.append((args, kwargs))
+                torch.set_grad_enabled(False)
+            return call
+
+        def leave(*_: Any) -> None:
+            torch.set_grad_enabled(True)
+
+        def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._take(rules)
+            self.last = Cut.of(args[0] if args else kwargs["hidden_states"])
+            raise StopForwardError
+
+        before: list[Hook] = [(layer.module, enter) for layer in places.layers]
+        before.append((places.last, finish))
+        after: list[Hook] = [(places.embed, embed)]
+        if not self.keep:
+            after += [(layer.module, leave) for layer in places.layers]
+        for layer in places.layers if self.keep else ():
+            cutting = self._cutting(layer, rules)
+            before += cutting[0]
+            after += cutting[1]
+        with hooked(before, after), torch.enable_grad(), rules, suppress(StopForwardError):
+            places.forward(ids)
+        if len(self.graphs) != len(places.layers):
+            raise BilensError(
+                f"The model ran {len(self.graphs)} of {len(places.layers)} layers, expected each "
+                "once; a flow needs a model that runs its layers in their order"
+            )
+
+    def _take(self, rules: Rules) -> None:
+        if self.graphs:
+            self.graphs[-1].take(rules)
+        else:
+            self.first_leaves += rules.leaves
+            rules.leaves, rules.mixes = [], []
+
+    def _cutting(
+        self, layer: LayerPlaces, rules: Rules, graph: LayerGraph | None = None
+    ) -> tuple[list[Hook], list[Hook]]:
+        """Return the hooks that cut the graph at a layer's mixed values and its MLP's output."""
+
+        def current() -> LayerGraph:
+            return self.graphs[-1] if graph is None else graph
+
+        def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            current().heads = cut = Cut.of(args[0])
+            return (cut.leaf.clone(), *args[1:]), kwargs
+
+        def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+            of_layer = current()
+            of_layer.take(rules)
+            of_layer.of_attention = len(of_layer.leaves)
+            value, *others = output if isinstance(output, tuple) else (output,)
+            of_layer.mlp = cut = Cut.of(value)
+            leaf = cut.leaf.clone()
+            return (leaf, *others) if isinstance(output, tuple) else leaf
+
+        before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
+        after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
+        return before, after
+
+    def graph(self, layer: int) -> tuple[LayerGraph, Tensor]:
+        """Return the graph of a layer and the stream after it; it runs again if it was not kept."""
+        if self.keep:
+            return self.graphs[layer], self.above(layer).value
+        args, kwargs = self.calls[layer]
+        graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
+        args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
+        place = self.places.layers[layer]
+        with hooked(*self._cutting(place, rules, graph)), torch.enable_grad(), rules:
+            output = place.module(*args, **kwargs)
+        graph.take(rules)
+        return graph, output[0] if isinstance(output, tuple) else output
+
+    def earlier(self, layer: int) -> list[Tensor]:
+        """Return what a layer may read: the embeddings, and the streams before it and others."""
+        return [self.embedding.leaf, *(x.stream.leaf for x in self.graphs[: layer + 1])]
+
+    def above(self, layer: int) -> Cut:
+        """Return the cut of the stream after a layer."""
+        return self.graphs[layer + 1].stream if layer + 1 < len(self.graphs) else self.last
+
+    # From the last layer down.
+
+    def layers(self) -> Iterator[tuple[int, LayerAdjoints]]:
+        """Yield the number and the adjoints of each layer, the last one first."""
+        if self.known:
+            yield from self.known
+            return
+        # Adjoints of streams, and of the embeddings, which layers may read directly.
+        pending = Sums()
+        pending.add(self.last.leaf, self.of_last)
+        for layer in reversed(range(len(self.graphs))):
+            of_layer = self.pull(layer, pending)
+            if self.keep:
+                self.known.append((layer, of_layer))
+            yield layer, of_layer
+        stream, inputs = self.graphs[0].stream, [self.embedding.leaf]
+        inputs += [leaf.value for leaf in self.first_leaves]
+        of_stream = pending.get(stream.leaf)
+        if of_stream is not None:
+            of_tokens, *self.of_first_leaves = gradients(stream.value, inputs, of_stream)
+            pending.add(self.embedding.leaf, of_tokens)
+        of_tokens = pending.get(self.embedding.leaf)
+        self.of_tokens = self.of_tokens if of_tokens is None else of_tokens
+
+    def pull(self, layer: int, pending: "Sums") -> LayerAdjoints:
+        """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
+        graph, out = self.graph(layer)
+        earlier = self.earlier(layer)
+        cuts = [cut for cut in (graph.heads, graph.mlp) if cut is not None]
+        inputs = [*earlier, *(cut.leaf for cut in cuts), *(leaf.value for leaf in graph.leaves)]
+        w = pending.pop(self.above(layer).leaf)
+        passes = w is None
+        if w is not None:
+            direct = gradients(out, inputs, w)
+            pending.add_all(inputs, direct)
+            of_stream = direct[len(earlier) - 1]
+            passes = of_stream is not None and torch.equal(of_stream, w)
+        for cut in reversed(cuts):
+            adjoint = pending.get(cut.leaf)
+            if adjoint is not None:
+                pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
+        heads, mlp = (cut and pending.pop(cut.leaf) for cut in (graph.heads, graph.mlp))
+        leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
+        return LayerAdjoints(graph, out, heads, mlp, leaves, passes)
+
+
+class Sums:
+    """Sums of adjoints of some tensors."""
+
+    def __init__(self) -> None:
+        self.adjoints: dict[int, Tensor] = {}
+
+    def add(self, x: Tensor, adjoint: Tensor | None) -> None:
+        """Add an adjoint of a tensor; None where it is not read."""
+        if adjoint is not None:
+            known = self.adjoints.get(id(x))
+            self.adjoints[id(x)] = adjoint if known is None else known + adjoint
+
+    def add_all(self, tensors: Sequence[Tensor], adjoints: Sequence[Tensor | None]) -> None:
+        """Add adjoints of the first tensors."""
+        for x, adjoint in zip(tensors, adjoints, strict=False):
+            self.add(x, adjoint)
+
+    def get(self, x: Tensor) -> Tensor | None:
+        """Return the adjoint of a tensor; None where it is not read."""
+        return self.adjoints.get(id(x))
+
+    def pop(self, x: Tensor) -> Tensor | None:
+        """Return the adjoint of a tensor, and forget it."""
+        return self.adjoints.pop(id(x), None)
+
+
+def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[Tensor | None]:
+    """Pull an adjoint back to some inputs; None for those that the value does not read."""
+    if not value.requires_grad:
+        return [None] * len(inputs)
+    found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
+    return list(found)
+
+
+def _with_stream(
+    x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (x, *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": x}
