@@ -520,6 +520,8 @@ class Rules(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if not torch.is_grad_enabled():
+            return func(*args, **(kwargs or {}))
         args = [_constant_weights(x) for x in args]
         kwargs = {name: _constant_weights(x) for name, x in (kwargs or {}).items()}
         if not any(is_live(x) for x in _tensors((*args, *kwargs.values()))):
