@@ -59,7 +59,7 @@ class Flow:
         absolute: sum of |flow| over all parts, heads by source.
         adjoints: the pass that it was read from.
         question: its number among the questions of this pass.
-        directions: pairs of directions of the outputs of MLPs, to which these are split.
+        named: nodes with measured effects and names.
     """
 
     ids: Int[Tensor, " time"]
@@ -76,6 +76,7 @@ class Flow:
     absolute: float
     adjoints: Adjoints
     question: int
+    named: tuple[Node, ...] = ()
 
     @property
     def value(self) -> float:
@@ -145,6 +146,8 @@ class Flow:
                     nodes.append(Node("bias", through, layer, part=part))
         if self.unembedding:
             nodes.append(Node("bias", self.unembedding))
+        named = {node.place: node for node in self.named}
+        nodes = [named.get(node.place, node) for node in nodes]
         return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
 
     def strongest(self, k: int) -> tuple[Node, ...]:
@@ -183,13 +186,21 @@ class Flow:
 
     # What a node writes and reads.
 
-    def written(self, node: Node) -> Float[Tensor, " width"]:
-        """Return the output of a node, or its change, at its place in the model."""
+    def written(self, nodes: Sequence[Node]) -> list[Float[Tensor, " width"]]:
+        """Return the output of each of some nodes, or its change, at its place in the model.
+
+        It is a head's part of the mixed values, the output of an MLP, or an embedding.
+        """
+        of_layer: dict[int | None, list[int]] = defaultdict(list)
+        for number, node in enumerate(nodes):
+            of_layer[node.layer].append(number)
+        embedding = self.adjoints.change(self.adjoints.embedding.value)[self.question]
+        outputs = {number: embedding[nodes[number].position] for number in of_layer[None]}
         for layer, adjoints in self.adjoints.layers():
-            if layer == node.layer:
-                value, _ = self._value(node, adjoints)
-                return self.adjoints.change(value)[self.question]
-        raise BilensError(f"{node.address} is in no layer of the flow")
+            for number in of_layer[layer]:
+                value, _ = self._value(nodes[number], adjoints)
+                outputs[number] = self.adjoints.change(value)[self.question]
+        return [outputs[number] for number in range(len(nodes))]
 
     def _value(self, node: Node, layer: LayerAdjoints) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there, of the question."""

@@ -7,13 +7,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.flow.graph import Flow
-from bilens.read.flow.nodes import LEAVES
+from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import FlowGraph
+from bilens.read.flow.nodes import Node
 from bilens.read.language.names import in_words, readable_tokens
 from bilens.residual import ResidualModel
 
 LIKELY = 200
 """Most probable tokens that may be in a label."""
+FOLLOWED = 60
+"""Strongest nodes through which the flow of others is followed down to the tokens."""
 
 
 class Ends(NamedTuple):
@@ -85,30 +88,29 @@ def token_words(model: ResidualModel, numbers: Int[Tensor, " n"], k: int) -> tup
     return tuple(dict.fromkeys(in_words(text.strip() or text) for text in texts))[:k]
 
 
-def sources(flow: Flow, numbers: Sequence[int], k: int = 2) -> list[tuple[str, ...]]:
+def sources(flow: Flow, nodes: Sequence[Node], k: int = 2) -> list[tuple[str, ...]]:
     """Return the tokens at which the flow of some nodes starts, at most k of each.
 
-    A node's flow has the shares of its inflow, edge by edge, down to the tokens. Named are tokens
-    with at least half of the largest share.
+    A node's flow has the shares of its inflow, edge by edge, down to the tokens, on paths through
+    the strongest nodes. Named are tokens with at least half of the largest share.
     """
-    leaves = [i for i, node in enumerate(flow.nodes) if node.kind in (*LEAVES, "rest")]
-    # Nodes through which sources are followed.
-    strongest = flow.strongest()[: max(1000 - len(leaves), 0)]
-    picked = sorted({0, *leaves, *strongest, *numbers})
-    place = {number: row for row, number in enumerate(picked)}
-    edges = flow.edges(picked).double()
-    shares = edges.new_zeros(len(picked), len(flow.ids))
-    for row, number in reversed([*enumerate(picked)]):
-        node = flow.nodes[number]
+    tokens = [node for node in flow.nodes if node.kind == "token"]
+    through = [node for node in flow.nodes if node.kind in ("head", "mlp")][:FOLLOWED]
+    picked = {node.place: node for node in (*nodes, *through, *tokens)}
+    graph = FlowGraph.of(flow, list(picked.values()))
+    shares = graph.edges.new_zeros(len(graph.nodes), len(flow.ids))
+    for row in reversed(range(len(graph.nodes))):
+        node = graph.nodes[row]
         if node.kind == "token":
             shares[row, node.position] = 1
-        elif node.kind not in LEAVES and node.flow:
-            shares[row] = edges[row] @ shares / node.flow
+        elif node.flow:
+            shares[row] = graph.edges[row] @ shares / node.flow
+    rows = {node.place: row for row, node in enumerate(graph.nodes)}
     named = []
-    for number in numbers:
-        largest = shares[place[number]].abs().topk(min(k, len(flow.ids)))
+    for node in nodes:
+        largest = shares[rows[node.place]].abs().topk(min(k, len(flow.ids)))
         strong = (largest.values > 0) & (largest.values >= largest.values[0] / 2)
         positions = largest.indices[strong].tolist()
-        is_token = flow.nodes[number].kind == "token"
-        named.append(() if is_token else tuple(flow.tokens[p].strip() for p in positions))
+        names = [flow.tokens[position].strip() for position in positions]
+        named.append(() if node.kind == "token" else tuple(names))
     return named

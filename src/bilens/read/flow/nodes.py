@@ -7,8 +7,7 @@ from statistics import mean
 from typing import Any, Literal
 
 import pandas as pd
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress
@@ -16,9 +15,7 @@ from bilens.lazy_imports import go
 from bilens.residual.interventions import Part
 from bilens.sections import plotly_text, signed
 
-NodeKind = Literal[
-    "output", "token", "position", "head", "mlp", "direction", "bias", "rest", "choice"
-]
+NodeKind = Literal["output", "token", "position", "head", "mlp", "choice", "bias"]
 LEAVES = ("token", "position", "bias", "choice")
 """Kinds of nodes at which a flow starts."""
 
@@ -29,17 +26,14 @@ class Node:
 
     Attributes:
         kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is from one position to one. An mlp is one at a position, a direction a part of it. Then
-            bias, and rest, the joined parts below the threshold of a split.
+            is at one position, from one or from all. An mlp is at one position. A choice is what a
+            layer chose, such as experts; a bias is at all positions.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
         position: its position, at which it writes.
-        source: the position that a head attends to.
-        number: of the head; of the direction, 1 for the strongest there, or its number in a task.
-        eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
-        role: of a head between two texts: values, the tokens that it moves, or queries or keys,
-            the positions that it attends to.
+        source: the position that a head attends to; None for all.
+        number: of the head.
         measured: its effect in the running model; None where it is not measured.
         raises: next tokens that are more likely with it than without it, the most first.
         lowers: next tokens that are less likely with it.
@@ -53,36 +47,37 @@ class Node:
     position: int | None = None
     source: int | None = None
     number: int | None = None
-    eigenvalue: float | None = None
-    role: Literal["values", "queries", "keys"] | None = None
     measured: float | None = None
     raises: tuple[str, ...] = ()
     lowers: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What tells it from the other nodes of its flow."""
+        return self.kind, self.layer, self.part, self.number, self.position, self.source
+
+    @property
     def is_part(self) -> bool:
-        """True for a part of the model, false for the logit and for remainders."""
-        return self.kind not in ("output", "rest")
+        """True for a part of the model, false for the logit."""
+        return self.kind != "output"
 
     @property
     def is_removable(self) -> bool:
-        """True if `measure` can remove it from a flow of one text."""
-        return self.is_part and self.kind != "bias" and self.role is None
+        """True if it can be removed from a run of the model, or exchanged between two."""
+        return self.kind in ("head", "mlp", "token", "position")
 
     @property
     def address(self) -> str:
         """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
         match self.kind:
-            case "head" | "mlp" | "direction" | "token" | "position":
+            case "head" | "mlp" | "token" | "position":
                 return str(Part(self.kind, self.layer, self.number, self.position))
             case "bias":
                 where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
                 return f"biases of {where.get(self.part or '', 'the unembedding')}"
-            case "rest" if self.part == "attention":
-                return f"other heads of layer {self.layer}"
-            case "rest":
-                return f"rest of mlp.{self.layer}@{self.position}"
+            case "choice":
+                return f"choice of layer {self.layer}"
         return "the logit"
 
     @property
@@ -98,7 +93,7 @@ class Node:
         if self.kind == "head" and self.source is not None:
             source = tokens[self.source]
             repeated = f" ({self.source})" if tokens.count(source) > 1 else ""
-            return f'{self._called} "{source}"{repeated} → {at}'
+            return f'{self.address} "{source}"{repeated} → {at}'
         return f"{self.address} {at}"
 
     def effect(self, k: int = 3) -> str:
@@ -112,43 +107,12 @@ class Node:
         words = self.effect(2).split("; ")
         # Of a part that lowers the logit, first what it lowers.
         words = words if self.flow > 0 else words[::-1]
-        return f"{self._called} {words[0]}".strip()
-
-    @property
-    def _called(self) -> str:
-        roles = {"queries": " by query", "keys": " by key"}
-        return self.address + roles.get(self.role or "", "")
+        return f"{self.address} {words[0]}".strip()
 
 
 def strongest_first(nodes: Sequence[Node]) -> list[Node]:
     """Return nodes by their measured effects, then those that are not measured by their flows."""
     return sorted(nodes, key=lambda node: (node.measured is None, -node.strength))
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Vectors that nodes read from the stream, or write to it, a row each.
-
-    Moments are those of `bilens.residual.Moment`.
-    """
-
-    node: Int[Tensor, " rows"]
-    position: Int[Tensor, " rows"]
-    moment: Int[Tensor, " rows"]
-    vector: Float[Tensor, "rows d_model"]
-
-    def grouped(self, group: Int[Tensor, " nodes"]) -> "Rows":
-        """Return the rows of groups of nodes; those of a group at one place are added up.
-
-        Nodes of group -1 are left out.
-        """
-        of_row = group[self.node]
-        among = of_row >= 0
-        places = torch.stack([of_row[among], self.position[among], self.moment[among]])
-        places, place = places.unique(dim=1, return_inverse=True)
-        vectors = self.vector.new_zeros(places.shape[1], self.vector.shape[1])
-        vectors = vectors.index_add(0, place, self.vector[among])
-        return Rows(places[0], places[1], places[2], vectors)
 
 
 def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
@@ -160,13 +124,12 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
             "layer": [node.layer for node in nodes],
             "flow": [node.flow for node in nodes],
             "measured effect": [node.measured for node in nodes],
-            "eigenvalue": [node.eigenvalue for node in nodes],
             "raises": [", ".join(node.raises) for node in nodes],
             "lowers": [", ".join(node.lowers) for node in nodes],
             "from": [", ".join(node.sources) for node in nodes],
         }
     )
-    optional = ["measured effect", "eigenvalue", "raises", "lowers", "from"]
+    optional = ["measured effect", "raises", "lowers", "from"]
     empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
     return frame.drop(columns=empty)
 
@@ -197,8 +160,7 @@ def graph_figure(
     most = float(weights.abs().max()) or 1.0
     for a, b in (divmod(i, len(nodes)) for i in strongest):
         weight = float(weights[a, b])
-        # What a head moves enters it at its source; queries are read where it writes.
-        end = xs[a] if nodes[a].role == "queries" else starts[a]
+        end = starts[a]  # what a head moves enters it at its source
         bend = (ys[a] - ys[b]) / 2
         figure.add_shape(
             type="path",
