@@ -65,7 +65,7 @@ def main() -> None:
         write_results(
             "coverage",
             "Coverage of the intervals of circuits",
-            "python -m benchmarks.coverage --write",
+            "coverage --write",
             f"Of 20,000 simulated sets of questions, bootstraps of 2,000; none below {LEAST} "
             "questions. Aims: 0.93 to 0.97 symmetric, 0.90 skewed.",
             rows,

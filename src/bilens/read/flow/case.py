@@ -98,6 +98,9 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
         MemoryLimitError: there is not enough for all of them, by the size of the first.
     """
     questions = list(questions)
+    for question in questions:
+        if not isinstance(question, Question):
+            raise BilensError(f"questions holds a {type(question).__name__}, expected Questions")
     if not questions or not all(question.has_two_texts for question in questions):
         raise BilensError(
             "questions need a second text each, and there must be at least one; add the other "
@@ -171,8 +174,13 @@ def texts_of(runs: tuple[Run, Run], question: Question) -> tuple[str, str]:
     model = runs[0].model
 
     def quoted(text: str | Tensor, run: Run) -> str:
-        whole = isinstance(text, str) and question.position == -1
-        return f"“{text if whole else ''.join(shown_tokens(model, run.ids))}”"
+        if isinstance(text, str) and question.position == -1:
+            shown = text
+        elif model.tokenizer is None:
+            shown = " ".join(shown_tokens(model, run.ids))
+        else:
+            shown = model.tokenizer.decode(run.ids)
+        return f"“{shown}”"
 
     first, second = quoted(question.text, runs[0]), question.against
     if isinstance(second, Tensor) and second.is_floating_point():

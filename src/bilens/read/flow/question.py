@@ -231,10 +231,10 @@ class Other:
     def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
         self.model, self.ids = model, ids
         self.embeddings: Tensor | None = None
-        if isinstance(against, str):
+        if isinstance(against, str) or (
+            isinstance(against, Tensor) and not against.is_floating_point()
+        ):
             self.ids = self._of_equal_length(ids, model.ids(against))
-        elif isinstance(against, Tensor) and not against.is_floating_point():
-            self.ids = self._of_equal_length(ids, against.to(ids))
         elif isinstance(against, Tensor):
             self.embeddings = self._fitted(against)
         else:
