@@ -9,9 +9,9 @@ import torch
 from bilens import memory
 from bilens.errors import BilensError
 from bilens.memory import MemoryLimitError
-from bilens.read.flow import Question, circuit, task_directions
+from bilens.read.flow import Question, circuit, patch, task_directions
 from bilens.read.flow.case import make_cases
-from bilens.read.flow.circuit_search import Cases, everything_but
+from bilens.read.flow.circuit_search import Cases, everything_but, part_effects
 from bilens.residual import ResidualModel
 from bilens.sections import plain
 from tests.language import TOKENS, view_of
@@ -21,7 +21,7 @@ from tests.residual.test_experts import mixture
 # Of one template; the words differ.
 MANY = [
     Question(f"t{a} t2 t{b} t4", "t5", ("t6",), f"t{a} t7 t{b} t4", "one")
-    for a, b in [(1, 3), (2, 9), (3, 1), (4, 8), (8, 3), (9, 1), (5, 9), (6, 3), (7, 1), (5, 8)]
+    for a, b in [(1, 3), (2, 9), (3, 1), (4, 8), (8, 3), (9, 1), (5, 9), (6, 3), (7, 1), (10, 8)]
 ]
 
 
@@ -44,18 +44,19 @@ def sentence(reading):
 
 
 def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
-    cases = Cases(view, MANY[:3])
-    turned = [MANY[0], reverse(MANY[1]), MANY[2]]
-    others = Cases(view, turned)
-    assert others.changes.tolist() == pytest.approx(cases.changes.tolist())
-    assert {case.change > 0 for case in (*cases.cases, *others.cases)} == {True, False}
-    full = torch.ones(2, *cases.shape).double()
-    full[1] = 0.5
-    values = others.values(full)
-    assert values[0].tolist() == pytest.approx(cases.changes.tolist())
-    (case,) = others.cases[1:2]
-    by_hand = case.values(full[1:]) / case.change * abs(case.change)
-    assert float(values[1, 1]) == pytest.approx(abs(float(values[1, 1])) * float(by_hand.sign()))
+    questions = [MANY[0], reverse(MANY[1]), MANY[2], reverse(MANY[3])]
+    cases = Cases(view, questions)
+    whole = cases.values(torch.ones(1, *cases.shape).double())[0]
+    assert whole.tolist() == pytest.approx(cases.changes.tolist())
+    expected = torch.zeros(view.n_layers, view.n_heads + 1).double()
+    for q in questions:
+        effects = patch(view, q.text, q.token, minus=q.minus, against=q.against)
+        expected += effects.noising if effects.change > 0 else -effects.noising
+    assert len({case.change > 0 for case in cases.cases}) == 2
+    for effect in part_effects(cases, torch.ones(cases.shape, dtype=torch.bool)):
+        number = view.n_heads if effect.part.number is None else effect.part.number
+        by_patches = float(expected[effect.part.layer, number] / cases.changes.sum())
+        assert effect.noising == pytest.approx(by_patches)
 
 
 @pytest.mark.parametrize("level", ["parts", "edges"])
@@ -77,7 +78,8 @@ def test_questions_of_both_signs_end_and_say_so(view, level):
 
 
 def test_answers_the_wrong_way_round_are_said(view):
-    wrong = [q if case.change < 0 else reverse(q) for q, case in zip(MANY, Cases(view, MANY).cases)]
+    cases = Cases(view, MANY).cases
+    wrong = [x.question if x.change < 0 else reverse(x.question) for x in cases]
     reading = circuit(view, wrong, keep=0.6)
     assert "In 5 of 5 the answer is the other way round" in sentence(reading)
     assert reading.heading.startswith('Why is "t5" minus "t6" ')
@@ -85,15 +87,21 @@ def test_answers_the_wrong_way_round_are_said(view):
     assert "the other way round" not in sentence(circuit(view, right, keep=0.6))
 
 
-def test_a_circuit_says_how_many_questions_the_model_answers(view, many):
-    (found,) = many.circuits
+def test_a_circuit_says_how_many_questions_the_model_answers(view):
+    turned = [replace(q, token="t6", minus=("t5",)) for q in MANY[6:8]]
+    questions = [*MANY[:6], *turned, *MANY[8:]]
     right = 0
-    for question in MANY[5:]:
+    for question in questions[5:]:
         logits = view.logits(view.ids(question.text)[None])[0, -1]
-        right += bool(logits[5] > logits[6])
+        token, minus = view.token(question.token), view.token(question.minus[0])
+        right += bool(logits[token] > logits[minus])
     assert 0 < right < 5
-    assert found.right == right
-    assert f"The model itself is right in {right} of 5." in sentence(many)
+    reading = circuit(view, questions, keep=0.6)
+    assert reading.circuits[0].right == right
+    assert f"The model itself is right in {right} of 5." in sentence(reading)
+    vector = view.direction("t5", minus="t6")
+    asked = [replace(q, token="", minus=(), vector=vector) for q in MANY]
+    assert "is right" not in sentence(circuit(view, asked, keep=0.6))
 
 
 def test_the_heading_asks_why_only_what_is_so(view):
@@ -190,12 +198,10 @@ def test_directions_are_not_measured_with_repeated_questions(view):
 
 
 def test_a_circuit_says_whether_other_templates_measure(view):
-    others = [
-        replace(
-            q, text=f"t12 t13 {q.text[-5:]} t14 t15 t2", against=f"t12 t13 {q.text[-5:]} t14 t15 t7"
-        )
-        for q in MANY[5:]
-    ]
+    others = []
+    for question in MANY[5:]:
+        start = f"t12 t13 {question.text.split()[0]} t14 t15"
+        others.append(replace(question, text=f"{start} t2", against=f"{start} t7"))
     assert "on 5 other questions of other templates" in sentence(
         circuit(view, [*MANY[:5], *others], keep=0.5)
     )
