@@ -179,7 +179,7 @@ def texts_of(runs: tuple[Run, Run], question: Question) -> tuple[str, str]:
         elif model.tokenizer is None:
             shown = " ".join(shown_tokens(model, run.ids))
         else:
-            shown = model.tokenizer.decode(run.ids)
+            shown = str(model.tokenizer.decode(run.ids))
         return f"“{shown}”"
 
     first, second = quoted(question.text, runs[0]), question.against
