@@ -304,3 +304,12 @@ def _tokenized(
             "(n_ctx) or more in each split; use more text, or other lengths"
         )
     return tokens.with_format("torch")
+
+
+def first_texts(corpus: Corpus, n_tokens: int = 4096) -> Iterator[Any]:
+    """Yield the token ids (time,) of validation texts, up to a number of tokens."""
+    for row in corpus.validation:
+        if n_tokens <= 0:
+            return
+        yield row["input_ids"]
+        n_tokens -= len(row["input_ids"])

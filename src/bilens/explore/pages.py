@@ -19,7 +19,7 @@ from bilens.explore.panels import PanelView, lay_out
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow.graph import first_texts
+from bilens.data.corpus import first_texts
 from bilens.read.flow.question import Target
 from bilens.read.language import TokenDirection, token_names
 from bilens.read.language.contexts import example_directions

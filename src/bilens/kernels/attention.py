@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 from bilens.checks import checked
 from bilens.errors import BilensError
@@ -75,6 +76,11 @@ def bilinear_attention(  # noqa: PLR0913
     Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
     inputs = q1, k1, v, q2, k2
+    tensors = tuple(x for x in inputs if isinstance(x, Tensor))
+    if kernel != "reference" and has_torch_function(tensors):
+        # As any function of torch, this one can have another rule.
+        options = {"scale": scale, "constant": constant, "normalised": normalised, "seen": seen}
+        return handle_torch_function(bilinear_attention, tensors, *inputs, **options)
     if not _are_valid(inputs):
         _explain(*inputs)
     if kernel not in get_args(KernelName):

@@ -6,14 +6,17 @@ from typing import Annotated
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.read.flow.case import runs_of
 from bilens.read.flow.flow import Flow
 from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
+from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import (
     EMBEDDING,
@@ -87,7 +90,8 @@ def measure(
     Raises:
         BilensError: a node is the logit, a bias or a choice.
     """
-    runs = _run_without(model, flow, [[node] for node in nodes], scale)
+    changes = _outputs(model, flow, nodes)
+    runs = _run_without(model, flow, [[(site, (1 - scale) * rows)] for site, rows in changes])
     results = []
     for node, actual, (raised, lowered) in zip(
         nodes, _changes(model, flow, runs), token_changes(model, runs, tokens), strict=True
@@ -137,51 +141,64 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     inside = float(flow.edges(nodes).sum())
     predicted = inside - sum(node.flow for node in nodes)
     names = [node.name(flow.tokens) for node in nodes]
-    (actual,) = _changes(model, flow, _run_without(model, flow, [nodes], 0.0))
+    runs = _run_without(model, flow, [_outputs(model, flow, nodes)])
+    (actual,) = _changes(model, flow, runs)
     return Ablation(predicted, actual, " and ".join(names), "group")
 
 
 def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[float]:
     """Return the change of the number without each part, the mean over the ways of measuring it."""
-    changes = [flow.score(ends.absent) - flow.score(ends.present) for ends in runs]
+    score = Score(model, flow.question)
+    changes = [score(ends.absent) - score(ends.present) for ends in runs]
     return torch.stack(changes).double().mean(0).tolist()
 
 
+def without_output(
+    model: ResidualModel, flow: Flow, node: Node, outputs: Float[Tensor, "sets width"]
+) -> list[float]:
+    """Return the change of the number without some parts of a node's output, or of its change."""
+    groups = [[_rows(model, flow, node, output)] for output in outputs]
+    return _changes(model, flow, _run_without(model, flow, groups))
+
+
+Rows = tuple[Site, Tensor]
+"""A place in the model, and what is taken from it at each position."""
+
+
 def _run_without(
-    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Node]], scale: float
+    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]
 ) -> list[Ends]:
     """Return both texts' last normalised streams with all parts, and without those of each group.
 
     In the run of the second text the changes of parts are added in place of being removed.
     """
-    nodes = [node for group in groups for node in group]
+    removing: list[list[Change]] = []
+    adding_back: list[list[Change]] = []
+    for group in groups:
+        removing.append([Change(site, adding(-rows)) for site, rows in group])
+        adding_back.append([Change(site, adding(rows)) for site, rows in group])
+    if not flow.two_texts:
+        n = last_normalised(model, Run.of(model, flow.ids).again([[], *removing]))
+        return [Ends(n[:1], n[1:])]
+    first, second = runs_of(model, *flow.question.both_runs(model))
+    n = last_normalised(model, first.again([[], *removing]))
+    m = last_normalised(model, second.again([[], *adding_back]))
+    return [Ends(n[:1], n[1:]), Ends(m[1:], m[:1])]
+
+
+def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:
+    """Return the output of each node in rows of all positions, with its place in the model."""
     for node in nodes:
         if not node.is_removable:
             raise BilensError(
                 f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
                 "tokens or positions"
             )
-    written = iter(flow.written(nodes))
-    removing: list[list[Change]] = []
-    adding_back: list[list[Change]] = []
-    for group in groups:
-        changes = [_change(model, flow, node, next(written)) for node in group]
-        less = 1 - scale
-        removing.append([Change(site, adding(-less * rows)) for site, rows in changes])
-        adding_back.append([Change(site, adding(less * rows)) for site, rows in changes])
-    first, *second = flow.runs(model)
-    n = last_normalised(model, first.again([[], *removing]))
-    ends = [Ends(n[:1], n[1:])]
-    if second:
-        n = last_normalised(model, second[0].again([[], *adding_back]))
-        ends.append(Ends(n[1:], n[:1]))
-    return ends
+    written = flow.written(nodes)
+    return [_rows(model, flow, *each) for each in zip(nodes, written, strict=True)]
 
 
-def _change(
-    model: ResidualModel, flow: Flow, node: Node, output: Tensor
-) -> tuple[Site, Tensor]:
-    """Return the place of a node's output in the model, and the output in rows of all positions."""
+def _rows(model: ResidualModel, flow: Flow, node: Node, output: Tensor) -> Rows:
     layer, columns, width = node.layer or 0, slice(None), len(output)
     match node.kind:
         case "head":

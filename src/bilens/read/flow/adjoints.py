@@ -1,7 +1,6 @@
 """Adjoints of a number at every part of a model, layer by layer from the last."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.read.flow.modules import module_hooks
 from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
-from bilens.hooks import StopForwardError, hooked
+from bilens.hooks import hooked
 
 Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
 """A number of the stream after the last layer, for each text."""
@@ -88,6 +88,7 @@ class Adjoints:
 
     Attributes:
         numbers: the number of each text.
+        logits: the model's own, after the last token.
         embedding: the embeddings of the tokens.
         calls: arguments of each layer, where graphs are not kept.
     """
@@ -110,7 +111,7 @@ class Adjoints:
         self.first_leaves: list[Leaf] = []
         self.known: list[tuple[int, LayerAdjoints]] = []
         self._run(ids)
-        with torch.enable_grad(), Rules(self.table, len(self.ids)) as rules:
+        with places.context(), torch.enable_grad(), Rules(self.table, len(ids)) as rules:
             numbers = score(self.last.leaf)
         self.numbers, self.last_leaves = numbers.detach(), rules.leaves
         ones = torch.ones_like(self.numbers[: self.questions])
@@ -153,7 +154,8 @@ class Adjoints:
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
             self.last = Cut.of(args[0] if args else kwargs["hidden_states"])
-            raise StopForwardError
+            # The logits are only compared with the score.
+            torch.set_grad_enabled(False)
 
         before: list[Hook] = [(layer.module, enter) for layer in places.layers]
         before.append((places.last, finish))
@@ -164,8 +166,10 @@ class Adjoints:
             cutting = self._cutting(layer, rules)
             before += cutting[0]
             after += cutting[1]
-        with hooked(before, after), torch.enable_grad(), rules, suppress(StopForwardError):
-            places.forward(ids)
+        own = module_hooks(places.model, lambda: rules)
+        hooks = hooked([*before, *own[0]], [*own[1], *after])
+        with hooks, places.context(), torch.enable_grad(), rules:
+            self.logits = places.forward(ids).detach()
         if len(self.graphs) != len(places.layers):
             raise BilensError(
                 f"The model ran {len(self.graphs)} of {len(places.layers)} layers, expected each "
@@ -212,7 +216,9 @@ class Adjoints:
         graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
         args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
         place = self.places.layers[layer]
-        with hooked(*self._cutting(place, rules, graph)), torch.enable_grad(), rules:
+        own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
+        hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
+        with hooks, self.places.context(), torch.enable_grad(), rules:
             output = place.module(*args, **kwargs)
         graph.take(rules)
         return graph, output[0] if isinstance(output, tuple) else output

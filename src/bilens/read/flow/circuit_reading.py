@@ -14,14 +14,14 @@ from bilens.figures.canvas import BLUE, dress
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
 from bilens.options import MinusNames
-from bilens.read.flow.ablation import is_measurable, named_by_measurement
+from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, split_tasks
 from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
-from bilens.read.flow.graph import FlowGraph
+from bilens.read.flow.flow import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.question import Question, read_questions
-from bilens.read.flow.split import split
+from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, Picture, Section, Table, signed
@@ -379,21 +379,19 @@ def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
 
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
     """Return the parts of a circuit at the positions of a question, with its tokens."""
-    through = split(model, question).run(0, 1e-4)
+    (through,) = flows(model, [question])
     places = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
     at_positions = circuit.mask.dim() == 3
-    numbers = []
-    for number, node in enumerate(through.nodes):
-        place = node.number if node.kind == "head" else None
+    drawn = []
+    for node in through.nodes:
         at = node.position if at_positions else None
-        if node.kind not in ("output", "rest", "bias") and (
-            node.kind == "token" or (node.layer, place, at) in places
-        ):
-            numbers.append(number)
-    numbers.sort(key=lambda number: -abs(through.nodes[number].flow))
-    drawn = numbers[:DRAWN]
-    measurable = [i for i in drawn if is_measurable(through, through.nodes[i])]
-    return named_by_measurement(model, through, measurable).graph(drawn)
+        in_circuit = node.kind in ("head", "mlp") and (node.layer, node.number, at) in places
+        if in_circuit or node.kind == "token":
+            drawn.append(node)
+    drawn = drawn[:DRAWN]
+    named = named_by_measurement(model, through, drawn)
+    places = {node.place for node in drawn}
+    return FlowGraph.of(named, [node for node in named.nodes if node.place in places])
 
 
 @analysis("circuit")

@@ -1,23 +1,36 @@
-"""Flows: an exact split of a logit, or of its change between two texts, over a model's parts."""
+"""A flow: an exact split of a logit, or of its change between two texts, over a model's parts."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, ClassVar
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import ROUNDING, check_count, check_sum
+from bilens.analysis import Reading
+from bilens.checks import check_count
 from bilens.errors import BilensError
-from bilens.read.flow.adjoints import Adjoints, Cut, LayerAdjoints, Sums, gradients
-from bilens.read.flow.nodes import LEAVES, Node, NodeKind
+from bilens.lazy_imports import go
+from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
+from bilens.read.flow.edge_flows import Edges
+from bilens.read.flow.nodes import (
+    LEAVES,
+    Node,
+    NodeKind,
+    graph_figure,
+    node_frame,
+    strongest_first,
+)
+from bilens.read.flow.question import Question
 from bilens.read.flow.rules import Rules
+from bilens.sections import Fact, Percent
 
-KEPT_PAIRS = 2**16
-"""Pairs of positions of a layer's heads whose flows are kept, the strongest."""
+DRAWN = 20
+"""Nodes of a figure, and those that are measured and named."""
 LEAST = 1e-4
 """Nodes of a flow have at least this share of its absolute flow."""
 
@@ -37,14 +50,20 @@ class Pairs:
     attention: Float[Tensor, "time time"]
 
 
+def notebook_picture(reading: Reading, **options: Any) -> dict[str, Any]:
+    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
+    return {"text/plain": repr(reading), **reading.plot()._repr_mimebundle_()}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Flow:
+class Flow(Reading):
     """An exact split of a logit, or of its change between two texts.
 
     The flow of a part is w . d, where d is its output, or the change of it, and w the adjoint of
     the number there. The flows of embeddings, positions, biases and choices add up to the number.
 
     Attributes:
+        question: what is asked.
         ids: the text, up to the position whose next token is predicted.
         tokens: its tokens, as names of nodes have them.
         values: the number in each run.
@@ -58,10 +77,11 @@ class Flow:
         pairs: of each layer, the flows of heads by source; None where heads have no pattern.
         absolute: sum of |flow| over all parts, heads by source.
         adjoints: the pass that it was read from.
-        question: its number among the questions of this pass.
+        row: the row of its text in this pass.
         named: nodes with measured effects and names.
     """
 
+    question: Question
     ids: Int[Tensor, " time"]
     tokens: tuple[str, ...]
     values: tuple[float, ...]
@@ -75,8 +95,10 @@ class Flow:
     pairs: tuple[Pairs | None, ...]
     absolute: float
     adjoints: Adjoints
-    question: int
+    row: int
     named: tuple[Node, ...] = ()
+
+    axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
     @property
     def value(self) -> float:
@@ -92,6 +114,12 @@ class Flow:
     def n_layers(self) -> int:
         """Number of layers."""
         return len(self.mlps)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """What is held fixed at its value on this text; nothing between two texts."""
+        held = ("scales of norms", "patterns of attention", "ratios of activations")
+        return () if self.two_texts else held
 
     @property
     def condition(self) -> float:
@@ -194,16 +222,23 @@ class Flow:
         of_layer: dict[int | None, list[int]] = defaultdict(list)
         for number, node in enumerate(nodes):
             of_layer[node.layer].append(number)
-        embedding = self.adjoints.change(self.adjoints.embedding.value)[self.question]
+        embedding = self.adjoints.change(self.adjoints.embedding.value)[self.row]
         outputs = {number: embedding[nodes[number].position] for number in of_layer[None]}
         for layer, adjoints in self.adjoints.layers():
             for number in of_layer[layer]:
-                value, _ = self._value(nodes[number], adjoints)
-                outputs[number] = self.adjoints.change(value)[self.question]
+                value, _ = self.at(nodes[number], adjoints)
+                outputs[number] = self.adjoints.change(value)[self.row]
         return [outputs[number] for number in range(len(nodes))]
 
-    def _value(self, node: Node, layer: LayerAdjoints) -> tuple[Tensor, Tensor]:
-        """Return the output of a node for all texts, and the adjoint there, of the question."""
+    def adjoint(self, node: Node) -> Float[Tensor, " width"]:
+        """Return the adjoint of the number at the output of a node in a layer."""
+        for number, layer in self.adjoints.layers():
+            if number == node.layer:
+                return self.at(node, layer)[1][self.row]
+        raise BilensError(f"{node.address} is in no layer")
+
+    def at(self, node: Node, layer: LayerAdjoints) -> tuple[Tensor, Tensor]:
+        """Return the output of a node for all texts, and the adjoint there of this question."""
         graph, position, number = layer.graph, node.position, node.number or 0
         cut, w = (graph.mlp, layer.mlp) if node.kind == "mlp" else (graph.heads, layer.heads)
         assert cut is not None and w is not None and position is not None
@@ -211,7 +246,7 @@ class Flow:
         if node.kind == "head":
             width = w.shape[-1] // self.heads.shape[1]
             columns = slice(number * width, (number + 1) * width)
-        w = self._only(w[:, position, columns])
+        w = self.only(w[:, position, columns])
         with torch.enable_grad():
             if node.kind == "mlp" or node.source is None:
                 return cut.value[:, position, columns], w
@@ -219,10 +254,10 @@ class Flow:
             with Rules(self.adjoints.table, len(self.adjoints.ids)):
                 return graph.mix.term(number, position, node.source), w
 
-    def _only(self, w: Float[Tensor, "texts *shape"]) -> Tensor:
+    def only(self, w: Float[Tensor, "texts *shape"]) -> Tensor:
         """Return adjoints of this question's texts, 0 for those of other questions."""
         only = torch.zeros_like(w)
-        for text in range(self.question, len(w), self.adjoints.questions):
+        for text in range(self.row, len(w), self.adjoints.questions):
             only[text] = w[text]
         return only
 
@@ -230,241 +265,130 @@ class Flow:
         """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
         It passes through no other part. At every node the inflow from all parts below is its flow.
-        Nodes may be parts of the model, the logit, and embeddings.
         """
-        return _Edges(self, nodes).all()
+        return Edges(self, nodes).all()
+
+    # What is shown.
+
+    def top(self, k: int) -> "FlowGraph":
+        """Return the graph of the k parts with the largest |flow|.
+
+        Raises:
+            BilensError: k is not positive.
+        """
+        return FlowGraph.of(self, self.strongest(k))
+
+    def facts(self) -> list[Fact]:
+        return [
+            ("value", self.value),
+            ("tokens", len(self.ids)),
+            ("layers", self.n_layers),
+            ("nodes", len(self.nodes)),
+            ("absolute flow", self.absolute),
+            ("condition", self.condition),
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each part of the model, those that are measured first."""
+        return node_frame(strongest_first(self.nodes), self.tokens)
+
+    def plot(self) -> "go.Figure":
+        """Draw the graph of the strongest nodes over the tokens of the text."""
+        return self.top(DRAWN).plot()
+
+    _repr_mimebundle_ = notebook_picture
 
 
-class _Edges:
-    """Edges between some nodes, found in one walk from the last layer down."""
+@dataclass(frozen=True, eq=False, repr=False)
+class FlowGraph(Reading):
+    """Some nodes of a flow and the edges between them.
 
-    def __init__(self, flow: Flow, nodes: Sequence[Node]) -> None:
-        self.flow, self.nodes = flow, nodes
-        self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
-        # Adjoints of the number that each node has already met: at streams and embeddings.
-        self.reading: dict[int, Sums] = {}
-        self.in_layer: dict[int | None, list[int]] = defaultdict(list)
-        for number, node in enumerate(nodes):
-            self.in_layer[node.layer].append(number)
-
-    def all(self) -> Tensor:
-        """Return all edges."""
-        flow, adjoints = self.flow, self.flow.adjoints
-        for number, node in enumerate(self.nodes):
-            if node.kind == "output":
-                self.reading[number] = Sums()
-                self.reading[number].add(adjoints.last.leaf, flow._only(adjoints.of_last))
-        for layer, of_layer in adjoints.layers():
-            self._layer(layer, of_layer, self.in_layer[layer])
-        self._embeddings()
-        return self.edges
-
-    def _layer(self, number: int, layer: LayerAdjoints, numbers: Sequence[int]) -> None:
-        graph, adjoints = layer.graph, self.flow.adjoints
-        earlier, above = adjoints.earlier(number), adjoints.above(number)
-        heads = [i for i in numbers if self.nodes[i].kind == "head"]
-        mlps = [i for i in numbers if self.nodes[i].kind == "mlp"]
-        choices = [i for i in numbers if self.nodes[i].kind == "choice"]
-        chosen = [leaf.value for leaf in graph.leaves if leaf.kind == "choice"] if choices else []
-        cuts = [cut for cut, shown in ((graph.heads, heads), (graph.mlp, mlps)) if cut and shown]
-        inputs = [*earlier, *(cut.leaf for cut in cuts), *chosen]
-
-        def read(reader: int, sums: Sums, value: Tensor, w: Tensor) -> None:
-            """Pull an adjoint back to what was there before, and note the edges."""
-            found = dict(zip(map(id, inputs), gradients(value, inputs, w), strict=True))
-            sums.add_all(earlier, [found[id(leaf)] for leaf in earlier])
-            for cut, shown, edges in ((graph.heads, heads, self._to_heads), (graph.mlp, mlps, self._to_mlps)):
-                of_cut = found.get(id(cut.leaf)) if cut else None
-                if of_cut is not None:
-                    edges(reader, shown, layer, of_cut)
-            of_choices = [(leaf, found[id(leaf)]) for leaf in chosen if found[id(leaf)] is not None]
-            for number in choices:
-                self.edges[reader, number] += sum(self._product(leaf, w) for leaf, w in of_choices)
-
-        for reader, sums in self.reading.items():
-            w = sums.pop(above.leaf)
-            if w is None:
-                continue
-            if layer.passes and not (cuts or chosen):
-                sums.add(graph.stream.leaf, w)
-            else:
-                read(reader, sums, layer.out, w)
-        for number in (*mlps, *heads):
-            value, w = self.flow._value(self.nodes[number], layer)
-            self.reading[number] = Sums()
-            read(number, self.reading[number], value, w)
-
-    def _product(self, x: Tensor, w: Tensor) -> float:
-        """Return the flow w . dx of an activation for the question of this flow."""
-        adjoints, q = self.flow.adjoints, self.flow.question
-        size = len(x) // len(adjoints.ids)
-        change = adjoints.change(x.unflatten(0, (-1, size)))[q]
-        return float((w.unflatten(0, (-1, size))[q] * change).sum())
-
-    def _to_mlps(
-        self, reader: int, numbers: Sequence[int], layer: LayerAdjoints, w: Tensor
-    ) -> None:
-        q = self.flow.question
-        assert layer.graph.mlp is not None
-        change = self.flow.adjoints.change(layer.graph.mlp.leaf)[q]
-        for number in numbers:
-            position = self.nodes[number].position
-            self.edges[reader, number] += float(w[q, position] @ change[position])
-
-    def _to_heads(
-        self, reader: int, numbers: Sequence[int], layer: LayerAdjoints, w: Tensor
-    ) -> None:
-        q = self.flow.question
-        for number in numbers:
-            node = self.nodes[number]
-            change = self._change(number, layer)
-            width, head = len(change), node.number or 0
-            block = slice(head * width, (head + 1) * width)
-            self.edges[reader, number] += float(w[q, node.position, block] @ change)
-
-    def _change(self, number: int, layer: LayerAdjoints) -> Tensor:
-        value, _ = self.flow._value(self.nodes[number], layer)
-        return self.flow.adjoints.change(value)[self.flow.question]
-
-    def _embeddings(self) -> None:
-        adjoints, q = self.flow.adjoints, self.flow.question
-        stream, leaf = adjoints.graphs[0].stream, adjoints.embedding.leaf
-        change = adjoints.change(adjoints.embedding.value)[q]
-        for reader, sums in self.reading.items():
-            w = sums.pop(stream.leaf)
-            if w is not None:
-                sums.add(leaf, gradients(stream.value, [leaf], w)[0])
-            w = sums.get(leaf)
-            for number in self.in_layer[None]:
-                node = self.nodes[number]
-                if node.kind == "token" and w is not None:
-                    self.edges[reader, number] += float(w[q, node.position] @ change[node.position])
-
-
-def read_flows(adjoints: Adjoints, tokens: Sequence[tuple[str, ...]]) -> list[Flow]:
-    """Return the flow of each question of a pass.
-
-    Raises:
-        BilensError: the flows do not add up to the number.
+    Attributes:
+        flow: the flow of all nodes.
+        nodes: the logit first; above before below.
+        edges: row a, column b is the flow from b up to a, through no other part.
     """
-    questions, time = adjoints.questions, adjoints.ids.shape[1]
-    places = adjoints.places
-    n_layers, n_heads = len(places.layers), places.n_heads
-    like = adjoints.embedding.value.detach()
-    heads = like.new_zeros(questions, n_layers, n_heads, time)
-    mlps = like.new_zeros(questions, n_layers, time)
-    biases, choices = like.new_zeros(questions, n_layers, 2), like.new_zeros(questions, n_layers)
-    pairs: list[list[Pairs | None]] = [[None] * n_layers for _ in range(questions)]
-    absolute = like.new_zeros(questions)
-    for layer, of_layer in adjoints.layers():
-        graph = of_layer.graph
-        if graph.mlp is not None and of_layer.mlp is not None:
-            mlps[:, layer] = (of_layer.mlp[:questions] * adjoints.change(graph.mlp.leaf)).sum(-1)
-        if graph.heads is not None and of_layer.heads is not None:
-            terms = of_layer.heads[:questions] * adjoints.change(graph.heads.leaf)
-            heads[:, layer] = terms.unflatten(-1, (n_heads, -1)).sum(-1).transpose(1, 2)
-            if graph.mix is not None:
-                for question, of_question in enumerate(_pairs(adjoints, of_layer)):
-                    pairs[question][layer], size = of_question
-                    absolute[question] += size
-            else:
-                absolute += heads[:, layer].abs().sum((1, 2))
-        for number, (leaf, w) in enumerate(zip(graph.leaves, of_layer.leaves, strict=True)):
-            if w is None:
-                continue
-            if leaf.kind == "choice":
-                choices[:, layer] += _of_texts(adjoints, leaf.value, w)
-            else:
-                biases[:, layer, int(number >= graph.of_attention)] += (w * leaf.value).sum().detach()
-    absolute += mlps.abs().sum((1, 2))
-    of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
-    embeddings = of_tokens.sum(-1)
-    positions, unembedding = like.new_zeros(questions, time), like.new_zeros(questions)
-    for leaf, w in zip(adjoints.first_leaves, adjoints.of_first_leaves, strict=True):
-        if w is not None and leaf.kind == "constant":
-            of_constant = (w * leaf.value.detach()).sum(-1)
-            positions += of_constant if of_constant.shape[-1:] == (time,) else of_constant / time
-    for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
-        if w is not None and leaf.kind == "constant":
-            unembedding += (w * leaf.value).sum().detach()
-    flows = []
-    for question in range(questions):
-        texts = range(question, len(adjoints.ids), questions)
-        flow = Flow(
-            ids=adjoints.ids[question],
-            tokens=tokens[question],
-            values=tuple(float(adjoints.numbers[text]) for text in texts),
-            heads=heads[question],
-            mlps=mlps[question],
-            embeddings=embeddings[question],
-            positions=positions[question],
-            biases=biases[question],
-            unembedding=float(unembedding[question]),
-            choices=choices[question],
-            pairs=tuple(pairs[question]),
-            absolute=float(absolute[question]),
-            adjoints=adjoints,
-            question=question,
+
+    flow: Flow
+    nodes: tuple[Node, ...]
+    edges: Float[Tensor, "n n"]
+
+    axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
+
+    @classmethod
+    def of(cls, flow: Flow, nodes: Sequence[Node]) -> "FlowGraph":
+        """Return the graph of some nodes and the logit."""
+        ordered = (flow.output, *sorted(nodes, key=_height, reverse=True))
+        return cls(flow, ordered, flow.edges(ordered))
+
+    def some(self, nodes: Sequence[Node]) -> "FlowGraph":
+        """Return the graph of some of its nodes, and the logit."""
+        places = {node.place for node in nodes}
+        index = [i for i, node in enumerate(self.nodes) if i == 0 or node.place in places]
+        return FlowGraph(
+            self.flow, tuple(self.nodes[i] for i in index), self.edges[index][:, index]
         )
-        check_flow(flow)
-        flows.append(flow)
-    return flows
 
+    def facts(self) -> list[Fact]:
+        return [
+            ("value", self.flow.value),
+            ("nodes", len(self.nodes) - 1),
+            ("share of the absolute flow", Percent(self.share_of_flow)),
+            ("share of the logit on paths among them", Percent(self.share_of_logit)),
+        ]
 
-def _of_texts(adjoints: Adjoints, x: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
-    """Return the flow w . dx of a leaf whose first axis holds the texts, and further axes."""
-    size = len(x) // len(adjoints.ids)
-    change = adjoints.change(x.unflatten(0, (-1, size)))
-    w = w.unflatten(0, (-1, size))[: adjoints.questions]
-    return (w * change).flatten(1).sum(1)
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each node, those that are measured first."""
+        return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
 
-
-@torch.no_grad()
-def _pairs(adjoints: Adjoints, layer: LayerAdjoints) -> Iterator[tuple[Pairs, Tensor]]:
-    """Yield the strongest pairs of each question, and the sum of all sizes."""
-    mix = layer.graph.mix
-    assert mix is not None and layer.heads is not None
-    questions, time = adjoints.questions, adjoints.ids.shape[1]
-    w = layer.heads.unflatten(-1, (mix.output.shape[1], -1)).transpose(1, 2)[:questions]
-    attention = w.new_zeros(questions, time, time)
-    sizes = w.new_zeros(questions)
-    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(questions)]
-    for heads in mix.blocks():
-        pattern, values = mix.pattern(heads), mix.values[:, heads].detach()
-        attention += pattern[:questions].abs().sum(1)
-        of_texts = w[:, heads].repeat(len(pattern) // questions, 1, 1, 1)
-        flows = adjoints.change(pattern * (of_texts @ values.mT))
-        sizes += flows.abs().sum((1, 2, 3))
-        for question in range(questions):
-            index = flows[question].nonzero()
-            of_pairs = flows[question][tuple(index.T)]
-            index[:, 0] += heads.start
-            kept[question].append(_strongest(of_pairs, index))
-    for question in range(questions):
-        flows, places = (torch.cat(parts) for parts in zip(*kept[question], strict=True))
-        flows, places = _strongest(flows, places)
-        yield Pairs(flows, places, attention[question] / mix.output.shape[1]), sizes[question]
-
-
-def _strongest(flows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    if len(flows) <= KEPT_PAIRS:
-        return flows, places
-    index = flows.abs().topk(KEPT_PAIRS).indices
-    return flows[index], places[index]
-
-
-def check_flow(flow: Flow) -> None:
-    """Raise unless the flows of embeddings, positions, biases and choices add up to the value.
-
-    They do within rounding of the absolute flow, and within a hundredth of the value.
-    """
-    parts = (flow.embeddings, flow.positions, flow.biases, flow.choices)
-    total = float(sum(part.double().sum() for part in parts)) + flow.unembedding
-    size = flow.absolute + sum(map(abs, flow.values)) + float(flow.embeddings.abs().sum())
-    check_sum("The flow of tokens, positions, biases and choices", total, flow.value, size=size)
-    if abs(total - flow.value) > 0.01 * abs(flow.value) + ROUNDING * sum(map(abs, flow.values)):
-        raise BilensError(
-            f"The flow of tokens, positions, biases and choices adds up to {total:.6g}, expected "
-            f"{flow.value:.6g}: its parts are {size:.2g} in all and cancel beyond rounding. Take a "
-            "text or mean embeddings as the second run, not vectors near 0, or dtype=torch.float64"
+    def plot(self, caption: str = "") -> "go.Figure":
+        """Draw the graph over the tokens of the text, under a caption."""
+        flow = self.flow
+        of = "change" if flow.two_texts else "logit"
+        caption = caption or (
+            f"{len(self.nodes) - 1} of {len(flow.nodes):,} nodes: {self.share_of_logit:.0%} of "
+            f"the {of} passes through them alone"
         )
+        return graph_figure(self.nodes, flow.tokens, self.path_weights, flow.n_layers, caption)
+
+    _repr_mimebundle_ = notebook_picture
+
+    @property
+    def share_of_flow(self) -> float:
+        """Share of the absolute flow that the nodes have."""
+        return sum(abs(node.flow) for node in self.nodes[1:]) / (self.flow.absolute or 1.0)
+
+    @cached_property
+    def path_weights(self) -> Float[Tensor, "n n"]:
+        """Weight of each edge: the sum over all paths through it up to the logit, (n, n).
+
+        A node sends up what flows into it, and each part of that inflow has the same share of
+        every edge upwards. So an edge into node a counts by the share of a's flow that reaches
+        the logit on paths among these nodes.
+        """
+        flows = self.edges.new_tensor([node.flow for node in self.nodes])
+        # arriving[b] / flow[b]: the share of b's flow that reaches the logit among these nodes.
+        reached, weights = torch.zeros_like(flows), torch.zeros_like(self.edges)
+        reached[0] = 1
+        for b in range(1, len(self.nodes)):
+            weights[:b, b] = reached[:b] * self.edges[:b, b]
+            if self.nodes[b].kind not in LEAVES and flows[b] != 0:
+                reached[b] = weights[:b, b].sum() / flows[b]
+        return weights
+
+    @property
+    def share_of_logit(self) -> float:
+        """Share of the logit on paths whose nodes are all among these.
+
+        The sum over all paths from tokens, positions and biases to the logit whose nodes are all
+        here, over the logit. What a node sends up is shared out in proportion to what flows in. As
+        flows have signs, it may be above 1 or below 0.
+        """
+        leaves = [i for i, node in enumerate(self.nodes) if node.kind in LEAVES]
+        total = float(self.path_weights[:, leaves].sum())
+        return total / self.flow.value if self.flow.value else 0.0
+
+
+def _height(node: Node) -> tuple[float, bool]:
+    """Return where a node is between the tokens and the logit."""
+    return (-1 if node.layer is None else node.layer, node.part == "mlp" and node.kind == "mlp")

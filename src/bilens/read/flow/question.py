@@ -13,10 +13,7 @@ from torch import Tensor
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.read.language.names import TokenDirection, shown_tokens, token_text
-from bilens.read.linear.secants import logarithmic_mean, secant_slope
-from bilens.residual import ResidualModel, Trace
-from bilens.residual.interventions import embedded
-from bilens.residual.sums import check_logits
+from bilens.residual import ResidualModel
 from bilens.settings import CheckedSettings
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
@@ -248,13 +245,6 @@ class Other:
         """The second run's token embeddings."""
         return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
 
-    def trace(self) -> Trace:
-        """Run the model."""
-        if self.embeddings is None:
-            return self.model.trace(self.ids)
-        with embedded(self.model, self.embeddings):
-            return self.model.trace(self.ids)
-
     def cut(self, time: int) -> "Other":
         """Return the run up to a position."""
         self.ids = self.ids[:time]
@@ -315,48 +305,3 @@ class Score:
         logs = self.model.parts.capped(n @ W + b).log_softmax(-1)
         numbers = logs.exp() if self.target == "probability" else logs
         return numbers[:, self.tokens] @ self.shares
-
-
-class Measured:
-    """The number u . n + bias that a flow splits, n the last normalised stream, in each run.
-
-    For probabilities u is the secant between two runs, and there is no bias.
-    """
-
-    u: Float[Tensor, " d_model"]
-    bias: float
-    values: tuple[float, ...]
-
-    def __init__(self, model: ResidualModel, traces: Sequence[Trace], question: Question) -> None:
-        self.model, self.score = model, Score(model, question)
-        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
-        for trace in traces:
-            check_logits(model, trace, self.score.tokens or [int(trace.next_logits.argmax())])
-        self.values = tuple(float(self.score(x[None])[0]) for x in n)
-        if question.target == "logit":
-            self.u, self.bias = self.score.u, self.score.bias
-        else:
-            self.u, self.bias = self._secant(n), 0.0
-
-    def _secant(self, n: list[Tensor]) -> Float[Tensor, " d_model"]:
-        """Return the direction of probabilities, by the secants of the soft cap and the softmax."""
-        target, tokens, shares = self.score.target, self.score.tokens, self.score.shares
-        if len(n) == 1:
-            raise BilensError(
-                f"target={target!r} needs two runs; add against, or take target='logit'"
-            )
-        W, b = self.model.parts.logit_weights()
-        z = [x @ W + b for x in n]
-        slope = torch.ones_like(z[0])
-        if self.model.parts.softcap is not None:
-            slope = secant_slope(self.model.parts.capped, z[0], z[1])
-            z = [self.model.parts.capped(y) for y in z]
-        logs = [y.log_softmax(-1) for y in z]
-        means = logarithmic_mean(logs[0], logs[1])
-        along = torch.zeros_like(means)
-        if target == "probability":
-            shares = shares * means[tokens]
-        # D log p_t = Dz_t - sum L Dz / sum L, and Dp_t = L_t D log p_t.
-        along.index_add_(0, torch.tensor(tokens, device=along.device), shares)
-        along = (along - shares.sum() * means / means.sum()) * slope
-        return W @ along

@@ -15,17 +15,16 @@ from torch import Tensor
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
 from bilens.data import Corpus
+from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
-from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurement, remove
-from bilens.read.flow.directions import TaskDirections
-from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
+from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
+from bilens.read.flow.flow import DRAWN, Flow
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Target, read_questions, second_run
-from bilens.read.flow.recurring import task_directions
-from bilens.read.flow.split import Directions, split
+from bilens.read.flow.question import Question, Target, second_run
+from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.residual import ResidualModel
@@ -37,7 +36,6 @@ from bilens.settings import Between, Count
 class PageNode:
     """A node of a flow on a page; fields without a comment are those of `Node`."""
 
-    index: int  # its number in the flow
     kind: str
     name: str  # its address and tokens
     label: str  # its name in the picture
@@ -50,10 +48,8 @@ class PageNode:
     position: int | None
     source: int | None
     number: int | None
-    role: str | None
     removable: bool  # whether it can be removed from the running model
     sink: bool  # whether it is at an attention sink
-    inside: tuple["PageNode", ...] = ()  # of some MLPs, the directions that they consist of
 
 
 @dataclass(frozen=True)
@@ -71,17 +67,13 @@ class FlowPage:
     frozen: tuple[str, ...]
     layers: int
     n_nodes: int  # number of nodes of the flow, without the logit
-    n_rest: int  # number of remainders among them
-    sum: float  # flow of all nodes without remainders
-    sum_rest: float  # flow of remainders
+    sum: float  # flow of all nodes
     sinks: tuple[int, ...]
     # The logit first, then the largest |flow| first: the first n are the graph of the n - 1
     # strongest.
     nodes: tuple[PageNode, ...]
     # Numbers of the upper and the lower node, and the flow between them.
     edges: tuple[tuple[int, int, float], ...]
-    # Flow that each node gets from remainders and sends to them.
-    rest: tuple[tuple[float, float], ...]
     # Counts of nodes, and the share of the logit on paths among so many of them.
     shares: tuple[tuple[int, float], ...]
     # Flow of each token, of positions and of biases; they add up to the value.
@@ -89,16 +81,9 @@ class FlowPage:
     start: int  # the place in `shares` with which a page begins
 
 
-def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) -> FlowPage:
-    """Return the k strongest nodes of a flow for a page, and its `number` in words.
-
-    `opened` is the flow with directions of MLPs, to which the MLPs of the page open.
-    """
+def flow_page(flow: Flow, *, number: str, k: int) -> FlowPage:
+    """Return the k strongest nodes of a flow for a page, and its `number` in words."""
     graph = flow.top(k)
-    remainders = [i for i, node in enumerate(flow.nodes) if node.kind == "rest"]
-    # The last row and column are those of all remainders together.
-    edges = flow.edges_between([*([i] for i in graph.numbers), remainders])
-    graph = dataclasses.replace(graph, edges=edges[:-1, :-1])
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {i: rank for rank, i in enumerate([0, *order])}
     # Small edges are left out of files.
@@ -106,17 +91,11 @@ def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) ->
     large &= graph.edges != 0
     ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
     listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
-    inside: dict[tuple[int | None, int | None], list[PageNode]] = defaultdict(list)
-    for node in () if opened is None else opened.nodes:
-        if node.kind == "direction" and node.measured is not None:
-            inside[node.layer, node.position].append(_page_node(flow, 0, node))
-    nodes = []
-    for i in [0, *order]:
-        node = graph.nodes[i]
-        of_mlp = inside[node.layer, node.position] if node.kind == "mlp" else []
-        nodes.append(_page_node(flow, graph.numbers[i], node, tuple(of_mlp)))
     counts = _counts(len(order))
-    remainder_flows = [flow.nodes[i].flow for i in remainders]
+    shares = []
+    for count in counts:
+        some = graph.some([graph.nodes[i] for i in order[:count]])
+        shares.append((count, some.share_of_logit))
     return FlowPage(
         number=number,
         tokens=flow.tokens,
@@ -124,24 +103,20 @@ def flow_page(flow: Flow, *, number: str, k: int, opened: Flow | None = None) ->
         values=flow.values,
         absolute=flow.absolute,
         frozen=flow.frozen,
-        layers=len(flow.trace.layers),
-        n_nodes=len(flow.nodes) - 1,
-        n_rest=len(remainders),
-        sum=sum(node.flow for node in flow.nodes[1:]) - sum(remainder_flows),
-        sum_rest=sum(remainder_flows),
+        layers=flow.n_layers,
+        n_nodes=len(flow.nodes),
+        sum=sum(node.flow for node in flow.nodes),
         sinks=flow.sinks,
-        nodes=tuple(nodes),
+        nodes=tuple(_page_node(flow, graph.nodes[i]) for i in [0, *order]),
         edges=tuple(sorted(listed, key=lambda edge: -abs(edge[2]))),
-        rest=tuple((float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]),
-        shares=tuple((n, _share(graph, order[:n])) for n in counts),
+        shares=tuple(shares),
         leaves=tuple(_leaves(flow).items()),
         start=counts.index(min(DRAWN, counts[-1])),
     )
 
 
-def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] = ()) -> PageNode:
+def _page_node(flow: Flow, node: Node) -> PageNode:
     return PageNode(
-        index=index,
         kind=node.kind,
         name=node.name(flow.tokens),
         label=node.label,
@@ -154,10 +129,8 @@ def _page_node(flow: Flow, index: int, node: Node, inside: tuple[PageNode, ...] 
         position=node.position,
         source=node.source,
         number=node.number,
-        role=node.role,
-        removable=is_measurable(flow, node),
+        removable=node.is_removable,
         sink=node.kind != "output" and not {*flow.sinks}.isdisjoint({node.position, node.source}),
-        inside=inside,
     )
 
 
@@ -168,12 +141,6 @@ def _leaves(flow: Flow) -> dict[str, float]:
         if node.kind in LEAVES:
             leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
     return leaves
-
-
-def _share(graph: FlowGraph, nodes_shown: Sequence[int]) -> float:
-    index = sorted([0, *nodes_shown])
-    nodes = tuple(graph.nodes[i] for i in index)
-    return FlowGraph(graph.flow, (), nodes, graph.edges[index][:, index], 0.0).share_of_logit
 
 
 def _counts(most: int) -> list[int]:
@@ -187,16 +154,12 @@ def _counts(most: int) -> list[int]:
 
 
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
-    """Return the strongest nodes, and the sums of all others and of remainders."""
-    nodes = strongest_first([flow.nodes[node.index] for node in page.nodes[1:]])[:20]
+    """Return the strongest nodes, and the sum of all others."""
+    nodes = strongest_first(flow.nodes[: len(page.nodes) - 1])[:20]
     frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
-    frame = frame.drop(columns=[name for name in frame if name == "eigenvalue"])
-    n = page.n_nodes - page.n_rest - len(nodes)
+    n = page.n_nodes - len(nodes)
     others = page.sum - sum(node.flow for node in nodes)
     sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
-    if page.n_rest:
-        name = f"{page.n_rest:,} remainder{'s' * (page.n_rest > 1)}, not split"
-        sums.append({"node": name, "flow": page.sum_rest})
     words = {name: "" for name in ("raises", "lowers", "from") if name in frame}
     return pd.concat([frame, pd.DataFrame([row | words for row in sums])], ignore_index=True)
 
@@ -330,7 +293,7 @@ class FlowReading(Reading):
     @property
     def answer(self) -> str:
         """The answer: where it starts, the parts that carry it, and their measured effect."""
-        flow, two = self.flow, self.flow.before is not None
+        flow, two = self.flow, self.flow.two_texts
         starts = [node for node in flow.nodes if node.kind == "token"]
         start = max(starts, key=lambda node: abs(node.flow)).position or 0
         carried: dict[str, float] = defaultdict(float)
@@ -375,7 +338,7 @@ class FlowReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the strongest nodes, those that are measured first."""
-        nodes = [self.flow.nodes[node.index] for node in self.page.nodes[1:]]
+        nodes = self.flow.nodes[: len(self.page.nodes) - 1]
         return node_frame(strongest_first(nodes), self.flow.tokens)
 
     def plot(self) -> "go.Figure":
@@ -393,7 +356,7 @@ class FlowReading(Reading):
             how = (
                 "Each node's change was exchanged between the texts, in both directions; the mean "
                 "is shown."
-                if self.flow.before is not None
+                if self.flow.two_texts
                 else "Each node was removed from the running model, in which norms, patterns and "
                 "gates then change; the flow of one text holds them fixed."
             )
@@ -410,8 +373,7 @@ class FlowReading(Reading):
             "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
             "weight on paths to the logit. A node is named by its effect in the running model: "
             "next tokens that are more likely with it (raises) or less likely (lowers). At every "
-            "node as much flows in as flows out. Select a node to see its own edges, and an MLP "
-            "to see the directions that it consists of."
+            "node as much flows in as flows out. Select a node to see its own edges."
         )
         if any(node.sink for node in self.page.nodes):
             names = " and ".join(f'"{self.page.tokens[p]}" ({p})' for p in self.page.sinks)
@@ -450,17 +412,13 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    directions: Directions = 0,
-    directions_of: str = "",
-    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
-    through_patterns: bool = False,
     weights: Annotated[tuple[str, ...], NAMES] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
     """Split a logit on a text, or its change between two, exactly over the parts of a model.
 
-    With a second text nothing is frozen, and heads are split into values, queries and keys.
+    With a second text nothing is frozen.
 
         bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
         bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
@@ -476,12 +434,6 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
         target: The logit, or between two texts the log-probability or the probability.
-        directions: Directions of each MLP at each position, at least 2, or all eigenvectors; 0 for
-            whole MLPs.
-        directions_of: File of questions, as for `bilens recurring`. The directions of each MLP that
-            recur in them, 8 or as many as `directions` says, are its nodes at all positions.
-        threshold: Nodes that carry less than this share of the absolute flow are not split.
-        through_patterns: Split patterns of bilinear and squared attention too.
         weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
             MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
@@ -496,20 +448,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
     question = Question.of(prompt, direction, (), second, target=target)
-    nodes: Directions | TaskDirections = directions
-    if directions_of:
-        k = model.d_model if directions == "all" else directions or 8
-        nodes = task_directions(model, read_questions(directions_of), k, strongest=1)
-    reading = answer_question(
-        model,
-        question,
-        other,
-        directions=nodes,
-        threshold=threshold,
-        through_patterns=through_patterns,
-        shown=shown,
-        ablate=ablate,
-    )
+    reading = answer_question(model, question, other, shown=shown, ablate=ablate)
     opened = tuple(open_part(model, reading.flow, part) for part in weights)
     return dataclasses.replace(reading, opened=opened)
 
@@ -519,33 +458,19 @@ def answer_question(
     question: Question,
     other: str = "",
     *,
-    directions: Directions | TaskDirections = 0,
-    threshold: float = 1e-4,
-    through_patterns: bool = False,
     shown: int = 200,
     ablate: int = DRAWN,
 ) -> FlowReading:
     """Return the answer to a question; `other` names its second run, see `read_flow`."""
-    if question.vector is not None:
-        raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
-    adjoints = split(model, question, through_patterns=through_patterns)
-    through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
-    opened = None
-    if directions == 0 and ablate:
-        # MLPs of a page that open to their first four directions.
-        mlps = [node for node in strongest_first(through.nodes) if node.kind == "mlp"][:6]
-        places = {(node.layer, node.position) for node in mlps}
-        opened = adjoints.run(4, threshold)
-        numbered = ((i, opened.nodes[i]) for i in opened.direction_numbers)
-        inside = [i for i, node in numbered if (node.layer, node.position) in places]
-        opened = named_by_measurement(model, opened, inside)
-    strongest = [i for i in through.top(DRAWN).numbers if through.nodes[i].part is not None]
-    strongest = [i for i in strongest if is_measurable(through, through.nodes[i])]
+    (through,) = flows(model, [question])
+    measurable = [node for node in through.nodes if node.is_removable]
+    through = named_by_measurement(model, through, measurable[:ablate])
+    strongest = [node for node in through.strongest(DRAWN) if node.kind in ("head", "mlp")]
     return FlowReading(
         flow=through,
         question=question,
-        page=flow_page(through, number=question.number, k=shown, opened=opened),
-        probability=float(through.trace.next_logits.softmax(-1)[model.token(question.token)]),
+        page=flow_page(through, number=question.number, k=shown),
+        probability=float(through.adjoints.logits[0].softmax(-1)[model.token(question.token)]),
         together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
         notes=tuple(missing_spaces(model, question.direction)),
         other=other,

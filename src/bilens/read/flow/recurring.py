@@ -15,17 +15,17 @@ from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.question import Question, read_questions
-from bilens.read.flow.split import split
-from bilens.residual import Moment, ResidualModel
-from bilens.residual.interventions import Change, adding, written_site
+from bilens.read.flow.split import adjoints_of
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Change, adding, mlp_site
 from bilens.settings import Count
 
 
 class Moves(NamedTuple):
     """Changes of the outputs of all MLPs between the texts of a question, and their adjoints.
 
-    Changes are as the stream receives them. Adjoints are gradients of the change of the logit,
-    exact between the two texts.
+    Outputs are those of the MLPs themselves, before a norm after them. Adjoints are exact between
+    the two texts.
     """
 
     changes: Float[Tensor, "layers time d_model"]
@@ -34,14 +34,18 @@ class Moves(NamedTuple):
     @classmethod
     def of(cls, model: ResidualModel, question: Question) -> "Moves":
         """Return those of a question, scaled to a change of the logit of 1."""
-        through = split(model, question)
-        changes, adjoints = [], []
-        for layer in range(model.n_layers):
-            mlp = through.mlp_map(layer)
-            changes.append(mlp.write(mlp.z))
-            adjoints.append(through.above[Moment.mlp(layer)])
-        scale = abs(through.value) ** -0.5
-        return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, adjoints)))
+        adjoints = adjoints_of(model, [question])
+        changes: list[Tensor] = []
+        of_layers: list[Tensor] = []
+        for _, layer in adjoints.layers():
+            if layer.graph.mlp is None:
+                raise BilensError("a layer has no MLP, expected one in each")
+            change = adjoints.change(layer.graph.mlp.leaf)[0]
+            changes.insert(0, change)
+            of_layers.insert(0, torch.zeros_like(change) if layer.mlp is None else layer.mlp[0])
+        first, second = adjoints.numbers.tolist()
+        scale = abs(first - second) ** -0.5
+        return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
 
 
 def balanced(
@@ -114,16 +118,10 @@ def task_directions(
 
     Raises:
         BilensError: there are fewer than two different questions of a task, one of them finds and
-            measures in two tasks or has no second text, texts do not fit, the number is the same
-            after both, or the model is a mixture of experts.
+            measures in two tasks or has no second text, texts do not fit, or the number is the same
+            after both.
         MemoryLimitError: there are more questions than fit into memory.
     """
-    for layer in range(model.n_layers):
-        if model.layer(layer).mlp.router is not None:
-            raise BilensError(
-                f"layer {layer} is a mixture of experts, whose router also moves its output; "
-                "expected plain MLPs. Flows and circuits of this model are available"
-            )
     cases = make_cases(model, questions)
     tasks = split_tasks(cases, lambda count: (count + 1) // 2)
     if not tasks[0].measuring:
@@ -202,8 +200,7 @@ def _measured(
             through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5
             flows[question, i] = through.sum()
             signs[i] = (through.abs() * amounts.sign()).sum().sign()
-            rows = amounts[:, None] * written / model.parts.layers[layer].mlp.residual_scale
-            site = written_site(model, layer, "mlp")
+            rows, site = amounts[:, None] * written, mlp_site(model, layer)
             removing.append([Change(site, adding(-rows))])
             adding_back.append([Change(site, adding(rows))])
         first, second = case.runs

@@ -2,26 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bilens.analysis import Reading
 from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
-from bilens.read.flow.ablation import remove, without_written
-from bilens.read.flow.graph import Flow
+from bilens.read.flow.ablation import remove, without_output
+from bilens.read.flow.flow import Flow
 from bilens.read.flow.labels import token_words
+from bilens.read.flow.nodes import Node
 from bilens.read.language.heads import attention_pairs, output_pairs
 from bilens.read.language.names import token_text
 from bilens.read.language.ngrams import attention_scores
-from bilens.read.linear.mlp import Directions, LinearMLP
-from bilens.residual import Moment, ResidualModel
-from bilens.residual.interventions import Part
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Part, embedded
 from bilens.sections import Fact, Section, Table, signed
 from bilens.settings import Count
 
@@ -105,11 +106,10 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     """
     address = Part.parse(part, model)
     if address.position is None:
-        nodes = [flow.nodes[i] for i in _numbers(flow, address)]
+        nodes = _nodes(flow, address)
         if not nodes:
             raise BilensError(
-                f"part={part!r} has no node in the flow; lower the threshold of flow(), or add a "
-                "position, such as mlp.2@3"
+                f"part={part!r} has no flow that is not tiny; add a position, such as mlp.2@3"
             )
         strongest = max(nodes, key=lambda node: abs(node.flow))
         address = address._replace(position=strongest.position)
@@ -118,36 +118,72 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     return opened(model, flow, address, k)
 
 
-def eigenvectors(mlp: LinearMLP, w: Float[Tensor, "time d_model"], position: int) -> Directions:
-    """Return the eigenvectors of an MLP along w at a position, the largest |flow| first."""
-    pulled = torch.zeros_like(mlp.z)
-    pulled[position] = mlp.pulled(w)[position]
-    return mlp.directions(w, pulled, mlp.write(mlp.z), None, 0.0, of_form=True)
+class Eigenvectors(NamedTuple):
+    """Eigenvectors of an MLP along the adjoint of its output at one position."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k n_in"]
+    flows: Float[Tensor, " k"]
+    written: Float[Tensor, "k d_model"]  # the part of the output of each, or of its change
+
+
+def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) -> Eigenvectors:
+    """Return the eigenvectors of an MLP along its adjoint at a position, largest |flow| first.
+
+    Raises:
+        NotBilinearError: the MLP is no tensor.
+    """
+    tensor, mlp = model.mlp(layer), model.parts.layers[layer].mlp
+    node = Node("mlp", 0.0, layer, "mlp", position)
+    w = flow.adjoint(node).to(tensor.left.dtype)
+    # The tensor's output has the gain of a norm after the MLP, which its own output has not.
+    gain = mlp.residual_scale * (1 if mlp.out_norm is None else mlp.out_norm.gain())
+    form = tensor.interaction(w / gain)
+    spectrum = form.eigh()
+    z = [x[position] for x in _inputs(model, flow, layer)]
+    if tensor.n_in > len(z[0]):
+        z = [pad(x, (0, 1), value=1.0) for x in z]
+    # z'Qz, or its change (z1 + z0)' Q (z1 - z0).
+    along, moved = (z[0], z[0]) if len(z) == 1 else (z[0] + z[1], z[0] - z[1])
+    vectors = spectrum.vectors
+    flows = spectrum.values * (vectors @ along) * (vectors @ moved)
+    order = flows.abs().argsort(descending=True)
+    vectors, flows = vectors[order], flows[order]
+    outputs = tensor(along.expand_as(vectors), vectors) * (vectors @ moved)[:, None]
+    return Eigenvectors(spectrum.values[order], vectors, flows, outputs / gain)
+
+
+def _inputs(
+    model: ResidualModel, flow: Flow, layer: int
+) -> list[Float[Tensor, "time d_model"]]:
+    """Return the normalised input of an MLP in each run of a flow."""
+    if not flow.two_texts:
+        return [model.mlp_inputs(layer, flow.ids[None])[0]]
+    ids, other = flow.question.both_runs(model)
+    first = model.mlp_inputs(layer, ids[None])[0]
+    with embedded(model, other.tokens):
+        return [first, model.mlp_inputs(layer, other.ids[None])[0]]
 
 
 def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     layer, position = part.layer or 0, part.position or 0
-    model.mlp(layer)  # an error if it is no tensor
-    mlp, w = LinearMLP.of(model, (flow.trace, flow.before), layer), flow.above(Moment.mlp(layer))
-    parts = eigenvectors(mlp, w, position)
-    output = mlp.write(mlp.z)[position]
-    k = min(k, len(parts.flow))
-    sets = torch.zeros(k + 2, *mlp.z.shape[:1], len(output)).to(output)
-    sets[0, position] = output
-    sets[1, position] = output - parts.written[:k].sum(0)
-    sets[2:, position] = parts.written[:k]
-    whole, without_others, *single = (-x for x in without_written(model, flow, layer, sets))
-    assert parts.value is not None
+    parts = eigenvectors(model, flow, layer, position)
+    whole = Node("mlp", float(flow.mlps[layer, position]), layer, "mlp", position)
+    (output,) = flow.written([whole])
+    k = min(k, len(parts.flows))
+    strongest = parts.written[:k].to(output)
+    rows = torch.stack([output, output - strongest.sum(0), *strongest])
+    effects = [-x for x in without_output(model, flow, whole, rows)]
     columns = {
-        "eigenvalue": parts.value[:k].tolist(),
-        "flow": parts.flow[:k].tolist(),
-        "measured effect": single,
+        "eigenvalue": parts.values[:k].tolist(),
+        "flow": parts.flows[:k].tolist(),
+        "measured effect": effects[2:],
     }
     of_layer = model.parts.layers[layer]
     tokens = of_layer.mlp.normalised(model.W_E)
-    vectors = parts.vector[:k, : model.d_model]
+    vectors = parts.vectors[:k, : model.d_model]
     paths = {"tokens": vectors @ tokens.T}
-    if model.parts.mlp_moment(layer) == Moment.attention(layer):
+    if not model.parts.parallel:
         ov, moved = model.ov(layer), of_layer.heads.normalised(model.W_E)
         # Of all heads together, each as if it attended to the token only.
         read = (ov.left @ (ov.right @ vectors.T)).sum(0)
@@ -157,26 +193,23 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
             # Four tokens that are text.
             largest = side.topk(min(20, side.shape[1])).indices
             columns[name] = [", ".join(token_words(model, row, 4)) for row in largest]
-    frame = pd.DataFrame(columns)
     return PartWeights(
         part=_named(flow, part),
-        flow=float(w[position] @ output),
-        measured=whole,
-        share=1 - without_others / whole if whole else None,
-        frames={f"eigenvectors of mlp.{layer}": frame},
+        flow=whole.flow,
+        measured=effects[0],
+        share=1 - effects[1] / effects[0] if effects[0] else None,
+        frames={f"eigenvectors of mlp.{layer}": pd.DataFrame(columns)},
     )
 
 
 def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     layer, head, position = part.layer or 0, part.number or 0, part.position or 0
-    numbers = [i for i in _numbers(flow, part) if flow.nodes[i].position == position]
-    if not numbers:
+    nodes = [node for node in _nodes(flow, part) if node.position == position]
+    if not nodes:
         raise BilensError(
-            f"part={str(part)!r} has no flow of its own there; lower the threshold of flow(), or "
-            "take a part of the flow's table"
+            f"part={str(part)!r} has no flow there that is not tiny; take a part of the flow's table"
         )
-    strongest = max((flow.nodes[i] for i in numbers), key=lambda node: abs(node.flow))
-    source = strongest.source or 0
+    source = max(nodes, key=lambda node: abs(node.flow)).source or 0
     # Of learned positions scores need the query's, and outputs the key's.
     learned = model.parts.n_positions is not None
     at, of_key = (position, source) if learned else (None, None)
@@ -191,21 +224,18 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     name = f"head.{layer}.{head}"
     return PartWeights(
         part=_named(flow, part),
-        flow=sum(flow.nodes[i].flow for i in numbers),
-        measured=-remove(model, flow, numbers).actual,
+        flow=sum(node.flow for node in nodes),
+        measured=-remove(model, flow, nodes).actual,
         share=None,
         frames={f"QK of {name}": QK.highest, f"OV of {name}": OV.highest},
         about=((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),),
     )
 
 
-def _numbers(flow: Flow, part: Part) -> list[int]:
-    """Return the numbers of the nodes of a head or MLP at all positions."""
-    kinds = {"head": ("head",), "mlp": ("mlp", "direction")}[part.kind]
-    of_layer = [
-        i for i, node in enumerate(flow.nodes) if node.kind in kinds and node.layer == part.layer
-    ]
-    return [i for i in of_layer if part.kind == "mlp" or flow.nodes[i].number == part.number]
+def _nodes(flow: Flow, part: Part) -> list[Node]:
+    """Return the nodes of a head or MLP at all positions."""
+    place = part.kind, part.layer, part.number
+    return [node for node in flow.nodes if (node.kind, node.layer, node.number) == place]
 
 
 def _named(flow: Flow, part: Part) -> str:
