@@ -22,6 +22,7 @@ class Edges:
         self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
         # Adjoints of the number that each node has already met: at streams and embeddings.
         self.reading: dict[int, Sums] = {}
+        self.changes: dict[int, Tensor] = {}  # of the outputs of nodes
         self.in_layer: dict[int | None, list[int]] = defaultdict(list)
         for number, node in enumerate(nodes):
             self.in_layer[node.layer].append(number)
@@ -48,6 +49,10 @@ class Edges:
         cuts = [cut for cut, shown in ((graph.heads, heads), (graph.mlp, mlps)) if cut and shown]
         inputs = [*earlier, *(cut.leaf for cut in cuts), *chosen]
 
+        outputs = {i: self.flow.at(self.nodes[i], layer) for i in (*mlps, *heads)}
+        for i, (value, _) in outputs.items():
+            self.changes[i] = adjoints.change(value)[self.flow.row]
+
         def read(reader: int, sums: Sums, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
             found = dict(zip(map(id, inputs), gradients(value, inputs, w), strict=True))
@@ -55,7 +60,7 @@ class Edges:
             for cut, shown, edges in ((graph.heads, heads, self._to_heads), (graph.mlp, mlps, self._to_mlps)):
                 of_cut = found.get(id(cut.leaf)) if cut else None
                 if of_cut is not None:
-                    edges(reader, shown, layer, of_cut)
+                    edges(reader, shown, of_cut)
             of_choices = [(leaf, found[id(leaf)]) for leaf in chosen if found[id(leaf)] is not None]
             for number in choices:
                 self.edges[reader, number] += sum(self._product(leaf, w) for leaf, w in of_choices)
@@ -69,9 +74,8 @@ class Edges:
             else:
                 read(reader, sums, layer.out, w)
         for number in (*mlps, *heads):
-            value, w = self.flow.at(self.nodes[number], layer)
             self.reading[number] = Sums()
-            read(number, self.reading[number], value, w)
+            read(number, self.reading[number], *outputs[number])
 
     def _product(self, x: Tensor, w: Tensor) -> float:
         """Return the flow w . dx of an activation for the question of this flow."""
@@ -80,30 +84,17 @@ class Edges:
         change = adjoints.change(x.unflatten(0, (-1, size)))[q]
         return float((w.unflatten(0, (-1, size))[q] * change).sum())
 
-    def _to_mlps(
-        self, reader: int, numbers: Sequence[int], layer: LayerAdjoints, w: Tensor
-    ) -> None:
-        q = self.flow.row
-        assert layer.graph.mlp is not None
-        change = self.flow.adjoints.change(layer.graph.mlp.leaf)[q]
+    def _to_mlps(self, reader: int, numbers: Sequence[int], w: Tensor) -> None:
         for number in numbers:
-            position = self.nodes[number].position
-            self.edges[reader, number] += float(w[q, position] @ change[position])
+            row = w[self.flow.row, self.nodes[number].position]
+            self.edges[reader, number] += float(row @ self.changes[number])
 
-    def _to_heads(
-        self, reader: int, numbers: Sequence[int], layer: LayerAdjoints, w: Tensor
-    ) -> None:
-        q = self.flow.row
+    def _to_heads(self, reader: int, numbers: Sequence[int], w: Tensor) -> None:
         for number in numbers:
-            node = self.nodes[number]
-            change = self._change(number, layer)
+            node, change = self.nodes[number], self.changes[number]
             width, head = len(change), node.number or 0
-            block = slice(head * width, (head + 1) * width)
-            self.edges[reader, number] += float(w[q, node.position, block] @ change)
-
-    def _change(self, number: int, layer: LayerAdjoints) -> Tensor:
-        value, _ = self.flow.at(self.nodes[number], layer)
-        return self.flow.adjoints.change(value)[self.flow.row]
+            row = w[self.flow.row, node.position, head * width : (head + 1) * width]
+            self.edges[reader, number] += float(row @ change)
 
     def _embeddings(self) -> None:
         adjoints, q = self.flow.adjoints, self.flow.row
