@@ -12,10 +12,8 @@ from torch.nn import functional
 from bilens.analysis import Reading, analysis
 from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names
-from bilens.read.linear.heads import FrozenHeads
-from bilens.read.linear.mlp import LinearMLP
-from bilens.read.linear.secants import frozen_norm
 from bilens.residual import Moment, ResidualModel, Trace
+from bilens.residual.layers import folded_output
 from bilens.residual.sums import check_split
 from bilens.sections import Fact
 from bilens.tensor import FactoredMatrix
@@ -65,7 +63,7 @@ def last_stream(model: ResidualModel, trace: Trace, layer: int) -> Stream:
         parts[1:] = 0
     mlp, of_layer = model.layer(layer).mlp, trace.layers[layer]
     # The norm's scale on the text is held fixed, which makes the split linear.
-    parts = frozen_norm(mlp.norm, of_layer.mlp_scale[-1]).push(parts)
+    parts = of_layer.mlp_scale[-1] * mlp.centred(parts)
     heads = parts[1:-1].unflatten(0, (model.n_heads, -1))
     stream = Stream(parts[0], heads, parts[-1])
     check_sum(
@@ -83,8 +81,49 @@ def _parts(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "par
 
     These are the stream before the layer, each head from each token, and attention's biases.
     """
-    heads, constant = FrozenHeads(model, trace, layer).last()
-    return torch.cat([trace.layers[layer].attn_input[-1:], heads.flatten(0, 1), constant[None]])
+    heads, of_layer = model.parts.layers[layer].heads, trace.layers[layer]
+    sources = model.parts.value_sources(layer)
+    values = [trace.layers[source.layer].attn_n @ source.value for source in sources]
+    bias = torch.stack([source.bias for source in sources]).sum(0)
+    weight, out_bias = folded_output(heads.out, heads.out_norm, heads.residual_scale)
+    weight = of_layer.attn_out_scale[-1] * weight.unflatten(1, (heads.n_heads, -1))
+    pattern = of_layer.pattern[:, -1]
+    moved = torch.einsum("ht,hte,dhe->htd", pattern, torch.stack(values).sum(0), weight)
+    # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
+    constant = torch.einsum("h,he,dhe->d", pattern.sum(-1), bias, weight)
+    if out_bias is not None:
+        constant = constant + of_layer.attn_out_scale[-1] * out_bias
+    return torch.cat([of_layer.attn_input[-1:], moved.flatten(0, 1), constant[None]])
+
+
+def _pairs_through_mlp(
+    model: ResidualModel, trace: Trace, layer: int, parts: Float[Tensor, "parts d_model"]
+) -> Float[Tensor, "parts parts d_model"]:
+    """Return the output of an MLP at the last position for each pair of parts of its input.
+
+    Parts are normalised, and gate ratios are held fixed. Biases belong to the last part.
+    """
+    mlp, of_layer = model.parts.layers[layer].mlp, trace.layers[layer]
+    tensor, ratio = mlp.factors(), of_layer.gate_ratio[-1]
+    # A bias after the MLP is one hidden unit more in the tensor; it is no product of inputs.
+    first, second = tensor.left[: len(ratio)], tensor.right[: len(ratio)]
+    if first.shape[1] > parts.shape[1]:
+        parts = functional.pad(parts, (0, 1))
+        parts[-1, -1] = 1
+    left, right = parts @ first.T, parts @ second.T
+    if mlp.gate is None:
+        # The second factor is the constant 1.
+        right = torch.zeros_like(left)
+        right[-1] = 1
+    weight, bias = folded_output(mlp.down, mlp.out_norm, mlp.residual_scale)
+    # Where act(0) is not 0, a second set of units holds it, with the same output weights.
+    weight = weight.repeat(1, len(ratio) // weight.shape[1])
+    # Symmetric in both parts, since their order has no meaning.
+    hidden = (left[:, None] * right + right[:, None] * left) / 2 * ratio
+    rows = hidden @ weight.T
+    if bias is not None:
+        rows[-1, -1] += bias
+    return of_layer.mlp_out_scale[-1] * rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,11 +227,12 @@ def split_logits(
         # An MLP parallel to attention does not see the heads.
         inputs[1:] = 0
     # With norms and gate ratios at their values on the text, the last layer is a quadratic map.
-    mlp = LinearMLP.frozen(model, trace, layer)
-    last = frozen_norm(model.parts.norm, trace.scale)
-    pairs = mlp.pairs(mlp.norm[-1].push(inputs), position).flatten(0, 1)
+    mlp = model.parts.layers[layer].mlp
+    inputs = trace.layers[layer].mlp_scale[-1] * mlp.centred(inputs)
+    pairs = _pairs_through_mlp(model, trace, layer, inputs).flatten(0, 1)
+    rows = trace.scale[-1] * model.parts.centred(torch.cat([sources, pairs]))
     # The unembedding's bias belongs to no part of the stream: it is one more coordinate.
-    rows = functional.pad(last[-1].push(torch.cat([sources, pairs])), (0, 1))
+    rows = functional.pad(rows, (0, 1))
     rows[len(sources) - 1, -1] = 1
     W_U, b_U = model.parts.logit_weights()
     matrix = FactoredMatrix(rows, torch.cat([W_U, b_U[None]]))
