@@ -173,9 +173,9 @@ def _check_directions(case: FamilyCase) -> None:
 def _check_flow(case: FamilyCase) -> None:
     """Split a difference of logits, and its change between two texts; both check their sums."""
     direction = case.view.direction(1, [2])
-    flow(case.view, case.ids, direction, directions=2, threshold=0.1)
+    flow(case.view, case.ids, direction)
     if case.view.parts.queries_keys is None:
-        flow(case.view, case.ids, direction, against=case.ids.flip(0), directions=2, threshold=0.1)
+        flow(case.view, case.ids, direction, against=case.ids.flip(0))
 
 
 def _check_processing(case: FamilyCase) -> None:

@@ -181,10 +181,11 @@ class FlowView:
         if not (of.prompt and names):
             return ""
         reading = self.split(of)
-        numbers = [x.index for x in reading.page.nodes if x.name in names and x.removable]
-        if not numbers:
+        tokens = reading.flow.tokens
+        nodes = [x for x in reading.flow.nodes if x.is_removable and x.name(tokens) in names]
+        if not nodes:
             return ""
-        value, result = reading.flow.value, remove(self.model, reading.flow, numbers)
+        value, result = reading.flow.value, remove(self.model, reading.flow, nodes)
         shown = value, value + result.actual, result.actual, result.predicted
         before, after, change, predicted = (signed(x, "#.3g") for x in shown)
         how = "The change between the runs" if of.has_two_runs else "The logit"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
-from bilens.read.flow.reading import FlowPage, FlowReading, PageNode
+from bilens.read.flow.reading import FlowPage, FlowReading
 from bilens.train.run_directory import TRAINING_NAME
 
 
@@ -21,9 +20,8 @@ def attribution_graph(
 ) -> dict[str, Any]:
     """Return a flow as an attribution graph: its nodes and links, for JSON.
 
-    A node's influence is the share of the absolute flow that it and all stronger nodes hold. A
-    viewer's threshold thus prunes as `Flow.covering` does. Layers are numbered from 1. Queries
-    and keys of heads between two texts have the nodes that they read as `qk_tracing_results`.
+    A node's influence is the share of the absolute flow that it and all stronger nodes hold, so
+    that a viewer's threshold keeps the strongest. Layers are numbered from 1.
 
     `slug` is the name of the graph and of its file, and `probability` that of the token that the
     flow is about. `scan` is the model's name; Neuronpedia takes names of models that it knows.
@@ -35,11 +33,10 @@ def attribution_graph(
     for number, node in enumerate(page.nodes):
         held += abs(node.flow) if number else 0.0
         nodes.append(_node(page, number, held / (page.absolute or 1.0), probability))
-    _trace_queries_and_keys(page, nodes)
     description = (
         "An exact flow: nothing is replaced by transcoders, so that there are no error nodes. "
-        "Heads are drawn as lorsa nodes, MLPs at a position and their directions as transcoder "
-        "features. Nodes with little flow are left out."
+        "Heads are drawn as lorsa nodes, MLPs at a position as transcoder features. Nodes with "
+        "little flow are left out."
     )
     return {
         "metadata": {
@@ -86,7 +83,7 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
     kinds = {
         "head": "lorsa",
         "mlp": "cross layer transcoder",
-        "direction": "cross layer transcoder",
+        "choice": "cross layer transcoder",
         "token": "embedding",
         "position": "embedding",
         "bias": "bias",
@@ -118,29 +115,6 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
         "influence": held,
         "activation": node.flow,
     }
-
-
-def _trace_queries_and_keys(page: FlowPage, nodes: list[dict[str, Any]]) -> None:
-    """Give each head that reads by queries or keys the nodes that they read, strongest first."""
-    reads: dict[tuple[Any, ...], dict[str, list[list[Any]]]] = defaultdict(
-        lambda: {"queries": [], "keys": []}
-    )
-    for above, below, flow in page.edges:
-        node = page.nodes[above]
-        if node.role in ("queries", "keys"):
-            reads[_pair(node)][node.role].append([nodes[below]["node_id"], flow])
-    for node, drawn in zip(page.nodes, nodes, strict=True):
-        if node.kind == "head" and _pair(node) in reads:
-            of_pair = reads[_pair(node)]
-            drawn["qk_tracing_results"] = {
-                "pair_wise_contributors": [],
-                "top_q_marginal_contributors": of_pair["queries"],
-                "top_k_marginal_contributors": of_pair["keys"],
-            }
-
-
-def _pair(node: PageNode) -> tuple[Any, ...]:
-    return node.layer, node.number, node.position, node.source
 
 
 def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ window.bilensFlow = (place, graph, remove) => {
   const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
     "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that are more or less likely with the part, measured"];
   const LEAVES = ["token", "position", "bias"];
-  const remainders = `remainder${graph.n_rest === 1 ? "" : "s"}, not split`;
 
   const shape = (tag, attributes, parent, text = "") => {
     const element = document.createElementNS(SVG, tag);
@@ -78,7 +77,6 @@ window.bilensFlow = (place, graph, remove) => {
       u.out = of(u.members);
       u.into = of(u.members.filter((i) => !LEAVES.includes(graph.nodes[i].kind)));
       u.flow = u.kind === "group" ? u.out : u.flow;
-      u.rest = [0, 1].map((side) => sum(u.members.map((i) => graph.rest[i][side])));
       u.sink = u.members.every((i) => graph.nodes[i].sink);
     });
     const edges = [...flows].map(([key, flow]) => [...key.split(" ").map(Number), flow, weights.get(key)]);
@@ -92,8 +90,8 @@ window.bilensFlow = (place, graph, remove) => {
     const reached = new Map([[0, 1]]), edges = among.map(() => 0), below = new Map();
     among.forEach(([a, b], e) => below.set(b, [...(below.get(b) || []), e]));
     let carried = 0;
-    // Numbers of nodes in the flow go from above to below.
-    shown.sort((i, j) => graph.nodes[i].index - graph.nodes[j].index);
+    // Ranks go from above to below.
+    shown.sort((i, j) => graph.nodes[i].rank - graph.nodes[j].rank);
     for (const b of shown.filter((i) => i)) {
       const into = below.get(b) || [], node = graph.nodes[b];
       into.forEach((e) => { edges[e] = (reached.get(among[e][0]) || 0) * among[e][2]; });
@@ -171,8 +169,8 @@ window.bilensFlow = (place, graph, remove) => {
   };
 
   const curve = (above, below) => {
-    // Queries are read where the head writes; everything else enters at its source.
-    const end = above.role === "queries" ? above.x : above.start, bend = (above.y - below.y) / 2;
+    // What a head moves enters it at its source.
+    const end = above.start, bend = (above.y - below.y) / 2;
     // Nodes above one another would hide an edge that goes straight up.
     const bow = Math.abs(end - below.x) < 20 ? -Math.min(below.number % 2 ? BOW : 0.6 * BOW, Math.abs(bend) / 2) : 0;
     return `M${below.x} ${below.y} C${below.x + bow} ${below.y + bend} ${end + bow} ${above.y - bend} ${end} ${above.y}`;
@@ -194,7 +192,7 @@ window.bilensFlow = (place, graph, remove) => {
       shape("path", { d: curve(units[a], units[b]), class: sign(weight), "stroke-width": 0.5 + 4 * Math.sqrt(Math.abs(weight) / most) }, view.ways);
     }
     for (const u of units.filter(moves)) {
-      const r = radius(u), class_ = `${sign(u.flow)} ${u.role || ""}`;
+      const r = radius(u), class_ = sign(u.flow);
       shape("line", { x1: u.start, x2: u.x, y1: u.y, y2: u.y, class: class_, "stroke-width": Math.max(1, r / 3) }, heads);
       shape("circle", { cx: u.start, cy: u.y, r: Math.max(1.5, r / 4), class: class_ }, heads);
     }
@@ -300,8 +298,8 @@ window.bilensFlow = (place, graph, remove) => {
 
   const logit = () => view.owner.get(0);
 
-  // A list of edges ends with the sums of all others and of remainders, and adds up to the flow.
-  const list = (title, edges, end, total, rest, parent) => {
+  // A list of edges ends with the sum of all others, and adds up to the flow.
+  const list = (title, edges, end, total, parent) => {
     const part = write("div", "", parent), lines = write("table", "", part);
     write("caption", title, lines);
     const line = (value, text, name = "") => {
@@ -315,9 +313,7 @@ window.bilensFlow = (place, graph, remove) => {
       const other = view.units[edge[end]], tr = line(edge[2], other.name, "edge");
       tr.onclick = () => { held = true; show(other.number); };
     }
-    const others = total - sum(listed.map((e) => e[2])) - rest;
-    line(others, "all other nodes", "sum");
-    if (graph.n_rest) line(rest, remainders, "sum");
+    line(total - sum(listed.map((e) => e[2])), "all other nodes", "sum");
     line(total, "sum", "sum");
   };
 
@@ -348,30 +344,12 @@ window.bilensFlow = (place, graph, remove) => {
     ];
     facts.filter(Boolean).forEach((fact) => write("p", fact, panel));
     if (u.kind === "output") panel.append(carries());
-    if (u.inside.length && u.kind !== "group") open(u);
     const both = write("div", "", panel, "lists");
     if (u.into || edges.some((e) => e[0] === number)) {
-      list("comes from", edges.filter((e) => e[0] === number), 1, u.into, u.rest[0], both);
+      list("comes from", edges.filter((e) => e[0] === number), 1, u.into, both);
     }
-    if (u.kind !== "output") list("goes to", edges.filter((e) => e[1] === number), 0, u.out, u.rest[1], both);
+    if (u.kind !== "output") list("goes to", edges.filter((e) => e[1] === number), 0, u.out, both);
     buttons(u);
-  };
-
-  // The directions that an MLP consists of; their flows add up to its own.
-  const open = (u) => {
-    const lines = write("table", "", panel, "inside");
-    write("caption", "consists of directions", lines);
-    for (const part of u.inside) {
-      const tr = write("tr", "", lines);
-      write("td", signed(part.flow), tr, sign(part.flow));
-      write("td", `${part.label.split(" ")[0]}: ${part.effect} (measured ${signed(part.measured)})`, tr);
-    }
-    const rest = u.flow - sum(u.inside.map((part) => part.flow));
-    if (Math.abs(rest) > 1e-3 * Math.abs(u.flow)) {
-      const tr = write("tr", "", lines, "sum");
-      write("td", signed(rest), tr, sign(rest));
-      write("td", "directions not split", tr);
-    }
   };
 
   const carries = () => {
@@ -507,11 +485,10 @@ window.bilensFlow = (place, graph, remove) => {
       tr.dataset.node = u.number;
       tr.onclick = () => { held = true; show(u.number); };
     }
-    const hidden = graph.n_nodes - graph.n_rest - (view.owner.size - 1);
+    const hidden = graph.n_nodes - (view.owner.size - 1);
     const shown = sum([...view.owner.keys()].filter((i) => i).map((i) => graph.nodes[i].flow));
-    const sums = [[`${hidden} other nodes`, graph.sum - shown]];
-    if (graph.n_rest) sums.push([`${graph.n_rest} ${remainders}`, graph.sum_rest]);
-    sums.forEach(([name, flow]) => line(columns.map(([, key]) => (key === "name" ? name : key === "flow" ? flow : "")), "sum"));
+    const others = { name: `${hidden} other nodes`, flow: graph.sum - shown };
+    line(columns.map(([, key]) => others[key] ?? ""), "sum");
     table.replaceChildren(lines);
   };
 

@@ -36,6 +36,7 @@ from bilens.settings import Between, Count
 class PageNode:
     """A node of a flow on a page; fields without a comment are those of `Node`."""
 
+    rank: int  # its place from the logit down to the tokens
     kind: str
     name: str  # its address and tokens
     label: str  # its name in the picture
@@ -107,7 +108,7 @@ def flow_page(flow: Flow, *, number: str, k: int) -> FlowPage:
         n_nodes=len(flow.nodes),
         sum=sum(node.flow for node in flow.nodes),
         sinks=flow.sinks,
-        nodes=tuple(_page_node(flow, graph.nodes[i]) for i in [0, *order]),
+        nodes=tuple(_page_node(flow, i, graph.nodes[i]) for i in [0, *order]),
         edges=tuple(sorted(listed, key=lambda edge: -abs(edge[2]))),
         shares=tuple(shares),
         leaves=tuple(_leaves(flow).items()),
@@ -115,8 +116,9 @@ def flow_page(flow: Flow, *, number: str, k: int) -> FlowPage:
     )
 
 
-def _page_node(flow: Flow, node: Node) -> PageNode:
+def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
     return PageNode(
+        rank=rank,
         kind=node.kind,
         name=node.name(flow.tokens),
         label=node.label,
