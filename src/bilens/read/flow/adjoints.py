@@ -53,6 +53,12 @@ class LayerGraph:
                 return mix
         return None
 
+    def start(self, number: int) -> tuple[str, str | None]:
+        """Return the kind of the node that a leaf belongs to, and its part of the layer."""
+        if self.leaves[number].kind == "choice":
+            return "choice", None
+        return "bias", "attention" if number < self.of_attention else "mlp"
+
     def take(self, rules: Rules) -> None:
         """Take what the rules have noted since the last call."""
         self.leaves += rules.leaves
@@ -224,8 +230,13 @@ class Adjoints:
         return graph, output[0] if isinstance(output, tuple) else output
 
     def earlier(self, layer: int) -> list[Tensor]:
-        """Return what a layer may read: the embeddings, and the streams before it and others."""
-        return [self.embedding.leaf, *(x.stream.leaf for x in self.graphs[: layer + 1])]
+        """Return what a layer may read: what comes before all layers, and the streams up to it."""
+        return [*self.first, *(x.stream.leaf for x in self.graphs[: layer + 1])]
+
+    @property
+    def first(self) -> list[Tensor]:
+        """The embeddings of the tokens, and constants that are added to them."""
+        return [self.embedding.leaf, *(leaf.value for leaf in self.first_leaves)]
 
     def above(self, layer: int) -> Cut:
         """Return the cut of the stream after a layer."""
@@ -246,13 +257,11 @@ class Adjoints:
             if self.keep:
                 self.known.append((layer, of_layer))
             yield layer, of_layer
-        stream, inputs = self.graphs[0].stream, [self.embedding.leaf]
-        inputs += [leaf.value for leaf in self.first_leaves]
+        stream = self.graphs[0].stream
         of_stream = pending.get(stream.leaf)
         if of_stream is not None:
-            of_tokens, *self.of_first_leaves = gradients(stream.value, inputs, of_stream)
-            pending.add(self.embedding.leaf, of_tokens)
-        of_tokens = pending.get(self.embedding.leaf)
+            pending.add_all(self.first, gradients(stream.value, self.first, of_stream))
+        of_tokens, *self.of_first_leaves = (pending.get(x) for x in self.first)
         self.of_tokens = self.of_tokens if of_tokens is None else of_tokens
 
     def pull(self, layer: int, pending: "Sums") -> LayerAdjoints:
@@ -309,6 +318,32 @@ def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[
         return [None] * len(inputs)
     found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
     return list(found)
+
+
+def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
+    """Return the flow that starts at a leaf for each question: w . d of a choice, w . c of a bias."""
+    if not adjoints.two_texts:
+        return (w * leaf.detach()).sum()[None]
+    # Models fold further axes into that of texts.
+    size = len(leaf) // len(adjoints.ids)
+    change = adjoints.change(leaf.unflatten(0, (-1, size)))
+    w = w.unflatten(0, (-1, size))[: adjoints.questions]
+    return (w * change).flatten(1).sum(1)
+
+
+def position_flows(
+    constants: Sequence[Tensor], adjoints: Sequence[Tensor | None], like: Float[Tensor, " time"]
+) -> Float[Tensor, " time"]:
+    """Return the flow that starts at constants before the first layer, at each position."""
+    flows, time = torch.zeros_like(like), len(like)
+    for constant, w in zip(constants, adjoints, strict=True):
+        if w is not None:
+            of_constant = (w * constant.detach()).sum(-1)
+            by_position = of_constant.shape[-1:] == (time,)
+            flows += of_constant.flatten(0, -2).sum(0) if by_position and of_constant.dim() > 1 else (
+                of_constant if by_position else of_constant.sum() / time
+            )
+    return flows
 
 
 def _with_stream(

@@ -391,7 +391,7 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
     drawn = drawn[:DRAWN]
     named = named_by_measurement(model, through, drawn)
     places = {node.place for node in drawn}
-    return FlowGraph.of(named, [node for node in named.nodes if node.place in places])
+    return named.graph([node for node in named.nodes if node.place in places])
 
 
 @analysis("circuit")

@@ -1,13 +1,20 @@
 """Edges of a flow: how much goes from one node to another, through no other part."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bilens.read.flow.adjoints import LayerAdjoints, Sums, gradients
+from bilens.read.flow.adjoints import (
+    LayerAdjoints,
+    LayerGraph,
+    Sums,
+    gradients,
+    position_flows,
+    start_flows,
+)
 from bilens.read.flow.nodes import Node
 
 if TYPE_CHECKING:
@@ -42,70 +49,75 @@ class Edges:
     def _layer(self, number: int, layer: LayerAdjoints, numbers: Sequence[int]) -> None:
         graph, adjoints = layer.graph, self.flow.adjoints
         earlier, above = adjoints.earlier(number), adjoints.above(number)
-        heads = [i for i in numbers if self.nodes[i].kind == "head"]
-        mlps = [i for i in numbers if self.nodes[i].kind == "mlp"]
-        choices = [i for i in numbers if self.nodes[i].kind == "choice"]
-        chosen = [leaf.value for leaf in graph.leaves if leaf.kind == "choice"] if choices else []
-        cuts = [cut for cut, shown in ((graph.heads, heads), (graph.mlp, mlps)) if cut and shown]
-        inputs = [*earlier, *(cut.leaf for cut in cuts), *chosen]
-
-        outputs = {i: self.flow.at(self.nodes[i], layer) for i in (*mlps, *heads)}
+        shown: dict[str, list[int]] = defaultdict(list)
+        for i in numbers:
+            shown[self.nodes[i].kind].append(i)
+        outputs = {i: self.flow.at(self.nodes[i], layer) for i in (*shown["mlp"], *shown["head"])}
         for i, (value, _) in outputs.items():
             self.changes[i] = adjoints.change(value)[self.flow.row]
+        cuts = [(graph.heads, shown["head"]), (graph.mlp, shown["mlp"])]
+        parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
+        starts = self._starts(graph, [*shown["choice"], *shown["bias"]])
+        inputs = [*earlier, *(leaf for leaf, _ in parts), *(leaf for leaf, _ in starts)]
 
-        def read(reader: int, sums: Sums, value: Tensor, w: Tensor) -> None:
+        def read(reader: int, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
-            found = dict(zip(map(id, inputs), gradients(value, inputs, w), strict=True))
-            sums.add_all(earlier, [found[id(leaf)] for leaf in earlier])
-            for cut, shown, edges in ((graph.heads, heads, self._to_heads), (graph.mlp, mlps, self._to_mlps)):
-                of_cut = found.get(id(cut.leaf)) if cut else None
-                if of_cut is not None:
-                    edges(reader, shown, of_cut)
-            of_choices = [(leaf, found[id(leaf)]) for leaf in chosen if found[id(leaf)] is not None]
-            for number in choices:
-                self.edges[reader, number] += sum(self._product(leaf, w) for leaf, w in of_choices)
+            found = gradients(value, inputs, w)
+            self.reading[reader].add_all(earlier, found)
+            for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
+                self._to_parts(reader, members, of_part)
+            for (leaf, start), of_start in zip(starts, found[len(earlier) + len(parts) :], strict=True):
+                self._to_start(reader, start, leaf, of_start)
 
         for reader, sums in self.reading.items():
             w = sums.pop(above.leaf)
-            if w is None:
-                continue
-            if layer.passes and not (cuts or chosen):
+            if w is not None and layer.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
-            else:
-                read(reader, sums, layer.out, w)
-        for number in (*mlps, *heads):
-            self.reading[number] = Sums()
-            read(number, self.reading[number], *outputs[number])
+            elif w is not None:
+                read(reader, layer.out, w)
+        for reader, (value, w) in outputs.items():
+            self.reading[reader] = Sums()
+            read(reader, value, w)
 
-    def _product(self, x: Tensor, w: Tensor) -> float:
-        """Return the flow w . dx of an activation for the question of this flow."""
-        adjoints, q = self.flow.adjoints, self.flow.row
-        size = len(x) // len(adjoints.ids)
-        change = adjoints.change(x.unflatten(0, (-1, size)))[q]
-        return float((w.unflatten(0, (-1, size))[q] * change).sum())
+    def _starts(self, graph: LayerGraph, numbers: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Return what a layer chose, and its biases, each with the node that it belongs to."""
+        nodes = {(self.nodes[i].kind, self.nodes[i].part): i for i in numbers}
+        starts = [(leaf.value, nodes.get(graph.start(i))) for i, leaf in enumerate(graph.leaves)]
+        return [(leaf, number) for leaf, number in starts if number is not None]
 
-    def _to_mlps(self, reader: int, numbers: Sequence[int], w: Tensor) -> None:
-        for number in numbers:
-            row = w[self.flow.row, self.nodes[number].position]
-            self.edges[reader, number] += float(row @ self.changes[number])
-
-    def _to_heads(self, reader: int, numbers: Sequence[int], w: Tensor) -> None:
-        for number in numbers:
+    def _to_parts(self, reader: int, numbers: Sequence[int], w: Tensor | None) -> None:
+        """Note the edges to heads or MLPs, given the adjoint at all positions."""
+        for number in numbers if w is not None else ():
             node, change = self.nodes[number], self.changes[number]
-            width, head = len(change), node.number or 0
-            row = w[self.flow.row, node.position, head * width : (head + 1) * width]
+            first = (node.number or 0) * len(change)
+            row = w[self.flow.row, node.position, first : first + len(change)]
             self.edges[reader, number] += float(row @ change)
+
+    def _to_start(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
+        """Note the edge to a choice or a bias."""
+        if w is not None:
+            self.edges[reader, number] += float(start_flows(self.flow.adjoints, leaf, w)[self.flow.row])
 
     def _embeddings(self) -> None:
         adjoints, q = self.flow.adjoints, self.flow.row
-        stream, leaf = adjoints.graphs[0].stream, adjoints.embedding.leaf
+        stream, first = adjoints.graphs[0].stream, adjoints.first
         change = adjoints.change(adjoints.embedding.value)[q]
+        nodes = {(self.nodes[i].kind, self.nodes[i].position): i for i in self.in_layer[None]}
         for reader, sums in self.reading.items():
             w = sums.pop(stream.leaf)
             if w is not None:
-                sums.add(leaf, gradients(stream.value, [leaf], w)[0])
-            w = sums.get(leaf)
-            for number in self.in_layer[None]:
-                node = self.nodes[number]
-                if node.kind == "token" and w is not None:
-                    self.edges[reader, number] += float(w[q, node.position] @ change[node.position])
+                sums.add_all(first, gradients(stream.value, first, w))
+            of_tokens, *of_constants = (sums.get(x) for x in first)
+            if of_tokens is not None:
+                self._to_rows(reader, "token", (of_tokens[q] * change).sum(-1), nodes)
+            rows = position_flows(first[1:], of_constants, change[:, 0])
+            self._to_rows(reader, "position", rows, nodes)
+            if self.nodes[reader].kind == "output" and ("bias", None) in nodes:
+                self.edges[reader, nodes["bias", None]] = self.flow.unembedding
+
+    def _to_rows(
+        self, reader: int, kind: str, flows: Tensor, nodes: Mapping[tuple[object, ...], int]
+    ) -> None:
+        for position, through in enumerate(flows.tolist()):
+            if (kind, position) in nodes:
+                self.edges[reader, nodes[kind, position]] += through

@@ -158,9 +158,13 @@ class Flow(Reading):
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All parts with at least `LEAST` of the absolute flow, the largest |flow| first."""
+        return self.nodes_above(LEAST)
+
+    def nodes_above(self, share: float) -> tuple[Node, ...]:
+        """Return tokens and biases, and all parts with at least a share of the absolute flow."""
         nodes = []
         for kind, flows, places in self._arrays:
-            strong = (flows.abs() >= LEAST * self.absolute) & (flows != 0)
+            strong = (flows.abs() >= share * self.absolute) & (flows != 0)
             if kind in LEAVES:
                 strong = flows != 0
             rows = zip(flows[strong].tolist(), places[strong].tolist(), strict=True)
@@ -276,7 +280,12 @@ class Flow(Reading):
         Raises:
             BilensError: k is not positive.
         """
-        return FlowGraph.of(self, self.strongest(k))
+        return self.graph(self.strongest(k))
+
+    def graph(self, nodes: Sequence[Node]) -> "FlowGraph":
+        """Return the graph of some nodes and the logit."""
+        ordered = (self.output, *sorted(nodes, key=_height, reverse=True))
+        return FlowGraph(self, ordered, self.edges(ordered))
 
     def facts(self) -> list[Fact]:
         return [
@@ -314,12 +323,6 @@ class FlowGraph(Reading):
     edges: Float[Tensor, "n n"]
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
-
-    @classmethod
-    def of(cls, flow: Flow, nodes: Sequence[Node]) -> "FlowGraph":
-        """Return the graph of some nodes and the logit."""
-        ordered = (flow.output, *sorted(nodes, key=_height, reverse=True))
-        return cls(flow, ordered, flow.edges(ordered))
 
     def some(self, nodes: Sequence[Node]) -> "FlowGraph":
         """Return the graph of some of its nodes, and the logit."""
@@ -389,6 +392,7 @@ class FlowGraph(Reading):
         return total / self.flow.value if self.flow.value else 0.0
 
 
-def _height(node: Node) -> tuple[float, bool]:
+def _height(node: Node) -> tuple[int, int]:
     """Return where a node is between the tokens and the logit."""
-    return (-1 if node.layer is None else node.layer, node.part == "mlp" and node.kind == "mlp")
+    within = {"mlp": 2, "head": 1}.get(node.kind, 0)
+    return (-1 if node.layer is None else node.layer, within)

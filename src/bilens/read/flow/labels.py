@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.flow.flow import Flow, FlowGraph
+from bilens.read.flow.flow import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.language.names import in_words, readable_tokens
 from bilens.residual import ResidualModel
@@ -96,7 +96,7 @@ def sources(flow: Flow, nodes: Sequence[Node], k: int = 2) -> list[tuple[str, ..
     tokens = [node for node in flow.nodes if node.kind == "token"]
     through = [node for node in flow.nodes if node.kind in ("head", "mlp")][:FOLLOWED]
     picked = {node.place: node for node in (*nodes, *through, *tokens)}
-    graph = FlowGraph.of(flow, list(picked.values()))
+    graph = flow.graph(list(picked.values()))
     shares = graph.edges.new_zeros(len(graph.nodes), len(flow.ids))
     for row in reversed(range(len(graph.nodes))):
         node = graph.nodes[row]

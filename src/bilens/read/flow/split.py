@@ -13,7 +13,12 @@ from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.kernels.attention import bilinear_attention
 from bilens.read.flow.ablation import named_by_measurement
-from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
+from bilens.read.flow.adjoints import (
+    Adjoints,
+    LayerAdjoints,
+    position_flows,
+    start_flows,
+)
 from bilens.read.flow.flow import DRAWN, Flow, Pairs
 from bilens.read.flow.places import places_of
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
@@ -202,21 +207,21 @@ def _flows(
         for number, (leaf, w) in enumerate(zip(graph.leaves, of_layer.leaves, strict=True)):
             if w is None:
                 continue
-            if leaf.kind == "choice":
-                choices[:, layer] += _of_texts(adjoints, leaf.value, w)
-            else:
-                biases[:, layer, int(number >= graph.of_attention)] += (w * leaf.value).sum().detach()
+            through, (kind, part) = start_flows(adjoints, leaf.value, w), graph.start(number)
+            if kind == "choice":
+                choices[:, layer] += through
+            elif not adjoints.two_texts:
+                biases[:, layer, ("attention", "mlp").index(part or "mlp")] += through
     absolute += mlps.abs().sum((1, 2))
     of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
     embeddings = of_tokens.sum(-1)
     positions, unembedding = like.new_zeros(questions, time), like.new_zeros(questions)
-    for leaf, w in zip(adjoints.first_leaves, adjoints.of_first_leaves, strict=True):
-        if w is not None and leaf.kind == "constant":
-            of_constant = (w * leaf.value.detach()).sum(-1)
-            positions += of_constant if of_constant.shape[-1:] == (time,) else of_constant / time
-    for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
-        if w is not None and leaf.kind == "constant":
-            unembedding += (w * leaf.value).sum().detach()
+    if not adjoints.two_texts:
+        constants = [leaf.value for leaf in adjoints.first_leaves]
+        positions[0] = position_flows(constants, adjoints.of_first_leaves, embeddings[0])
+        for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
+            if w is not None:
+                unembedding += start_flows(adjoints, leaf.value, w)
     flows = []
     for question in range(questions):
         texts = range(question, len(adjoints.ids), questions)
@@ -240,14 +245,6 @@ def _flows(
         check_flow(flow)
         flows.append(flow)
     return flows
-
-
-def _of_texts(adjoints: Adjoints, x: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
-    """Return the flow w . dx of a leaf whose first axis holds the texts, and further axes."""
-    size = len(x) // len(adjoints.ids)
-    change = adjoints.change(x.unflatten(0, (-1, size)))
-    w = w.unflatten(0, (-1, size))[: adjoints.questions]
-    return (w * change).flatten(1).sum(1)
 
 
 @torch.no_grad()
