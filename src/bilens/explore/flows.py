@@ -25,6 +25,7 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
+from bilens.options import listed, token_list
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
@@ -260,8 +261,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.control(
         "flow_minus",
         minus,
-        read=lambda names: tuple(name for name in str(names).split(",") if name),
-        write=lambda names: {"value": ",".join(names)},
+        read=_minus,
+        write=lambda names: {"value": listed(names)},
         event="submit",
     )
     screen.control(
@@ -298,6 +299,12 @@ def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
 
     screen.control("circuit", box)
     screen.part(f"{FIELDS} circuit", [drawing, content], drawn)
+
+
+def _minus(names: Any) -> tuple[str, ...]:
+    """Return the names of the tokens to subtract."""
+    with said_of("flow_minus", ""):
+        return token_list(str(names))
 
 
 def _names(text: Any) -> tuple[str, ...]:

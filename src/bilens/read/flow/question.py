@@ -13,7 +13,9 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.read.language.names import TokenDirection, shown_tokens, token_text
+from bilens.options import token_list
+from bilens.question_files import QuestionLine, read_lines, read_pair_lines
+from bilens.read.language.names import TokenDirection, shown_tokens, single_token, token_text
 from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.interventions import embedded
@@ -80,9 +82,16 @@ class Question:
         """The token, and those that are subtracted."""
         return TokenDirection(self.token, self.minus)
 
+    def token_numbers(self, model: ResidualModel) -> list[int]:
+        """Return the numbers of the token and of those to subtract."""
+        return [single_token(model, name) for name in (self.token, *self.minus)]
+
     def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
         """Return the direction of the last normalised stream along which the number is."""
-        return self.direction.vector(model) if self.vector is None else self.vector
+        if self.vector is not None:
+            return self.vector
+        token, *minus = self.token_numbers(model)
+        return model.direction(token, minus)
 
     @property
     def has_two_texts(self) -> bool:
@@ -100,34 +109,35 @@ class Question:
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read questions from a file of lines, whose columns are separated by tabs.
-
-    The columns are the text, the token, tokens to subtract (separated by commas) and, if there are
-    more, the second text and a name of the task.
+    """Read questions from a file; see `bilens.question_files.read_lines`.
 
     Raises:
-        BilensError: the file does not exist, holds no line, or a line has other columns.
+        BilensError: the file does not exist, holds no question, or a line has other columns.
     """
-    path = Path(path)
-    fields = "the text, the token, tokens to subtract (separated by commas), the second text"
-    if not path.is_file():
-        raise BilensError(f"{path} is no file; expected lines with {fields}")
+    return [_asked(line) for line in read_lines(path)]
+
+
+def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
+    """Read questions from a file, all with a second text, and check that they fit a model.
+
+    Raises:
+        BilensError: as `read_questions`; or a second text is missing or has other numbers of
+            tokens, or a token is unknown.
+    """
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        columns = line.split("\t")
-        if len(columns) not in (3, 4, 5):
-            raise BilensError(
-                f"{path}, line {number} has {len(columns)} columns; expected, separated by tabs, "
-                f"{fields}"
-            )
-        text, token, minus, against, task = [*columns, "", ""][:5]
-        names = tuple(name for name in minus.split(",") if name)
-        questions.append(Question(text, token, names, against, task))
-    if not questions:
-        raise BilensError(f"{path} holds no line; expected lines with {fields}")
+    for line in read_pair_lines(path):
+        question = _asked(line)
+        try:
+            Other(model, model.ids(question.text), question.against)
+            question.token_numbers(model)
+        except BilensError as error:
+            raise BilensError(f"{line.place}: {error}") from None
+        questions.append(question)
     return questions
+
+
+def _asked(line: QuestionLine) -> Question:
+    return Question(line.text, line.token, line.minus, line.against, line.task)
 
 
 def by_task(questions: Sequence[Question]) -> list[list[Question]]:
@@ -150,12 +160,14 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
             "replace needs the text as a string, got numbers of tokens; pass the other text's "
             "numbers as against"
         )
-    for word, other in replace.items():
-        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
-        text, count = other.join(words), len(words) - 1
-        if not count:
+    # All at once, so that names can be exchanged; of words that begin alike the longer one.
+    words = sorted(filter(None, replace), key=len, reverse=True)
+    pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"
+    found = set(re.findall(pattern, text)) if words else set()
+    for word in replace:
+        if word not in found:
             raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
-    return text
+    return re.sub(pattern, lambda match: replace[match[0]], text)
 
 
 def second_run(
@@ -181,10 +193,11 @@ def second_run(
         rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
         return rows.mean(0), "mean embeddings"
     if replace:
-        pairs = [pair.partition("=") for pair in replace.split(",")]
-        if not all(word and sign for word, sign, _ in pairs):
-            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
-        second = replaced(text, {word: other for word, _, other in pairs})
+        pairs = [pair.partition("=") for pair in token_list(replace)]
+        words = {word: other for word, _, other in pairs}
+        if not all(word and sign for word, sign, _ in pairs) or len(words) < len(pairs):
+            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is, each once")
+        second = replaced(text, words)
         return second, second
     if against and "|" in against:
         return against.split("|"), against
@@ -278,7 +291,7 @@ class Measured:
                 check_logits(model, trace, [int(trace.next_logits.argmax())])
             self.u = self._checked(direction)
         else:
-            tokens = [model.token(name) for name in (direction.token, *direction.minus)]
+            tokens = [single_token(model, name) for name in (direction.token, *direction.minus)]
             for trace in traces:
                 check_logits(model, trace, tokens)
             shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
