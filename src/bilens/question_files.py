@@ -92,7 +92,10 @@ def read_pair_lines(path: str | Path) -> list[QuestionLine]:
 def _decoded(path: Path) -> str:
     if not path.is_file():
         raise BilensError(f"{path} is no file; expected lines with {EXPECTED}")
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BilensError(f"{path} cannot be read: {error.strerror}") from error
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
         raise BilensError(f"{path} is in UTF-16, expected UTF-8: save it as text in UTF-8")
     try:

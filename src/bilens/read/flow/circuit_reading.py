@@ -17,7 +17,7 @@ from bilens.options import MinusNames
 from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
-from bilens.read.flow.question import Question, by_task, read_questions
+from bilens.read.flow.question import Question, by_task, read_pairs
 from bilens.read.flow.split import flow
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
@@ -306,7 +306,9 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         against: The second text, of as many tokens.
         pairs: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task. The first questions of a task find, the others measure.
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. The first questions of a task find, the others
+            measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
@@ -321,7 +323,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
             "and --against, or --pairs FILE"
         )
-    questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
+    questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
     return circuit(
         model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
     )

@@ -23,7 +23,7 @@ from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurem
 from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Target, read_questions, second_run
+from bilens.read.flow.question import Question, Target, read_pairs, second_run
 from bilens.read.flow.recurring import task_directions
 from bilens.read.flow.split import Directions, split
 from bilens.read.flow.weights import PartWeights, open_part
@@ -499,7 +499,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     nodes: Directions | TaskDirections = directions
     if directions_of:
         k = model.d_model if directions == "all" else directions or 8
-        nodes = task_directions(model, read_questions(directions_of), k, strongest=1)
+        nodes = task_directions(model, read_pairs(model, directions_of), k, strongest=1)
     reading = answer_question(
         model,
         question,

@@ -14,7 +14,7 @@ from bilens.read.flow.circuit_search import Case, named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change
-from bilens.read.flow.question import Question, by_task, read_questions
+from bilens.read.flow.question import Question, by_task, read_pairs
 from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
@@ -228,8 +228,9 @@ def read_recurring(
         model: Any, with its tokenizer.
         pairs: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task. The first half of a task's questions find, the others
-            measure.
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. The first half of a task's questions find, the
+            others measure.
         k: Directions of each MLP.
         strongest: Number of directions that are exchanged between both texts and named.
 
@@ -237,4 +238,4 @@ def read_recurring(
         BilensError: the file does not exist, holds fewer than two questions of each task, or texts
             do not fit.
     """
-    return task_directions(model, read_questions(pairs), k, strongest=strongest)
+    return task_directions(model, read_pairs(model, pairs), k, strongest=strongest)
