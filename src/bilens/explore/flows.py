@@ -172,11 +172,8 @@ class FlowView:
         reading = self.split(of)
         page = reading.page
         text = f"{page.number}. {reading.answer}"
-        if of.has_two_runs:
-            text += f" In both runs: {' and '.join(signed(x, '#.3g') for x in page.values)}."
-        else:
-            text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
-        return note_html(text), json.dumps(asdict(page))
+        text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
+        return note_html(" ".join([text, *reading.notes])), json.dumps(asdict(page))
 
     def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
         """Return a sentence on the logit after nodes were removed from the running model."""

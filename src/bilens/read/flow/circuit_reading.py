@@ -17,7 +17,7 @@ from bilens.options import MinusNames
 from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
-from bilens.read.flow.question import Question, by_task, read_pairs
+from bilens.read.flow.question import Question, by_task, read_pairs, token_hints
 from bilens.read.flow.split import flow
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
@@ -57,6 +57,7 @@ class CircuitReading(Reading):
         transfer: what each circuit does on the questions of the others; None for one task.
         n_parts: number of heads and MLPs, at each position for a single question.
         edges: of each circuit, the edges between its parts; none if only parts were asked for.
+        notes: warnings about the tokens.
     """
 
     question: Question
@@ -65,13 +66,15 @@ class CircuitReading(Reading):
     transfer: Transfer | None
     n_parts: int
     edges: tuple[EdgeCircuit, ...] = ()
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Circuit"
     formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
 
     def facts(self) -> list[Fact]:
-        """Return the answer of each circuit in a sentence."""
-        return [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        """Return the answer of each circuit in a sentence, and warnings."""
+        answers: list[Fact] = [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        return answers + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def answer(self, circuit: Circuit) -> str:
         """Return what a circuit does in a sentence."""
@@ -126,6 +129,7 @@ class CircuitReading(Reading):
             f"“{self.question.against}”?"
         )
         answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
+        answers = " ".join([answers, *self.notes])
         sections = [Section(why, answers, [[Picture("circuit", self.plot)]])]
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
@@ -243,7 +247,8 @@ def circuit(
     transfer = _transfer(found, measuring) if len(found) > 1 else None
     graph = _graph(model, shown, found[0])
     n_parts = found[0].mask.numel()
-    return CircuitReading(shown, graph, tuple(found), transfer, n_parts, tuple(edges))
+    notes = token_hints(model, questions)
+    return CircuitReading(shown, graph, tuple(found), transfer, n_parts, tuple(edges), notes)
 
 
 def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:

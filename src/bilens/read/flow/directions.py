@@ -60,6 +60,7 @@ class TaskDirections(Reading):
             are equal.
         strongest: the directions of the largest |flow| on the questions that found them.
         questions: number of questions that found them, and of those that measure.
+        notes: warnings about the tokens.
     """
 
     directions: tuple[MLPDirections, ...]
@@ -69,6 +70,7 @@ class TaskDirections(Reading):
     r2: float | None
     strongest: tuple[TaskDirection, ...]
     questions: tuple[int, int]
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Directions of a task"
     formats: ClassVar[dict[str, str]] = {"flow": "+.1%", "measured effect": "+.1%"}
@@ -96,7 +98,7 @@ class TaskDirections(Reading):
         ]
         if self.r2 is not None:
             facts.append(("R2 of exchanges by flows", self.r2))
-        return facts
+        return facts + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each of the strongest directions."""

@@ -13,6 +13,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.question import Against, Other, replaced
+from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Change, Number, Part, Run, exchanged, logit_of
@@ -45,11 +46,13 @@ class Effects(Reading):
         change: the change of the number between the texts.
         noising: fall of the number of the first text when the part comes from the second.
         denoising: rise of the number of the second text when the part comes from the first.
+        notes: warnings about the answers.
     """
 
     change: float
     noising: Float[Tensor, "layers parts"]
     denoising: Float[Tensor, "layers parts"]
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Effects between two texts"
     axes: ClassVar[dict[str, str]] = {"x": "part", "y": "effect"}
@@ -71,6 +74,7 @@ class Effects(Reading):
             ("change", self.change),
             (f"head.{layer}.{head}", signed(float(self.heads[layer, head]))),
             (f"mlp.{mlp}", signed(float(self.mlps[mlp]))),
+            *(("note", note) for note in self.notes),
         ]
 
     def frame(self) -> pd.DataFrame:
@@ -127,8 +131,11 @@ def patch(
     if isinstance(token, str):
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
     answers = [answer_ids(model, name) for name in (token.token, *token.minus)]
+    notes = space_hints(model, [(ids, (token.token, *token.minus))])
     if all(len(answer) == 1 for answer in answers):
-        return patched_effects(runs_of(model, ids, other), logit_of(model, token.vector(model)))
+        logit = logit_of(model, token.vector(model))
+        effects = patched_effects(runs_of(model, ids, other), logit)
+        return Effects(effects.change, effects.noising, effects.denoising, notes)
     shares = [1.0, *(-1 / len(token.minus) for _ in token.minus)]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     for share, answer in zip(shares, answers, strict=True):
@@ -136,7 +143,7 @@ def patch(
         of_answer = patched_effects(runs, log_probability_of(model, answer))
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
-    return Effects(change, both[0], both[1])
+    return Effects(change, both[0], both[1], notes)
 
 
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
@@ -171,4 +178,5 @@ def patched_effects(runs: tuple[Run, Run], number: Number) -> Effects:
         sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
         change = end - number(run.again(sets, kept=kept)).double().cpu()
         effects.append(sign * change.reshape(model.n_layers, -1))
-    return Effects(ends[0] - ends[1], *effects)
+    noising, denoising = effects
+    return Effects(ends[0] - ends[1], noising, denoising)

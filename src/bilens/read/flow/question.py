@@ -15,6 +15,7 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.options import token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
+from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, shown_tokens, single_token, token_text
 from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
@@ -138,6 +139,12 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
 
 def _asked(line: QuestionLine) -> Question:
     return Question(line.text, line.token, line.minus, line.against, line.task)
+
+
+def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
+    """Return a hint for each token of questions that was probably meant with a space in front."""
+    named = [question for question in questions if question.vector is None]
+    return space_hints(model, ((model.ids(q.text, q.position), (q.token, *q.minus)) for q in named))
 
 
 def by_task(questions: Sequence[Question]) -> list[list[Question]]:

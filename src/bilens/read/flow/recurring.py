@@ -14,7 +14,7 @@ from bilens.read.flow.circuit_search import Case, named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import first_change
-from bilens.read.flow.question import Question, by_task, read_pairs
+from bilens.read.flow.question import Question, by_task, read_pairs, token_hints
 from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
@@ -133,7 +133,8 @@ def task_directions(
     held, shares = share_held(moves[len(finding) :], found)
     places = _strongest(cases[: len(finding)], moves, found)[:strongest]
     r2, parts = _measured(cases, moves, found, places, counts[0])
-    return TaskDirections(tuple(found), tuple(values), held, shares, r2, parts, counts)
+    notes = token_hints(model, questions)
+    return TaskDirections(tuple(found), tuple(values), held, shares, r2, parts, counts, notes)
 
 
 def learned(
