@@ -347,10 +347,14 @@ class FlowReading(Reading):
         names = [in_words(name) if name else "neither" for name in self.preferred]
         if len(minus) == 1:
             sizes = " and ".join(format(abs(x), ".3g") for x in values)
-            if not two:
-                return f"The model prefers {names[0]} of {token} and {minus[0]}, by {sizes}."
-            change = f"the difference changes by {signed(self.flow.value)}"
-            return f"The model prefers {self._each(names)}, by {sizes}; {change}."
+            sizes += "" if question.target == "logit" else f" in {question.target}"
+            if two:
+                change = f"the difference changes by {signed(self.flow.value)}"
+                return f"The model prefers {self._each(names)}, by {sizes}; {change}."
+            if not self.preferred[0]:
+                return f"The model prefers neither {token} nor {minus[0]}."
+            other = minus[0] if self.preferred[0] == question.token else token
+            return f"The model prefers {names[0]} over {other}, by {sizes}."
         shown = " and ".join(map(signed, values))
         change = f", and changes by {signed(self.flow.value)}" if two else ""
         if minus:
