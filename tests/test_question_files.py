@@ -2,13 +2,19 @@
 
 import csv
 import random
+import re
 from io import StringIO
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
+from bilens.read.flow import read_circuit, read_flow, read_recurring
+from bilens.read.language import TokenDirection
+from tests.command_line import refusal
+from tests.language import view_of
 
 ROWS = [
     ("The keys", " are", (" is",), "The key", "number"),
@@ -137,3 +143,47 @@ def test_pairs_have_two_texts(tmp_path, line, message):
     assert len(read_lines(path)) == 2
     with pytest.raises(BilensError, match=message):
         read_pair_lines(path)
+
+
+GOOD = "t3 t2 t3 t4\tt5\tt6\tt3 t7 t3 t4\n"
+FAULTS = [
+    ("t3 t4\tt5\tt6\tt3 t7 t3", "against has 3 tokens, expected 2"),
+    ("t3 t4\tx5\tt6\tt3 t7", "token='x5', expected a single token"),
+    ("t3 t4\tt5\tt6,x6\tt3 t7", "token='x6', expected a single token"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), FAULTS)
+def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, message):
+    path, view = tmp_path / "q.tsv", view_of(n_layers=1)
+    # In the last task, which is searched after minutes.
+    path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
+    for read in (
+        lambda: read_circuit(view, pairs=str(path)),
+        lambda: read_recurring(view, str(path)),
+        lambda: read_flow(view, "t3 t4", TokenDirection("t3"), directions_of=str(path)),
+    ):
+        with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "command", ["circuit", "recurring", "flow --prompt a --token b"], ids=lambda x: x.split()[0]
+)
+def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
+    path = tmp_path / "q.tsv"
+    path.write_text(f"{GOOD}a b c d\n")
+    name, *options = command.split()
+    option = "--directions-of" if name == "flow" else "--pairs"
+    message = refusal(capsys, name, "no-such-model", *options, option, path)
+    assert "q.tsv, line 2 has 1 column; expected" in message
+    assert message.count("error") == 1
+
+
+def test_the_example_of_the_docs_is_a_file(tmp_path):
+    path, page = tmp_path / "q.csv", Path(__file__).parents[1] / "docs" / "howto" / "circuit.md"
+    path.write_text(re.search(r"```text\n(.*?)```", page.read_text(), re.DOTALL)[1])
+    assert rows_of(path) == [
+        ("The keys to the cabinet", " are", (" is",), "The key to the cabinet", "number"),
+        ("The keys, which were red,", " are", (" is", " was"), "The key, which was red,", "number"),
+    ]
