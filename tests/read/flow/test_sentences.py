@@ -117,7 +117,7 @@ def test_runs_that_are_no_texts_are_not_called_texts():
         assert f"after {second}" not in reading.title
 
 
-WORDS = ["a", " a", "b", " b", "c", " c", "New", " New", " York"]
+WORDS = ["a", " a", "b", " b", "c", " c", "New", " New", " York", "lone"]
 
 
 def spaced_view(scale):
@@ -146,7 +146,9 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
             assert reading.notes == reading.record()["notes"] == hints
             assert [value for key, value in reading.facts() if key == "note"] == list(hints)
             assert (hint in reading.sections()[0].text) == (name in far)
-        assert token_hints(view, [Question(text, f" {name}", (" York",))]) == ()
+        assert token_hints(view, [Question(text, f" {name}", ("?",))]) == ()
+    # Behind a space it is unknown.
+    assert token_hints(view, [Question(text, "lone")]) == ()
     if scale == 1:
         assert not far
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from math import log
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bilens.errors import BilensError
 from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
 
@@ -25,36 +25,35 @@ def space_hints(
     `asked` are texts and the names of the tokens or answers after each. Of an answer of several
     tokens the first is compared. "Far" is a hundred times.
     """
-    n, counts = 0, Counter[tuple[str, str]]()
+    n, counts, spaced = 0, Counter[str](), cache(partial(_spaced, model))
     for ids, names in asked:
         n += 1
-        numbers = {name: found for name in names if (found := _spaced(model, name))}
-        if not numbers:
+        pairs = {name: pair for name in names if (pair := spaced(name))}
+        if not pairs:
             continue
         logits = model.logits(ids[None])[0, -1].float()
-        for name, (own, spaced, other) in numbers.items():
-            if float(logits[other] - logits[own]) >= FAR:
-                counts[name, spaced] += 1
+        for name, (own, other) in pairs.items():
+            counts[name] += float(logits[other] - logits[own]) >= FAR
     return tuple(
-        f'"{name}" is far less probable here than "{spaced}"'
+        f'"{name}" is far less probable here than " {name}"'
         + (f" (in {count} of {n} questions)" if n > 1 else "")
-        + f'; did you mean "{spaced}"?'
-        for (name, spaced), count in counts.items()
+        + f'; did you mean " {name}"?'
+        for name, count in counts.items()
+        if count
     )
 
 
-def _spaced(model: ResidualModel, name: str) -> tuple[int, str, int] | None:
-    """Return the first token of an answer, its name behind a space, and its first token then.
+def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:
+    """Return the first token of an answer, and its first token behind a space.
 
     None if that is no other answer.
     """
-    if name.startswith((" ", "Ġ", "▁")):
+    tokenizer = model.tokenizer
+    if tokenizer is None or name.startswith((" ", "Ġ", "▁")):
         return None
-    for space in (" ", "▁"):
-        try:
-            own, other = (answer_ids(model, x).tolist() for x in (name, space + name))
-        except BilensError:
-            continue
-        if own[0] != other[0] and own[1:] == other[1:]:
-            return own[0], space + name, other[0]
-    return None
+    own = answer_ids(model, name).tolist()
+    # Not by `model.token`, which takes a second to say what is like an unknown name.
+    other = tokenizer(f" {name}", add_special_tokens=False)["input_ids"]
+    if own[1:] != other[1:] or own[:1] == other[:1] or tokenizer.unk_token_id in other:
+        return None
+    return own[0], other[0]
