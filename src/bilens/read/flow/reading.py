@@ -14,6 +14,7 @@ from torch import Tensor
 from bilens.analysis import Reading, analysis
 from bilens.checks import checked
 from bilens.data import Corpus
+from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
@@ -598,6 +599,8 @@ def answer_question(
     ablate: int = DRAWN,
 ) -> FlowReading:
     """Return the answer to a question; `other` names its second run, see `read_flow`."""
+    if question.vector is not None:
+        raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     adjoints = split(model, question, through_patterns=through_patterns)
     through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
     opened = None
@@ -619,7 +622,7 @@ def answer_question(
         together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
         preferred=_preferred(model, question, through),
         notes=token_hints(model, [question]),
-        other=other,
+        other=other or (question.against if isinstance(question.against, str) else ""),
     )
 
 
