@@ -92,8 +92,8 @@ def test_a_field_in_quotes_may_hold_lines(tmp_path):
     path.write_text('"a\n# b\n"\tc\td\n\nx\ty\n')
     with pytest.raises(BilensError, match="line 5 has 2 columns"):
         read_lines(path)
-    path.write_text('"a\n# b\n"\tc\td\n')
-    assert read_lines(path) == [QuestionLine(f"{path}, line 1", "a\n# b\n", "c", ("d",))]
+    path.write_bytes(b'"a\r\n# b\n"\tc\td\r\n')
+    assert read_lines(path) == [QuestionLine(f"{path}, line 1", "a\r\n# b\n", "c", ("d",))]
 
 
 @pytest.mark.parametrize(

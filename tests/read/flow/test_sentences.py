@@ -147,10 +147,19 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
             assert [value for key, value in reading.facts() if key == "note"] == list(hints)
             assert (hint in reading.sections()[0].text) == (name in far)
         assert token_hints(view, [Question(text, f" {name}", ("?",))]) == ()
-    # Behind a space it is unknown.
-    assert token_hints(view, [Question(text, "lone")]) == ()
     if scale == 1:
         assert not far
+
+
+def test_an_unknown_token_is_never_meant():
+    view = spaced_view(30)
+    ids, weight = view.ids("a b c")[None], view.model.unembed.weight.data
+    weight[0] *= view.logits(ids)[0, -1, 0].sign()
+    weight[-1] = -weight[0]
+    # Behind a space it is unknown, and what is unknown is far more probable.
+    scores = view.logits(ids)[0, -1]
+    assert float(scores[0] - scores[-1]) > log(100)
+    assert token_hints(view, [Question("a b c", "lone")]) == ()
 
 
 def test_circuits_patches_and_directions_have_the_hint():
