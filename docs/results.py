@@ -22,6 +22,7 @@ GROUPS = {
     ],
     "Circuits and flows": [
         "circuits",
+        "coverage",
         "areas",
         "labels",
         "task_directions",

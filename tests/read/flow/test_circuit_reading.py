@@ -214,6 +214,8 @@ def test_numbers_of_a_record_are_numbers(view, many):
     reading = circuit(view, MANY, keep=0.6, level="edges", bootstraps=2)
     record = json.loads(json.dumps(reading.record(), allow_nan=False))
     (row,), (found,) = record["circuits"], reading.circuits
+    assert (record["prompt"], record["against"]) == (MANY[5].text, MANY[5].against)
+    assert record["values"] == list(make_cases(view, MANY[5:6])[0].ends)
     assert (row["restored"], row["low"], row["high"]) == (
         found.restored.value,
         found.restored.low,

@@ -59,6 +59,8 @@ class CircuitReading(Reading):
 
     Attributes:
         question: the first question that measures.
+        texts: both of its texts for a page, in quotes.
+        values: its number after each text.
         heading: what it asks, in a sentence.
         graph: the parts of the first circuit in the flow of this question.
         circuits: one for each task.
@@ -69,6 +71,8 @@ class CircuitReading(Reading):
     """
 
     question: Question
+    texts: tuple[str, str]
+    values: tuple[float, float]
     heading: str
     graph: FlowGraph
     circuits: tuple[Circuit, ...]
@@ -97,7 +101,7 @@ class CircuitReading(Reading):
         if len(circuit.needed) == circuit.size:
             text += f"any circuit needs {needed}"
         else:
-            text += f"without them{kept} {circuit.left.value:.0%} is left"
+            text += f"without them{kept} {circuit.left.value:z.0%} is left"
         if circuit.restored.value > 1.05:
             text += ", more than all, since parts that oppose the answer are left out"
         for edges in self.edges[self.circuits.index(circuit) :][:1]:
@@ -126,7 +130,10 @@ class CircuitReading(Reading):
         Of the matrix rows are circuits, and columns the questions of a task.
         """
         record: dict[str, Any] = {
-            "question": self.heading,
+            "prompt": self.texts[0].strip("“”"),
+            "against": self.texts[1].strip("“”"),
+            "number": self.question.number,
+            "values": list(self.values),
             "number of parts": self.n_parts,
             "circuits": [self._of_circuit(number) for number in range(len(self.circuits))],
             "notes": list(self.notes),
@@ -328,6 +335,8 @@ def circuit(
     shown = measuring[0].cases[0]
     return CircuitReading(
         question=shown.question,
+        texts=shown.texts,
+        values=shown.ends,
         heading=_heading(shown),
         graph=_graph(model, shown.question, found[0]),
         circuits=tuple(found),
