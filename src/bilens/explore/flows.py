@@ -194,7 +194,7 @@ class FlowView:
 
 def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
-    heading("Why this token, and not after the other text?")
+    heading("Where a prediction comes from")
     text = html("flow-text")
     with gr.Row():
         prompt = gr.Textbox(
