@@ -113,7 +113,7 @@ def test_a_field_in_quotes_may_hold_lines(tmp_path):
         ("text\ttoken\ttext\n", "line 1 is a header .* at most once"),
         ("a\tb\tc\n\t b\t\n", "line 2 has an empty text"),
         ("a\t\tc\n", "line 1 has an empty token"),
-        ("a\tb\tc,,d\n", r"line 1: c,,d has an empty name"),
+        ("a\tb\tc,,d\n", r"line 1: 'c,,d' has an empty name"),
         ("a\tb\tc,b\n", "line 1 subtracts its token 'b' from itself"),
         ('a\tb\tc\n"a\tb\tc\nd\te\tf\n', "line 2 cannot be read: .* double quote"),
         ('"a" b\tb\tc\n', "line 1 cannot be read: .* each of its own twice"),

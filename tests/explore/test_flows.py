@@ -43,7 +43,7 @@ def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():
     assert _minus('tom,","') == ("tom", ",")
     assert _minus(",") == (",",)
     assert _minus("") == ()
-    with pytest.raises(StateError, match="flow_minus: tom,, has an empty name"):
+    with pytest.raises(StateError, match="flow_minus: 'tom,,' has an empty name"):
         _minus("tom,,")
 
 
