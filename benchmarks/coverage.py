@@ -62,13 +62,12 @@ def main() -> None:
             of_kind = covered_by_bootstraps(kind, size, 2000, np.random.default_rng(size))
             bootstraps.append(of_kind)
         print(kind, "sets that have an interval:", *(f"{x:.3f}" for x in told))
-        texts = [", ".join(f"{x:.3f}" for x in numbers) for numbers in (shares, bootstraps)]
-        sizes = ", ".join(map(str, SIZES))
-        rows.append((f"{kind}, {sizes} questions", texts[0], f"bootstrap {texts[1]}"))
+        sizes, found = ", ".join(map(str, SIZES)), ", ".join(f"{x:.3f}" for x in shares)
+        others = f"bootstrap {min(bootstraps):.3f}…{max(bootstraps):.3f}"
+        rows.append((f"{kind}, {sizes} questions", found, others))
         print(*rows[-1], sep="  ", flush=True)
     if "--write" in sys.argv:
-        title, note = "Coverage of circuits' intervals", "20,000 simulated sets; bootstraps 2,000."
-        write_results("coverage", title, "coverage --write", note, rows)
+        write_results("coverage", "Coverage of intervals", "coverage --write", "", rows)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ INTRODUCTION = """# Results
 
 Every number of README and these pages: its command, file in `results/` and commit. Files of
 b0b1e92 copy the tables of 0.3.0. Spread is the standard deviation over seeds (±), a 95 % interval,
-or the values. Times are of the processor, on two busy cores, unless a line names another machine.
-"Pearce" is *Weight-based Decomposition: A Case for Bilinear MLPs* (2024), "the study" *Bilinear
-Layers for Mech-Interp: an MNIST case study* (2024).
+or the values. Times are of the processor, on two cores or the machine that is named. "Pearce" is
+*Weight-based Decomposition: A Case for Bilinear MLPs*, "the study" *Bilinear Layers for
+Mech-Interp: an MNIST case study*, both 2024.
 """
 
 
