@@ -156,8 +156,8 @@ def token_list(names: str | Sequence[str], model: Any = None) -> tuple[str, ...]
         return (names,) if names else ()
     if not re.fullmatch(f"{_NAME}(?:,{_NAME})*", names):
         raise BilensError(
-            f"{names!r} has an empty name or an open quote; expected names separated by commas, and "
-            'in double quotes those with a comma, as "," or a quote in front, as """"'
+            f"{names!r} has an empty name or an open quote; expected names separated by commas, "
+            'and in double quotes those with a comma, as "," or a quote in front, as """"'
         )
     fields = re.findall(_NAME, names)
     return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in fields)

@@ -94,16 +94,16 @@ class CircuitReading(Reading):
         change = "absolute change" if circuit.opposite else "change"
         text = (
             f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the {change} "
-            f"on {_measuring(circuit)}; "
+            f"on {_measuring(circuit)}"
         )
+        if circuit.restored.value > 1.05:
+            text += ", more than all, since parts that oppose the answer are left out"
         needed = ", ".join(map(str, circuit.needed))
         kept = f", with {needed} in place," if needed else ""
         if len(circuit.needed) == circuit.size:
-            text += f"any circuit needs {needed}"
+            text += f"; any circuit needs {needed}"
         else:
-            text += f"without them{kept} {circuit.left.value:z.0%} is left"
-        if circuit.restored.value > 1.05:
-            text += ", more than all, since parts that oppose the answer are left out"
+            text += f"; without them{kept} {circuit.left.value:z.0%} is left"
         for edges in self.edges[self.circuits.index(circuit) :][:1]:
             text += (
                 f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
@@ -121,7 +121,7 @@ class CircuitReading(Reading):
             shared = sum(circuit.similar) / len(circuit.similar)
             text += f". Circuits of resampled questions share {shared:.0%} of their parts"
         if circuit.repeated:
-            text += f". {_counted(circuit.repeated, 'repeated question')} left out"
+            text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
 
     def record(self) -> dict[str, Any]:
@@ -354,16 +354,16 @@ def _measuring(circuit: Circuit) -> str:
         return "this question"
     strangers = measuring - circuit.familiar
     if not strangers:
-        template = "of the same template"
+        template = " of the same template"
     elif strangers == measuring:
-        template = "of other templates"
+        template = " of other templates"
     else:
-        template = f"({strangers} of other templates)"
-    text = f"{_counted(measuring, 'other question')} {template}"
+        template = f", of which {strangers} are of other templates"
+    text = f"{_counted(measuring, 'other question')}{template}"
     if measuring < LEAST:
-        text += ", too few for an interval"
+        text += " (too few for an interval)"
     elif circuit.restored.low is None:
-        text += ", whose changes differ too much for an interval"
+        text += " (their changes differ too much for an interval)"
     return text
 
 
