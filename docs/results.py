@@ -59,11 +59,10 @@ COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
 INTRODUCTION = """# Results
 
-Every number of README and these pages: its command, file in `results/` and commit. Files of
-b0b1e92 copy the tables of 0.3.0. Spread is the standard deviation over seeds (±), a 95 % interval,
-or the values. Times are of the processor, on two cores or the machine that is named. "Pearce" is
-*Weight-based Decomposition: A Case for Bilinear MLPs*, "the study" *Bilinear Layers for
-Mech-Interp: an MNIST case study*, both 2024.
+Numbers of README and these pages: command, file in `results/`, commit. Files of b0b1e92 copy
+the tables of 0.3.0. Spread: standard deviation over seeds (±), 95 % interval, or values. Times are
+of the processor, on two cores or the machine named. "Pearce" is *Weight-based Decomposition: A Case
+for Bilinear MLPs*, "the study" *Bilinear Layers for Mech-Interp: an MNIST case study*, both 2024.
 """
 
 
