@@ -141,12 +141,12 @@ def test_a_second_run_without_a_text_has_a_name(view):
         (MANY[:1], {}, "on this question;"),
         (MANY[:1], {"level": "edges"}, "on this question;"),
         (MANY[:1] * 8, {}, "on this question;"),
-        (MANY[:1] * 8, {}, "7 repeated questions left out"),
+        (MANY[:1] * 8, {}, "Left out: 7 repeated questions."),
         (MANY[:1] * 8, {"level": "edges"}, "on this question;"),
-        ([MANY[0], replace(MANY[0], position=3)], {}, "1 repeated question left out"),
-        (MANY[:2], {}, "on 1 other question of the same template, too few for an interval;"),
-        ([*MANY[:2], *MANY[:2]], {}, "on 1 other question of the same template, too few"),
-        (MANY[:8], {}, "on 4 other questions of the same template, too few for an interval;"),
+        ([MANY[0], replace(MANY[0], position=3)], {}, "Left out: 1 repeated question."),
+        (MANY[:2], {}, "on 1 other question of the same template (too few for an interval);"),
+        ([*MANY[:2], *MANY[:2]], {}, "on 1 other question of the same template (too few"),
+        (MANY[:8], {}, "on 4 other questions of the same template (too few for an interval);"),
         (MANY, {}, "on 5 other questions of the same template;"),
     ],
 )
@@ -207,13 +207,15 @@ def test_a_circuit_says_whether_other_templates_measure(view):
         circuit(view, [*MANY[:5], *others], keep=0.5)
     )
     reading = circuit(view, [*MANY[:5], *others[:2], *MANY[5:8]], keep=0.5)
-    assert "on 5 other questions (2 of other templates)" in sentence(reading)
+    assert "on 5 other questions, of which 2 are of other templates;" in sentence(reading)
 
 
 def test_numbers_of_a_record_are_numbers(view, many):
     reading = circuit(view, MANY, keep=0.6, level="edges", bootstraps=2)
     record = json.loads(json.dumps(reading.record(), allow_nan=False))
     (row,), (found,) = record["circuits"], reading.circuits
+    assert (record["prompt"], record["against"]) == (MANY[5].text, MANY[5].against)
+    assert record["values"] == list(make_cases(view, MANY[5:6])[0].ends)
     assert (row["restored"], row["low"], row["high"]) == (
         found.restored.value,
         found.restored.low,

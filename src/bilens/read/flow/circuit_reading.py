@@ -20,7 +20,7 @@ from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, foun
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.flow import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
-from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
@@ -59,44 +59,51 @@ class CircuitReading(Reading):
 
     Attributes:
         question: the first question that measures.
+        texts: both of its texts for a page, in quotes.
+        values: its number after each text.
         heading: what it asks, in a sentence.
         graph: the parts of the first circuit in the flow of this question.
         circuits: one for each task.
         transfer: what each circuit does on the questions of the others; None for one task.
         n_parts: number of heads and MLPs, at each position for a single question.
         edges: of each circuit, the edges between its parts; none if only parts were asked for.
+        notes: warnings about the tokens.
     """
 
     question: Question
+    texts: tuple[str, str]
+    values: tuple[float, float]
     heading: str
     graph: FlowGraph
     circuits: tuple[Circuit, ...]
     transfer: Transfer | None
     n_parts: int
     edges: tuple[EdgeCircuit, ...] = ()
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Circuit"
     formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
 
     def facts(self) -> list[Fact]:
-        """Return the answer of each circuit in a sentence."""
-        return [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        """Return the answer of each circuit in a sentence, and warnings."""
+        answers: list[Fact] = [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        return answers + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def answer(self, circuit: Circuit) -> str:
         """Return what a circuit does in a few sentences."""
         change = "absolute change" if circuit.opposite else "change"
         text = (
             f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the {change} "
-            f"on {_measuring(circuit)}; "
+            f"on {_measuring(circuit)}"
         )
+        if circuit.restored.value > 1.05:
+            text += ", more than all, since parts that oppose the answer are left out"
         needed = ", ".join(map(str, circuit.needed))
         kept = f", with {needed} in place," if needed else ""
         if len(circuit.needed) == circuit.size:
-            text += f"any circuit needs {needed}"
+            text += f"; any circuit needs {needed}"
         else:
-            text += f"without them{kept} {circuit.left.value:.0%} is left"
-        if circuit.restored.value > 1.05:
-            text += ", more than all, since parts that oppose the answer are left out"
+            text += f"; without them{kept} {circuit.left.value:z.0%} is left"
         for edges in self.edges[self.circuits.index(circuit) :][:1]:
             text += (
                 f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
@@ -114,7 +121,7 @@ class CircuitReading(Reading):
             shared = sum(circuit.similar) / len(circuit.similar)
             text += f". Circuits of resampled questions share {shared:.0%} of their parts"
         if circuit.repeated:
-            text += f". {_counted(circuit.repeated, 'repeated question')} left out"
+            text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
 
     def record(self) -> dict[str, Any]:
@@ -123,9 +130,13 @@ class CircuitReading(Reading):
         Of the matrix rows are circuits, and columns the questions of a task.
         """
         record: dict[str, Any] = {
-            "question": self.heading,
+            "prompt": self.texts[0].strip("“”"),
+            "against": self.texts[1].strip("“”"),
+            "number": self.question.number,
+            "values": list(self.values),
             "number of parts": self.n_parts,
             "circuits": [self._of_circuit(number) for number in range(len(self.circuits))],
+            "notes": list(self.notes),
         }
         if self.transfer is not None:
             for name in ("restored", "left"):
@@ -195,6 +206,7 @@ class CircuitReading(Reading):
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
         answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
+        answers = " ".join([answers, *self.notes])
         sections = [Section(self.heading, answers, [[Picture("circuit", self.plot)]])]
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
@@ -323,12 +335,15 @@ def circuit(
     shown = measuring[0].cases[0]
     return CircuitReading(
         question=shown.question,
+        texts=shown.texts,
+        values=shown.ends,
         heading=_heading(shown),
         graph=_graph(model, shown.question, found[0]),
         circuits=tuple(found),
         transfer=_transfer(found, measuring) if len(found) > 1 else None,
         n_parts=found[0].mask.numel(),
         edges=tuple(edges),
+        notes=token_hints(model, questions),
     )
 
 
@@ -339,16 +354,16 @@ def _measuring(circuit: Circuit) -> str:
         return "this question"
     strangers = measuring - circuit.familiar
     if not strangers:
-        template = "of the same template"
+        template = " of the same template"
     elif strangers == measuring:
-        template = "of other templates"
+        template = " of other templates"
     else:
-        template = f"({strangers} of other templates)"
-    text = f"{_counted(measuring, 'other question')} {template}"
+        template = f", of which {strangers} are of other templates"
+    text = f"{_counted(measuring, 'other question')}{template}"
     if measuring < LEAST:
-        text += ", too few for an interval"
+        text += " (too few for an interval)"
     elif circuit.restored.low is None:
-        text += ", whose changes differ too much for an interval"
+        text += " (their changes differ too much for an interval)"
     return text
 
 
@@ -425,7 +440,9 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         against: The second text, of as many tokens.
         pairs: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task. The first questions of a task find, the others measure.
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. The first questions of a task find, the others
+            measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
@@ -440,7 +457,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
             "and --against, or --pairs FILE"
         )
-    questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
+    questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
     return circuit(
         model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
     )

@@ -116,6 +116,11 @@ class Flow(Reading):
         return len(self.mlps)
 
     @property
+    def next_logits(self) -> Float[Tensor, "runs vocab"]:
+        """Logits of the token after the text, by the model itself, in each run."""
+        return self.adjoints.logits[self.row :: self.adjoints.questions]
+
+    @property
     def frozen(self) -> tuple[str, ...]:
         """What is held fixed at its value on this text; nothing between two texts."""
         held = ("scales of norms", "patterns of attention", "ratios of activations")

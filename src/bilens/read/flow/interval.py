@@ -47,8 +47,8 @@ class Interval:
         return cls(value, (b - root) / a, (b + root) / a)
 
     def __str__(self) -> str:
-        spread = "" if self.low is None else f" [{self.low:.0%}, {self.high:.0%}]"
-        return f"{self.value:.0%}{spread}"
+        spread = "" if self.low is None else f" [{self.low:z.0%}, {self.high:z.0%}]"
+        return f"{self.value:z.0%}{spread}"
 
 
 def t_quantile(degrees: int) -> float:

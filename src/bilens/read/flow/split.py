@@ -33,12 +33,17 @@ KEPT_BYTES = 1024**3
 KEPT_PAIRS = 2**16
 """Pairs of positions of a layer's heads whose flows are kept, the strongest."""
 
+OneText = Annotated[
+    str | Int[Tensor, " time"], "one of them; circuit and task_directions take several questions"
+]
+"""A text, or its tokens' numbers."""
+
 
 @checked
 @torch.no_grad()
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
-    text: str | Int[Tensor, " time"],
+    text: OneText,
     token: str | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
