@@ -168,7 +168,7 @@ class ImageData(Reading):
         for name, tensor in vars(self).items():
             if isinstance(tensor, Tensor) and not tensor.is_meta:
                 digest.update(name.encode())
-                digest.update(tensor.cpu().contiguous().numpy())
+                digest.update(tensor.cpu().contiguous().numpy().data)
         return {"data": self.name, **self.origin, "data_digest": digest.hexdigest()}
 
     def to(self, device: torch.device | str) -> "ImageData":
@@ -224,7 +224,9 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
     """
     folder = named_folder(data_dir) if name in KNOWN else None
     place = str(Path(name).resolve()) if _is_own(name) else name
-    origin = {"data": place, "data_dir": folder and str(folder.resolve()), "data_seed": int(seed)}
+    origin: dict[str, str | int | None] = {"data": place, "data_dir": None, "data_seed": int(seed)}
+    if folder is not None:
+        origin["data_dir"] = str(folder.resolve())
     return replace(_read(name, folder, seed), origin=origin)
 
 

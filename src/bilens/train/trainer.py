@@ -328,7 +328,7 @@ class Stage:
             )
             steps_per_epoch(arguments, self.corpus)
             arguments.eval_steps = training.evaluate_every or steps
-            record = {"data": self.corpus.name, **asdict(training), **self.settings}
+            record = {**self.corpus.provenance, **asdict(training), **self.settings}
             how = {"name": self.name, "resume": resume, **self.options}
             return run_trainer(self.model, self.corpus, record, run, arguments, **how)
 
