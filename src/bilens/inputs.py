@@ -11,6 +11,7 @@ from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
 from bilens.models import FILES
 from bilens.options import Loader
+from bilens.progress import logger
 from bilens.read.language import corpus_for
 from bilens.train.run_directory import TRAINING_NAME, is_other_data, read_training
 from bilens.train.settings import OWN_TEXT
@@ -62,7 +63,14 @@ def data_for(
         data: Any = load_images(name, folder, record.get("data_seed", 0))
     else:
         data = corpus_for(model, name, folder)
-    if record and is_other_data(record, data.provenance):
+    if record and "data_digest" not in record and Path(name).exists():
+        logger.warning(
+            "%s was trained by an earlier version, which kept no digest of its data; %s may be "
+            "other data",
+            source,
+            name,
+        )
+    elif record and is_other_data(record, data.provenance):
         raise DataError(
             f"{source} was trained on other data than {name} holds now, by the digest in its "
             f"{TRAINING_NAME}. Restore the data, or name its place by --data-dir (data_dir); "

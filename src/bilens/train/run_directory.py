@@ -246,7 +246,8 @@ def _check_same(
     if is_other_data(before, now):
         raise CheckpointError(
             f"{path} was trained on other data, {before.get('data')} as it was then, than "
-            f"{now.get('data')} as it is now. Resume with the same data, or choose another --output."
+            f"{now.get('data')} as it is now. Resume with the same data, or choose another "
+            "--output."
         )
     old, new = _flat(_without_data(before)), _flat(_without_data(now))
     differing = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
