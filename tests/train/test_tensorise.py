@@ -278,7 +278,7 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
     split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
     assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
     stages = {path.name for path in (run / "stages").iterdir()}
-    assert stages == {"gates", "attention", "text.safetensors"}
+    assert stages == {"gates", "attention", "text.safetensors", "training.json", ".lock"}
     card = (run / "README.md").read_text()
     for stage, by_text in result.stages.items():
         for text, row in by_text.items():
@@ -332,7 +332,7 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     monkeypatch.setattr("bilens.train.tensorise.linearise", None)
     monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
     assert run(folder, resume=True).stages == result.stages
-    with pytest.raises(CheckpointError, match="exists already; resume with --resume"):
+    with pytest.raises(CheckpointError, match="already. Resume that training with --resume"):
         run(folder)
 
 
