@@ -40,8 +40,7 @@ from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
 bundled, model_selection = (
-    lazy_import(f"sklearn.{part}", install="bilens[train]")
-    for part in ("datasets", "model_selection")
+    lazy_import(f"sklearn.{part}", install=".[train]") for part in ("datasets", "model_selection")
 )
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")

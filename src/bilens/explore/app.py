@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from bilens.explore import pages
     from bilens.read.language import contexts
 else:
-    middleware = lazy_import("starlette.middleware", install="bilens[explore]")
+    middleware = lazy_import("starlette.middleware", install=".[explore]")
     pages = lazy_import("bilens.explore.pages")
     contexts = lazy_import("bilens.read.language.contexts")
 

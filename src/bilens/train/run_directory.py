@@ -31,7 +31,7 @@ from bilens.progress import logger
 if TYPE_CHECKING:
     from accelerate import tracking
 else:  # It takes a second to import, and most trainings have no tracker.
-    tracking = lazy_import("accelerate.tracking", install="bilens[train]")
+    tracking = lazy_import("accelerate.tracking", install=".[train]")
 
 TRAINING_NAME = "training.json"
 """File in a run with its data set, its settings, and a flag for a finished training."""
