@@ -22,6 +22,7 @@ GROUPS = {
     ],
     "Circuits and flows": [
         "circuits",
+        "coverage",
         "areas",
         "labels",
         "task_directions",
@@ -58,13 +59,10 @@ COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
 INTRODUCTION = """# Results
 
-Every number of README and these pages, with the command that measured it, its file in `results/`,
-its date and its commit. `python -m docs.results` makes this page. Run a command at its commit;
-files of b0b1e92 are copies of the tables of 0.3.0. Spread is the standard deviation over seeds
-(±), a 95 % interval, or the values themselves. Times are of the processor, on two cores beside
-other work, unless a line names another machine. "Pearce" is *Weight-based Decomposition: A Case
-for Bilinear MLPs* (2024), "the study" *Bilinear Layers for Mech-Interp: an MNIST case study*
-(2024).
+Numbers of README and these pages: command, file in `results/`, commit. Files of b0b1e92 copy
+the tables of 0.3.0. Spread: standard deviation over seeds (±), 95 % interval, or values. Times are
+of the processor, on two cores or the machine named. "Pearce" is *Weight-based Decomposition: A Case
+for Bilinear MLPs*, "the study" *Bilinear Layers for Mech-Interp: an MNIST case study*, both 2024.
 """
 
 

@@ -15,9 +15,9 @@ The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 
 gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
 the questions that order, and the elimination by which `bilens.read.flow.circuit_search` searches.
 The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
-parts keep. Intervals are bootstraps over questions, 95 %, also of differences from EAP-IG. Results
-are kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
-there as MIB's track reads it.
+parts keep. Intervals of areas are bootstraps over questions, 95 %, also of differences from EAP-IG.
+Results are kept in the folder of models, and a stopped run resumes. The circuit of one task is also
+written there as MIB's track reads it.
 
 Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
 either template and 25 for areas; an hour of processor time for each model.
@@ -38,7 +38,6 @@ from torch import Tensor
 from bilens.files import write_json
 from bilens.read.flow.circuit_search import (
     Cases,
-    Interval,
     everything_but,
     found_circuit,
     integrated_gradients,
@@ -46,6 +45,7 @@ from bilens.read.flow.circuit_search import (
     resampled,
 )
 from bilens.read.flow.edges import EdgeCases, found_edges
+from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
@@ -358,7 +358,9 @@ def _interval(samples: np.ndarray) -> dict[str, float]:
     return {"value": float(samples[0]), "low": float(low), "high": float(high)}
 
 
-def _shown(interval: dict[str, float]) -> str:
+def _shown(interval: dict[str, Any]) -> str:
+    if interval["low"] is None:  # of fewer than five questions
+        return f"{interval['value']:.2f}"
     return "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
 
 

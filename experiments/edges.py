@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.read.flow.case import runs_of
 from bilens.read.flow.edges import EdgeGraph, Reader
-from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import Split, split
 from bilens.read.linear.projections import Reads

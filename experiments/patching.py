@@ -41,8 +41,9 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from bilens.read.flow.circuit_search import Interval
-from bilens.read.flow.patching import patched_effects, runs_of
+from bilens.read.flow.case import runs_of
+from bilens.read.flow.circuit_search import resampled
+from bilens.read.flow.patching import patched_effects
 from bilens.read.flow.question import Other, Question
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
@@ -311,8 +312,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _interval(values: list[float]) -> dict[str, float]:
-    mean = Interval.of(torch.tensor(values, dtype=torch.float64), torch.ones(len(values)))
-    return {"mean": mean.value, "low": mean.low, "high": mean.high}
+    samples = np.array(values)[resampled(len(values))].mean(1)
+    low, high = np.quantile(samples, [0.025, 0.975]).tolist()
+    return {"mean": float(np.mean(values)), "low": low, "high": high}
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:

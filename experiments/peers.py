@@ -34,7 +34,7 @@ from transformers.models.llama import modeling_llama
 
 from bilens.errors import BilensError
 from bilens.models import load
-from bilens.read.flow.patching import runs_of
+from bilens.read.flow.case import runs_of
 from bilens.read.flow.question import Other
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel

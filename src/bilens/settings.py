@@ -101,7 +101,7 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
             raise misfit(name, value, hint)
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
-        elif hasattr(value, "item"):
+        elif hasattr(value, "item") and isinstance(value, np.generic):
             object.__setattr__(settings, name, value.item())
 
 

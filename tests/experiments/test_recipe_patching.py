@@ -121,7 +121,8 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
     first = tasks.questions_of(model, 3)
     for row in numbers:
         assert row["ordering"] >= circuits.KEEP
-        assert row["restored"]["low"] <= row["restored"]["value"] <= row["restored"]["high"]
+        # Four questions are too few for an interval.
+        assert row["restored"]["low"] is row["restored"]["high"] is None
         texts = {question.text for question in first[row["task"]]}
         assert len(texts) == 3
         assert row["transfer"].keys() == tasks.TEMPLATES.keys()

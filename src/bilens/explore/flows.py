@@ -159,10 +159,9 @@ class FlowView:
     @lru_cache(maxsize=8)  # noqa: B019
     def circuit(self, of: FlowOf) -> CircuitReading:
         """Return the circuit of the question."""
-        if of.target != "logit":
-            raise BilensError("a circuit is that of a logit; expected the number logit")
         second, _ = self.second_run(of)
-        return circuit(self.model, [Question.of(of.prompt, self.direction(of), (), second)])
+        question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
+        return circuit(self.model, [question])
 
     def page(self, of: FlowOf) -> tuple[str, str]:
         """Return the answer of the flow, as HTML, and its graph, as JSON."""

@@ -11,7 +11,6 @@ from bilens.errors import BilensError
 from bilens.read.flow import Question, circuit, patch, read_circuit
 from bilens.read.flow.circuit_search import (
     Cases,
-    Interval,
     everything_but,
     found_circuit,
     integrated_gradients,
@@ -115,16 +114,6 @@ def test_everything_else_has_the_needed_parts_in_place(view):
     assert (others | found.mask).all()
     f = cases.faithfulness(others[None].double())
     assert found.left.value == pytest.approx(float(f[0]))
-    assert found.left.low <= found.left.value <= found.left.high
-
-
-def test_intervals_are_those_of_ratios():
-    constant = Interval.of(torch.tensor([2.0, 4.0]).double(), torch.tensor([4.0, 8.0]).double())
-    assert (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
-    spread = Interval.of(torch.tensor([0.0, 1.0] * 50), torch.ones(100))
-    assert spread.value == 0.5
-    assert 0.39 < spread.low < 0.42
-    assert str(spread) == f"50% [{spread.low:.0%}, {spread.high:.0%}]"
 
 
 def test_several_tasks_have_a_matrix(view):

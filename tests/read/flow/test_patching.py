@@ -8,7 +8,8 @@ from experiments.patching import gradient_effects
 
 from bilens.errors import BilensError
 from bilens.read.flow import patch
-from bilens.read.flow.patching import parts_of, runs_of
+from bilens.read.flow.case import runs_of
+from bilens.read.flow.patching import parts_of
 from bilens.read.flow.question import Other
 from bilens.read.language.names import answer_ids
 from bilens.residual.interventions import logit_of

@@ -1,7 +1,7 @@
 """Circuits of one task or several as a reading: the answer, its parts, and where it transfers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
@@ -14,18 +14,25 @@ from bilens.figures.canvas import BLUE, dress
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
 from bilens.options import MinusNames
-from bilens.read.flow.circuit_search import Cases, Circuit, Interval, everything_but, found_circuit
+from bilens.read.flow.ablation import is_measurable, named_by_measurement
+from bilens.read.flow.case import Case, split_tasks
+from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
-from bilens.read.flow.question import Question, by_task, read_questions
-from bilens.read.flow.split import flow
+from bilens.read.flow.interval import LEAST, Interval
+from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.split import split
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, Picture, Section, Table
+from bilens.sections import Fact, Picture, Section, Table, signed
 from bilens.settings import Between, Count
 
 DRAWN = 15
 """Nodes of the picture."""
+Keep = Annotated[float, Between(0, 1.5)]
+"""Least f on the questions that find a circuit."""
+Bootstraps = Literal[0] | Annotated[int, Between(2)]
+"""Circuits of resampled questions: none, or two to compare."""
 Level = Literal["parts", "edges"]
 """What a circuit consists of: parts, or parts and the edges between them."""
 
@@ -52,6 +59,9 @@ class CircuitReading(Reading):
 
     Attributes:
         question: the first question that measures.
+        texts: both of its texts for a page, in quotes.
+        values: its number after each text.
+        heading: what it asks, in a sentence.
         graph: the parts of the first circuit in the flow of this question.
         circuits: one for each task.
         transfer: what each circuit does on the questions of the others; None for one task.
@@ -60,6 +70,9 @@ class CircuitReading(Reading):
     """
 
     question: Question
+    texts: tuple[str, str]
+    values: tuple[float, float]
+    heading: str
     graph: FlowGraph
     circuits: tuple[Circuit, ...]
     transfer: Transfer | None
@@ -74,31 +87,98 @@ class CircuitReading(Reading):
         return [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
 
     def answer(self, circuit: Circuit) -> str:
-        """Return what a circuit does in a sentence."""
-        _, measuring = circuit.questions
-        alone = self.circuits[0].mask.dim() == 3
-        on = "this question" if alone else f"{measuring} other questions"
+        """Return what a circuit does in a few sentences."""
+        change = "absolute change" if circuit.opposite else "change"
         text = (
-            f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the change "
-            f"on {on}; "
+            f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the {change} "
+            f"on {_measuring(circuit)}"
         )
+        if circuit.restored.value > 1.05:
+            text += ", more than all, since parts that oppose the answer are left out"
         needed = ", ".join(map(str, circuit.needed))
         kept = f", with {needed} in place," if needed else ""
         if len(circuit.needed) == circuit.size:
-            text += f"any circuit needs {needed}"
+            text += f"; any circuit needs {needed}"
         else:
-            text += f"without them{kept} {circuit.left.value:.0%} is left"
-        if circuit.restored.value > 1.05:
-            text += ", more than all, since parts that oppose the answer are left out"
+            text += f"; without them{kept} {circuit.left.value:z.0%} is left"
         for edges in self.edges[self.circuits.index(circuit) :][:1]:
             text += (
                 f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
                 f"{edges.restored}"
             )
+        count = circuit.questions[1] or 1
+        if circuit.right is not None:
+            text += f". The model itself is right in {circuit.right} of {count}"
+        if circuit.opposite:
+            text += (
+                f". In {circuit.opposite} of {count} the answer is the other way round: the number "
+                "is smaller after the first text"
+            )
         if circuit.similar:
             shared = sum(circuit.similar) / len(circuit.similar)
             text += f". Circuits of resampled questions share {shared:.0%} of their parts"
+        if circuit.repeated:
+            text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers for JSON, those of each circuit, and the matrix of several tasks.
+
+        Of the matrix rows are circuits, and columns the questions of a task.
+        """
+        record: dict[str, Any] = {
+            "prompt": self.texts[0].strip("“”"),
+            "against": self.texts[1].strip("“”"),
+            "number": self.question.number,
+            "values": list(self.values),
+            "number of parts": self.n_parts,
+            "circuits": [self._of_circuit(number) for number in range(len(self.circuits))],
+        }
+        if self.transfer is not None:
+            for name in ("restored", "left"):
+                rows: tuple[tuple[Interval, ...], ...] = getattr(self.transfer, name)
+                key = "transfer" if name == "restored" else "transfer left"
+                record[key] = [[x.value for x in row] for row in rows]
+        return record
+
+    def _of_circuit(self, number: int) -> dict[str, Any]:
+        circuit = self.circuits[number]
+        finding, measuring = circuit.questions
+        numbers: dict[str, Any] = {
+            "task": circuit.task,
+            "restored": circuit.restored.value,
+            "low": circuit.restored.low,
+            "high": circuit.restored.high,
+            "left": circuit.left.value,
+            "left low": circuit.left.low,
+            "left high": circuit.left.high,
+            "questions that find": finding,
+            "questions that measure": measuring,
+            "right": circuit.right,
+            "of a template that found it": circuit.familiar,
+            "the other way round": circuit.opposite,
+            "repeated": circuit.repeated,
+            "restored where it was found": circuit.ordering,
+            "similar": list(circuit.similar),
+            "parts": [],
+            "sizes": [{"size": size, "restored": f} for size, f in circuit.curve],
+        }
+        for effect in circuit.effects:
+            part = {name: getattr(effect, name) for name in ("noising", "denoising")}
+            words = {"raises": list(effect.raises), "lowers": list(effect.lowers)}
+            needed = {"needed": effect.part in circuit.needed}
+            numbers["parts"].append({"part": str(effect.part), **part, **words, **needed})
+        for of_circuit in self.edges[number : number + 1]:
+            rows = self._edge_rows(of_circuit)
+            names = ("from", "to", "through", "share")
+            numbers |= {
+                "edges": [dict(zip(names, row, strict=True)) for row in rows],
+                "edges between the parts": of_circuit.candidates,
+                "restored by edges": of_circuit.restored.value,
+                "restored by edges low": of_circuit.restored.low,
+                "restored by edges high": of_circuit.restored.high,
+            }
+        return numbers
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each part of each circuit, the largest effect first."""
@@ -121,12 +201,8 @@ class CircuitReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
-        why = (
-            f"Why does {in_words(self.question.token)} follow “{self.question.text}”, and not "
-            f"“{self.question.against}”?"
-        )
         answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
-        sections = [Section(why, answers, [[Picture("circuit", self.plot)]])]
+        sections = [Section(self.heading, answers, [[Picture("circuit", self.plot)]])]
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
             text = (
@@ -160,11 +236,17 @@ class CircuitReading(Reading):
     def _edges(self) -> pd.DataFrame:
         rows: list[tuple[Any, ...]] = []
         for circuit, of_circuit in zip(self.circuits, self.edges, strict=True):
-            for edge in of_circuit.edges:
-                source = "embedding" if edge.source is None else str(edge.source)
-                readers = ", ".join(map(str, edge.readers)) or "logits"
-                rows.append((circuit.task, source, readers, edge.role or "input", edge.share))
+            rows += [(circuit.task, *row) for row in self._edge_rows(of_circuit)]
         return self._by_task(rows, "from", "to", "through", "share")
+
+    @staticmethod
+    def _edge_rows(edges: EdgeCircuit) -> list[tuple[str, str, str, float]]:
+        rows = []
+        for edge in edges.edges:
+            source = "embedding" if edge.source is None else str(edge.source)
+            readers = ", ".join(map(str, edge.readers)) or "logits"
+            rows.append((source, readers, edge.role or "input", edge.share))
+        return rows
 
     def _sizes(self) -> pd.DataFrame:
         rows: list[tuple[Any, ...]] = []
@@ -195,24 +277,26 @@ class CircuitReading(Reading):
         return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
 
 
+@checked
 def circuit(
     model: ResidualModel,
     questions: Sequence[Question],
     *,
-    keep: float = 0.9,
-    ordering: int = 16,
+    keep: Keep = 0.9,
+    ordering: Count = 16,
     level: Level = "parts",
-    bootstraps: int = 0,
+    bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
     The search begins with all parts. Those of the smallest integrated gradients on the first
     questions of a task are dropped, as long as f stays above `keep` on them. The other questions
-    measure. Of a single question the parts are at positions, and it measures itself.
+    measure. Questions that repeat others are left out. Of a single question the parts are at
+    positions, and it measures itself.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
-    the answer are left out.
+    the answer are left out. Over questions it is a share of the absolute change.
 
     Args:
         model: any.
@@ -222,28 +306,72 @@ def circuit(
             twice as many.
         level: with "edges" the same search goes on over the edges between the parts: it keeps the
             share `keep` of what the parts keep. Parts of a single question are at all positions.
-        bootstraps: number of circuits of resampled questions, which say how stable it is.
+        bootstraps: number of circuits of resampled questions, which say how stable it is: none, or
+            at least two to compare.
 
     Raises:
-        BilensError: there are no questions, one has no second text, texts do not fit, or the token
-            is as probable after both.
+        BilensError: there are no questions, one has no second text, texts do not fit, the number is
+            the same after both, one of several tasks has a single question, or a question that
+            finds a circuit would measure that of another task.
+        MemoryLimitError: there are more questions than fit into memory.
     """
+    everything = Cases(model, questions)
+    tasks = split_tasks(everything.cases, lambda count: min(ordering, count // 2))
     found, measuring, edges = [], [], []
-    for of_task in by_task(questions):
-        single = len(questions) == 1 and level == "parts"
-        count = min(ordering, max(1, len(of_task) // 2))
-        first = Cases(model, of_task[:count], by_position=single)
-        others = Cases(model, of_task[count:]) if len(of_task) > 1 else first
+    for task in tasks:
+        alone = not task.measuring
+        first = everything.some(task.finding, by_position=alone and level == "parts")
+        others = first if alone else everything.some(task.measuring)
         of_parts = found_circuit(first, others, keep, bootstraps)
         if level == "edges":
             edges.append(found_edges(first, others, of_parts.mask, keep * of_parts.ordering))
-        found.append(of_parts)
+        found.append(replace(of_parts, repeated=task.repeated))
         measuring.append(others)
-    shown = measuring[0].cases[0].question
-    transfer = _transfer(found, measuring) if len(found) > 1 else None
-    graph = _graph(model, shown, found[0])
-    n_parts = found[0].mask.numel()
-    return CircuitReading(shown, graph, tuple(found), transfer, n_parts, tuple(edges))
+    shown = measuring[0].cases[0]
+    return CircuitReading(
+        question=shown.question,
+        texts=shown.texts,
+        values=shown.ends,
+        heading=_heading(shown),
+        graph=_graph(model, shown.question, found[0]),
+        circuits=tuple(found),
+        transfer=_transfer(found, measuring) if len(found) > 1 else None,
+        n_parts=found[0].mask.numel(),
+        edges=tuple(edges),
+    )
+
+
+def _measuring(circuit: Circuit) -> str:
+    """Return the questions that measure a circuit in words."""
+    _, measuring = circuit.questions
+    if not measuring:
+        return "this question"
+    strangers = measuring - circuit.familiar
+    if not strangers:
+        template = " of the same template"
+    elif strangers == measuring:
+        template = " of other templates"
+    else:
+        template = f", of which {strangers} are of other templates"
+    text = f"{_counted(measuring, 'other question')}{template}"
+    if measuring < LEAST:
+        text += " (too few for an interval)"
+    elif circuit.restored.low is None:
+        text += " (their changes differ too much for an interval)"
+    return text
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _heading(case: Case) -> str:
+    """Return what a question asks; why the answer follows only where the model gives it."""
+    question, (first, second) = case.question, case.texts
+    if case.answers == (True, False):
+        return f"Why does {in_words(question.token)} follow {first}, and not {second}?"
+    before, after = (signed(x, "#.3g") for x in case.ends[::-1])
+    return f"Why is {question.number} {before} after {second}, and {after} after {first}?"
 
 
 def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
@@ -260,19 +388,21 @@ def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
 
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
     """Return the parts of a circuit at the positions of a question, with its tokens."""
-    split = flow(model, question.text, question.direction, against=question.against)
+    through = split(model, question).run(0, 1e-4)
     places = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
     at_positions = circuit.mask.dim() == 3
     numbers = []
-    for number, node in enumerate(split.nodes):
+    for number, node in enumerate(through.nodes):
         place = node.number if node.kind == "head" else None
         at = node.position if at_positions else None
         if node.kind not in ("output", "rest", "bias") and (
             node.kind == "token" or (node.layer, place, at) in places
         ):
             numbers.append(number)
-    numbers.sort(key=lambda number: -abs(split.nodes[number].flow))
-    return split.graph(numbers[:DRAWN])
+    numbers.sort(key=lambda number: -abs(through.nodes[number].flow))
+    drawn = numbers[:DRAWN]
+    measurable = [i for i in drawn if is_measurable(through, through.nodes[i])]
+    return named_by_measurement(model, through, measurable).graph(drawn)
 
 
 @analysis("circuit")
@@ -285,10 +415,10 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     minus: MinusNames = (),
     against: str = "",
     pairs: str = "",
-    keep: Annotated[float, Between(0, 1.5)] = 0.9,
+    keep: Keep = 0.9,
     ordering: Count = 16,
     level: Level = "parts",
-    bootstraps: Annotated[int, Between(0)] = 0,
+    bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
@@ -310,11 +440,11 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
-        bootstraps: Number of circuits of resampled questions, to see how stable it is; each takes a
-            search.
+        bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
+            least two to compare; each takes a search.
 
     Raises:
-        BilensError: neither a question nor a file is given, or both, or texts do not fit.
+        BilensError: neither a question nor a file is given, or both, or `circuit` refuses it.
     """
     if bool(pairs) == bool(prompt):
         raise BilensError(

@@ -2,13 +2,14 @@
 
 A mask m in [0, 1] keeps a share of each head and MLP in the run of the first text and takes the
 other share from the run of the second. f(m) is the number of that run on a scale where the second
-text has 0 and the first 1.
+text has 0 and the first 1. Over several questions it is a share of the absolute change: each counts
+by its own, whether the first text raises its number or lowers it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from difflib import SequenceMatcher
 from itertools import combinations
 
 import numpy as np
@@ -16,49 +17,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_finite
+from bilens.read.flow.case import Case, first_change, make_cases
+from bilens.read.flow.interval import Interval
 from bilens.read.flow.labels import last_normalised, token_scores
-from bilens.read.flow.patching import first_change, parts_in, runs_of
-from bilens.read.flow.question import Other, Question
+from bilens.read.flow.patching import parts_in
+from bilens.read.flow.question import Question
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Number, Part, Run, exchanged, logit_of, mixture
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A question, the runs of its first text and of its second, and its number in both."""
-
-    question: Question
-    runs: tuple[Run, Run]
-    number: Number
-    ends: tuple[float, float]
-
-    @classmethod
-    def of(cls, model: ResidualModel, question: Question) -> "Case":
-        """Run a model on both texts of a question."""
-        ids = model.ids(question.text)
-        runs = runs_of(model, ids, Other(model, ids, question.against))
-        number = logit_of(model, question.output_direction(model))
-        with torch.no_grad():
-            first, second = (float(number(run.stream[None])[0]) for run in runs)
-        if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
-            raise BilensError(
-                f"{question.text!r} and {question.against!r} have the same logit of "
-                f"{question.number}, {first:.4g}; expected texts that change it"
-            )
-        return cls(question, runs, number, (first, second))
-
-    @property
-    def change(self) -> float:
-        """The change of the number from the second text to the first."""
-        return self.ends[0] - self.ends[1]
-
-    def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return the number's rise above the second text in the run of each mask."""
-        first, second = self.runs
-        sets = [mixture(second, mask) for mask in masks]
-        return self.number(first.again(sets, kept=first_change(self.runs))) - self.ends[1]
+from bilens.residual.interventions import Part, exchanged
 
 
 class Cases:
@@ -71,7 +38,13 @@ class Cases:
         self, model: ResidualModel, questions: Sequence[Question], *, by_position: bool = False
     ) -> None:
         self.model, self.by_position = model, by_position
-        self.cases = [Case.of(model, question) for question in questions]
+        self.cases = make_cases(model, questions)
+
+    def some(self, numbers: Iterable[int], *, by_position: bool = False) -> "Cases":
+        """Return the cases with some numbers, which may repeat."""
+        others = copy(self)
+        others.cases, others.by_position = [self.cases[i] for i in numbers], by_position
+        return others
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -82,23 +55,25 @@ class Cases:
         time = (len(self.cases[0].runs[0].ids),) if self.by_position else ()
         return (self.model.n_layers, *time, self.model.n_heads + 1)
 
-    @cached_property
+    @property
     def changes(self) -> Float[Tensor, " cases"]:
-        """The change of each question's number."""
-        return torch.tensor([case.change for case in self.cases], dtype=torch.float64)
+        """The absolute change of each question's number."""
+        return torch.tensor([abs(case.change) for case in self.cases], dtype=torch.float64)
 
     def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return the rise of a question's number above its second text, for each mask."""
+        """Return how far a question's number rises from its second text, for each mask."""
         return self.cases[number].values(masks)
 
     @torch.no_grad()
     def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
-        """Return the rise of each question's number above its second text, for each mask."""
+        """Return how far each question's number rises from its second text, for each mask."""
         of_cases = [self.rises(number, masks).double().cpu() for number in range(len(self))]
-        return torch.stack(of_cases, 1)
+        values = torch.stack(of_cases, 1)
+        check_finite(number=values)
+        return values
 
     def faithfulness(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return f of each mask: the mean rise over the mean change."""
+        """Return f of each mask: the mean rise over the mean absolute change."""
         return self.values(masks).mean(1) / self.changes.mean()
 
     def gradient(
@@ -113,6 +88,7 @@ class Cases:
                 rise = (values * values.new_tensor(weights)).sum()
                 (slope,) = torch.autograd.grad(rise, given)
             total += slope.sum(0).double().cpu()
+        check_finite(gradient=total)
         return total / self.changes.sum()
 
 
@@ -181,11 +157,7 @@ def jaccards(cases: Cases, keep: float, samples: int) -> list[float]:
     """
     masks = []
     for of_sample in resampled(len(cases), samples):
-        sample = copy(cases)
-        sample.cases = [cases.cases[i] for i in of_sample]
-        # Changes are kept once they are asked for.
-        vars(sample).pop("changes", None)
-        masks.append(search(sample, keep)[-1])
+        masks.append(search(cases.some(of_sample), keep)[-1])
     return [float((a & b).sum() / (a | b).sum()) for a, b in combinations(masks, 2)]
 
 
@@ -194,28 +166,6 @@ def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *sh
     smaller = mask.flatten().clone()
     smaller[places] = False
     return smaller.reshape(mask.shape)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its interval of 95 %, by bootstrap over questions."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, rises: Float[Tensor, " cases"], changes: Float[Tensor, " cases"]) -> "Interval":
-        """Return the ratio of two means."""
-        drawn = resampled(len(rises))
-        ratios = rises.numpy()[drawn].mean(1) / changes.numpy()[drawn].mean(1)
-        low, high = np.quantile(ratios, [0.025, 0.975])
-        return cls(float(rises.mean() / changes.mean()), float(low), float(high))
-
-    def __str__(self) -> str:
-        # A single question has no spread.
-        spread = f" [{self.low:.0%}, {self.high:.0%}]" if self.low < self.high else ""
-        return f"{self.value:.0%}{spread}"
 
 
 @dataclass(frozen=True)
@@ -244,7 +194,12 @@ class Circuit:
         restored: f on the questions that measure.
         left: f of everything else there, with the needed parts in place.
         curve: numbers of parts of larger circuits on the way, and f on the questions that measure.
-        questions: number of questions that found it, and of those that measure.
+        questions: number of questions that found it, and of others that measure; 0 if a single
+            question measures itself.
+        right: number of those that measure whose answer the model itself gives; None for vectors.
+        opposite: number of those whose number the first text lowers.
+        familiar: number of those of a template that found it; see `is_similar`.
+        repeated: number of questions that were left out, since they repeat others.
         similar: Jaccard index of every two circuits of bootstraps of the questions that find.
     """
 
@@ -257,6 +212,10 @@ class Circuit:
     left: Interval
     curve: tuple[tuple[int, float], ...]
     questions: tuple[int, int]
+    right: int | None
+    opposite: int
+    familiar: int
+    repeated: int = 0
     similar: tuple[float, ...] = ()
 
     @property
@@ -276,6 +235,7 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
     needed = tuple(effect.part for effect in early if effect.noising > 0.75)
     masks = torch.stack([*trail, _complement(mask, needed)]).double()
     values, changes = measuring.values(masks), measuring.changes
+    right = [case.answers[0] for case in measuring.cases]
     return Circuit(
         task=finding.cases[0].question.task,
         mask=mask,
@@ -288,9 +248,21 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
             (int(of_size.sum()), float(rises.mean() / changes.mean()))
             for of_size, rises in zip(trail, values[:-1], strict=True)
         ),
-        questions=(len(finding), len(measuring)),
+        questions=(len(finding), 0 if finding is measuring else len(measuring)),
+        right=None if None in right else sum(map(bool, right)),
+        opposite=sum(case.change < 0 for case in measuring.cases),
+        familiar=sum(
+            any(is_similar(case, of_finding) for of_finding in finding.cases)
+            for case in measuring.cases
+        ),
         similar=tuple(jaccards(finding, keep, bootstraps)),
     )
+
+
+def is_similar(a: Case, b: Case) -> bool:
+    """Return whether two questions are of one template: half of their tokens agree in order."""
+    tokens, others = (case.runs[0].ids.tolist() for case in (a, b))
+    return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
 
 
 def everything_but(circuit: Circuit) -> Bool[Tensor, " *shape"]:
@@ -319,9 +291,9 @@ def part_effects(
         first, second = case.runs
         kept = first_change(case.runs)
         noised = first.again([[], *([exchanged(part, second)] for part in parts)], kept=kept)
-        lost += case.ends[0] - case.number(noised[1:]).double().cpu()
+        lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
         denoised = second.again([[exchanged(part, first)] for part in parts], kept=kept)
-        gained += case.number(denoised).double().cpu() - case.ends[1]
+        gained += case.rise(denoised).double().cpu()
         ends = last_normalised(model, noised)
         moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
     total = float(cases.changes.sum())

@@ -10,7 +10,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
-from bilens.sections import Fact
+from bilens.sections import Fact, Percent
 
 
 class MLPDirections(NamedTuple):
@@ -60,6 +60,7 @@ class TaskDirections(Reading):
             are equal.
         strongest: the directions of the largest |flow| on the questions that found them.
         questions: number of questions that found them, and of those that measure.
+        repeated: number of questions that were left out, since they repeat others.
     """
 
     directions: tuple[MLPDirections, ...]
@@ -69,6 +70,7 @@ class TaskDirections(Reading):
     r2: float | None
     strongest: tuple[TaskDirection, ...]
     questions: tuple[int, int]
+    repeated: int = 0
 
     title: ClassVar[str] = "Directions of a task"
     formats: ClassVar[dict[str, str]] = {"flow": "+.1%", "measured effect": "+.1%"}
@@ -91,9 +93,12 @@ class TaskDirections(Reading):
         """Return the numbers of questions, the share of the flow, and R2 of exchanges."""
         learning, measuring = self.questions
         facts: list[Fact] = [
-            ("questions", f"{learning} find, {measuring} measure"),
-            ("share of the flow through MLPs", f"{self.share:.0%}"),
+            ("questions that find", learning),
+            ("questions that measure", measuring),
+            ("share of the flow through MLPs", Percent(self.share)),
         ]
+        if self.repeated:
+            facts.append(("repeated questions left out", self.repeated))
         if self.r2 is not None:
             facts.append(("R2 of exchanges by flows", self.r2))
         return facts

@@ -20,7 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.circuit_search import Case, Cases, Interval, integrated_gradients, search
+from bilens.read.flow.case import Case
+from bilens.read.flow.circuit_search import Cases, integrated_gradients, search
+from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Part, Site
@@ -133,7 +135,7 @@ class EdgeRuns:
         self.first, self.second = case.runs
 
     def values(self, masks: Float[Tensor, "n readers sources"]) -> Float[Tensor, " n"]:
-        """Return the number's rise above the second text in the run of each mask of edges."""
+        """Return the rise of the number in the run of each mask of edges; see `Case.rise`."""
         graph, second = self.graph, self.second
         shares = masks * graph.exists.to(masks)
         change = self.first.tokens - second.tokens
@@ -145,7 +147,7 @@ class EdgeRuns:
             if readers:
                 second.layer(layer, len(masks), self._sites(layer, readers, written))
         last = written.into(len(graph.readers) - 1, second.stream)
-        return self.case.number(last) - self.case.ends[1]
+        return self.case.rise(last)
 
     @cached_property
     def _outputs(self) -> list[tuple[Tensor, Tensor]]:
@@ -240,7 +242,7 @@ class EdgeCases(Cases):
         return tuple(self.graph.exists.shape)
 
     def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return the rise of a question's number above its second text, for each mask."""
+        """Return how far a question's number rises from its second text, for each mask."""
         return self.runs[number].values(masks.to(self.runs[number].second.tokens))
 
 

@@ -142,7 +142,7 @@ class Flow(Reading):
         node = self.node(number)
         if node.kind != "direction":
             raise BilensError(f"number={number} is a node of kind {node.kind}, not a direction")
-        return self.vectors[self.direction_numbers.index(number % len(self.nodes))]
+        return self.vectors[self.direction_numbers.index(number)]
 
     @cached_property
     def direction_numbers(self) -> tuple[int, ...]:

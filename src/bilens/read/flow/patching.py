@@ -12,10 +12,11 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.question import Against, Other, replaced
+from bilens.read.flow.case import Case, first_change, runs_of
+from bilens.read.flow.question import Against, Question, Target, replaced
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Change, Number, Part, Run, exchanged, logit_of
+from bilens.residual.interventions import Change, Number, Part, Run, exchanged
 from bilens.sections import Fact, signed
 
 
@@ -89,47 +90,55 @@ class Effects(Reading):
 def patch(
     model: ResidualModel,
     text: str | Int[Tensor, " time"],
-    token: str | TokenDirection,
+    token: str | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
     minus: str | Sequence[str] = (),
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
+    target: Target = "logit",
 ) -> Effects:
     """Measure the effect of every head and MLP by activation patching, in both directions.
 
     One part at a time takes its output of the other text at all positions, in the run of the text
     (noising) and in that of the other (denoising). All runs of a layer start there, in batches.
 
-    The number is the logit, or the difference of logits, before a soft cap. If an answer has
+    The number is the `target`, or its difference from those of other tokens. If an answer has
     several tokens, such as " New York", it is the sum of the log-probabilities of its tokens after
     the text, and of each answer to subtract in a run of its own.
 
     Args:
         model: any.
         text: the first text.
-        token: the answer, by name.
+        token: the answer, by name, or a direction of the last normalised stream.
         position: whose next token is predicted, counted from the end if negative.
         minus: answers whose mean is subtracted.
         against: the second run; see `flow`.
         replace: words of the text and their replacements in the second run.
+        target: the logit before a soft cap, the log-probability or the probability of the token.
 
     Raises:
-        BilensError: the texts or tokens do not fit the model or each other.
+        BilensError: the texts or tokens do not fit the model or each other, the number is the same
+            after both texts, or `target` is given for an answer of several tokens.
 
     Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
     if (against is None) == (replace is None):
         raise BilensError("against and replace name the second run, expected one of them")
-    ids = model.ids(text, position)
     second = replaced(text, replace or {}) if against is None else against
-    other = Other(model, model.ids(text), second).cut(len(ids))
-    if isinstance(token, str):
-        token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
-    answers = [answer_ids(model, name) for name in (token.token, *token.minus)]
+    question = Question.of(text, token, minus, second, position=position, target=target)
+    names = () if question.vector is not None else (question.token, *question.minus)
+    answers = [answer_ids(model, name) for name in names]
     if all(len(answer) == 1 for answer in answers):
-        return patched_effects(runs_of(model, ids, other), logit_of(model, token.vector(model)))
-    shares = [1.0, *(-1 / len(token.minus) for _ in token.minus)]
+        case = Case.of(model, question)
+        return patched_effects(case.runs, case.number)
+    if target != "logit":
+        raise BilensError(
+            f"target={target!r} with an answer of several tokens, whose number is its "
+            "log-probability; leave target out, or take answers of one token"
+        )
+    ids, other = question.both_runs(model)
+    shares = [1.0, *(-1 / len(question.minus) for _ in question.minus)]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     for share, answer in zip(shares, answers, strict=True):
         runs = runs_of(model, torch.cat([ids, answer]), other.followed_by(answer))
@@ -150,16 +159,6 @@ def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Numbe
         return logs[:, torch.arange(len(answer)), answer].sum(1)
 
     return number
-
-
-def runs_of(model: ResidualModel, ids: Int[Tensor, " time"], other: Other) -> tuple[Run, Run]:
-    """Return the runs of a text and of the other."""
-    return Run.of(model, ids), Run.of(model, other.ids, other.tokens)
-
-
-def first_change(runs: Sequence[Run]) -> int:
-    """Return the first position at which the embeddings of two runs differ."""
-    return int((runs[0].tokens != runs[1].tokens).any(-1).int().argmax())
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Questions: a text, the token that is predicted after it, and a second run."""
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.interventions import embedded
 from bilens.residual.sums import check_logits
+from bilens.settings import CheckedSettings
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
@@ -25,8 +25,10 @@ Target = Literal["logit", "log-probability", "probability"]
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(CheckedSettings):
     """Why a model predicts one token rather than others, after one text and not after another.
+
+    Everything that takes a question obeys all of its fields.
 
     Attributes:
         text: the first text, or its tokens' numbers.
@@ -37,7 +39,11 @@ class Question:
         task: a name for all questions of one kind.
         target: the logit before a soft cap, the log-probability or the probability of the token.
         position: the position whose next token is predicted, counted from the end if negative.
-        vector: a direction of the last normalised stream, in place of the tokens.
+        vector: a direction of the last normalised stream, in place of the tokens, which are empty.
+
+    Raises:
+        BilensError: a field has another type, there is no token and no vector, both are given, or a
+            vector has another target than its logit.
     """
 
     text: str | Int[Tensor, " time"]
@@ -48,6 +54,20 @@ class Question:
     target: Target = "logit"
     position: int = -1
     vector: Float[Tensor, " d_model"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vector is None and not self.token:
+            raise BilensError("token is empty, expected the token that is predicted after the text")
+        if self.vector is not None and (self.token or self.minus):
+            raise BilensError(
+                f"token={self.token!r} and minus={self.minus!r} beside a vector, expected one of "
+                "them: leave the tokens empty, or the vector out"
+            )
+        if self.vector is not None and self.target != "logit":
+            raise BilensError(
+                f"target={self.target!r} with a direction, expected a token; or target='logit'"
+            )
 
     @classmethod
     def of(
@@ -81,8 +101,35 @@ class Question:
         return TokenDirection(self.token, self.minus)
 
     def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
-        """Return the direction of the last normalised stream along which the number is."""
-        return self.direction.vector(model) if self.vector is None else self.vector
+        """Return the direction of the last normalised stream along which the logit is.
+
+        Raises:
+            BilensError: a token is not in the vocabulary, or the vector is of another model.
+        """
+        if self.vector is None:
+            return self.direction.vector(model)
+        if self.vector.shape != (model.d_model,):
+            raise BilensError(
+                f"direction has {self.vector.numel()} numbers, expected {model.d_model}, the width "
+                "of the model's stream; ResidualModel.direction() returns that of a token"
+            )
+        check_finite(direction=self.vector)
+        return self.vector.to(model.device, model.parts.dtype)
+
+    def both_runs(self, model: ResidualModel) -> "tuple[Int[Tensor, ' time'], Other]":
+        """Return the tokens up to the position that predicts, and the second run up to there.
+
+        Raises:
+            BilensError: there is no second text, or it does not fit.
+        """
+        if not self.has_two_texts:
+            raise BilensError(
+                f"the question about {self.number} needs a second text; pass it as against, or add "
+                "it as the fourth column"
+            )
+        ids = model.ids(self.text, self.position)
+        # Later tokens are not read.
+        return ids, Other(model, model.ids(self.text), self.against).cut(len(ids))
 
     @property
     def has_two_texts(self) -> bool:
@@ -128,19 +175,6 @@ def read_questions(path: str | Path) -> list[Question]:
     if not questions:
         raise BilensError(f"{path} holds no line; expected lines with {fields}")
     return questions
-
-
-def by_task(questions: Sequence[Question]) -> list[list[Question]]:
-    """Return the questions of each task; raise unless all have a second text."""
-    if not questions or not all(question.has_two_texts for question in questions):
-        raise BilensError(
-            "questions need a second text each, and there must be at least one; add the other "
-            "text as the fourth column, or as against"
-        )
-    of_tasks: dict[str, list[Question]] = defaultdict(list)
-    for question in questions:
-        of_tasks[question.task].append(question)
-    return list(of_tasks.values())
 
 
 def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
@@ -197,10 +231,10 @@ class Other:
     def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
         self.model, self.ids = model, ids
         self.embeddings: Tensor | None = None
-        if isinstance(against, str):
+        if isinstance(against, str) or (
+            isinstance(against, Tensor) and not against.is_floating_point()
+        ):
             self.ids = self._of_equal_length(ids, model.ids(against))
-        elif isinstance(against, Tensor) and not against.is_floating_point():
-            self.ids = self._of_equal_length(ids, against.to(ids))
         elif isinstance(against, Tensor):
             self.embeddings = self._fitted(against)
         else:
@@ -257,58 +291,59 @@ class Other:
         )
 
 
+class Score:
+    """The number that a question asks about, as a function of the last normalised stream n."""
+
+    def __init__(self, model: ResidualModel, question: Question) -> None:
+        self.model, self.target = model, question.target
+        self.tokens: list[int] = []  # the token, and those that are subtracted; none of a vector
+        if question.vector is not None:
+            self.u, self.bias = question.output_direction(model), 0.0
+            return
+        self.tokens = [model.token(name) for name in (question.token, *question.minus)]
+        shares = torch.tensor([1.0] + [-1 / len(question.minus) for _ in question.minus])
+        self.shares = shares.to(model.device, model.parts.dtype)
+        if self.target == "logit":
+            W, b = model.parts.logit_weights(self.tokens)
+            self.u, self.bias = W @ self.shares, float(self.shares @ b)
+
+    def __call__(self, n: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
+        """Return u . n + bias for a logit, or (log-)probabilities after a soft cap."""
+        if self.target == "logit":
+            return n @ self.u + self.bias
+        W, b = self.model.parts.logit_weights()
+        logs = self.model.parts.capped(n @ W + b).log_softmax(-1)
+        numbers = logs.exp() if self.target == "probability" else logs
+        return numbers[:, self.tokens] @ self.shares
+
+
 class Measured:
-    """The number u . n + bias that a flow splits, n the last normalised stream, in each run."""
+    """The number u . n + bias that a flow splits, n the last normalised stream, in each run.
+
+    For probabilities u is the secant between two runs, and there is no bias.
+    """
 
     u: Float[Tensor, " d_model"]
     bias: float
     values: tuple[float, ...]
 
-    def __init__(
-        self,
-        model: ResidualModel,
-        traces: Sequence[Trace],
-        direction: TokenDirection | Tensor,
-        target: Target,
-    ) -> None:
-        self.model, self.target, self.bias = model, target, 0.0
+    def __init__(self, model: ResidualModel, traces: Sequence[Trace], question: Question) -> None:
+        self.model, self.score = model, Score(model, question)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
-        if isinstance(direction, Tensor):
-            for trace in traces:
-                check_logits(model, trace, [int(trace.next_logits.argmax())])
-            self.u = self._checked(direction)
+        for trace in traces:
+            check_logits(model, trace, self.score.tokens or [int(trace.next_logits.argmax())])
+        self.values = tuple(float(self.score(x[None])[0]) for x in n)
+        if question.target == "logit":
+            self.u, self.bias = self.score.u, self.score.bias
         else:
-            tokens = [model.token(name) for name in (direction.token, *direction.minus)]
-            for trace in traces:
-                check_logits(model, trace, tokens)
-            shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
-            shares = shares.to(model.device, model.parts.dtype)
-            if target != "logit":
-                self._take_probabilities(n, tokens, shares)
-                return
-            W, b = model.parts.logit_weights(tokens)
-            self.u, self.bias = W @ shares, float(shares @ b)
-        self.values = tuple(float(self.u @ x) + self.bias for x in n)
+            self.u, self.bias = self._secant(n), 0.0
 
-    def _checked(self, direction: Tensor) -> Tensor:
-        model = self.model
-        if self.target != "logit":
-            raise BilensError(
-                f"target={self.target!r} with a direction, expected a token; or target='logit'"
-            )
-        if direction.shape != (model.d_model,):
-            raise BilensError(
-                f"direction has {direction.numel()} numbers, expected {model.d_model}, the width "
-                "of the model's stream; ResidualModel.direction() returns that of a token"
-            )
-        check_finite(direction=direction)
-        return direction.to(model.device, model.parts.dtype)
-
-    def _take_probabilities(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
-        """Take probabilities by the secants of the soft cap and of the softmax."""
+    def _secant(self, n: list[Tensor]) -> Float[Tensor, " d_model"]:
+        """Return the direction of probabilities, by the secants of the soft cap and the softmax."""
+        target, tokens, shares = self.score.target, self.score.tokens, self.score.shares
         if len(n) == 1:
             raise BilensError(
-                f"target={self.target!r} needs two runs; add against, or take target='logit'"
+                f"target={target!r} needs two runs; add against, or take target='logit'"
             )
         W, b = self.model.parts.logit_weights()
         z = [x @ W + b for x in n]
@@ -319,12 +354,9 @@ class Measured:
         logs = [y.log_softmax(-1) for y in z]
         means = logarithmic_mean(logs[0], logs[1])
         along = torch.zeros_like(means)
-        if self.target == "probability":
+        if target == "probability":
             shares = shares * means[tokens]
         # D log p_t = Dz_t - sum L Dz / sum L, and Dp_t = L_t D log p_t.
         along.index_add_(0, torch.tensor(tokens, device=along.device), shares)
         along = (along - shares.sum() * means / means.sum()) * slope
-        self.u = W @ along
-        numbers = [log.exp() if self.target == "probability" else log for log in logs]
-        plain = shares / means[tokens] if self.target == "probability" else shares
-        self.values = tuple(float(plain @ number[tokens]) for number in numbers)
+        return W @ along

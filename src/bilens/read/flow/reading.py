@@ -526,6 +526,8 @@ def answer_question(
     ablate: int = DRAWN,
 ) -> FlowReading:
     """Return the answer to a question; `other` names its second run, see `read_flow`."""
+    if question.vector is not None:
+        raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     adjoints = split(model, question, through_patterns=through_patterns)
     through = named_by_measurement(model, adjoints.run(directions, threshold), ablate)
     opened = None

@@ -10,11 +10,11 @@ from torch import Tensor
 from bilens.analysis import analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.circuit_search import Case, named
+from bilens.read.flow.case import Case, first_change, make_cases, split_tasks
+from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
-from bilens.read.flow.patching import first_change
-from bilens.read.flow.question import Question, by_task, read_questions
+from bilens.read.flow.question import Question, read_questions
 from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
@@ -109,31 +109,47 @@ def task_directions(
     the MLP is the sum of (w . t_i)(r_i . Dy) and a remainder. The first half of the questions of
     each task find, the others measure.
 
-    Every question has a second text of as many tokens. The `strongest` directions are exchanged
-    and named.
+    Every question has a second text of as many tokens. Those that repeat others are left out. The
+    `strongest` directions are exchanged and named.
 
     Raises:
-        BilensError: there are fewer than two questions of each task, one has no second text, texts
-            do not fit, or the token is as probable after both.
+        BilensError: there are fewer than two different questions of a task, one of them finds and
+            measures in two tasks or has no second text, texts do not fit, the number is the same
+            after both, or the model is a mixture of experts.
+        MemoryLimitError: there are more questions than fit into memory.
     """
-    finding, measuring = list[Question](), list[Question]()
-    for of_task in by_task(questions):
-        half = (len(of_task) + 1) // 2
-        finding += of_task[:half]
-        measuring += of_task[half:]
-    if not measuring:
+    for layer in range(model.n_layers):
+        if model.layer(layer).mlp.router is not None:
+            raise BilensError(
+                f"layer {layer} is a mixture of experts, whose router also moves its output; "
+                "expected plain MLPs. Flows and circuits of this model are available"
+            )
+    cases = make_cases(model, questions)
+    tasks = split_tasks(cases, lambda count: (count + 1) // 2)
+    if not tasks[0].measuring:
         raise BilensError(
-            "questions holds one question of each task, expected at least two: the first half of "
+            "questions holds one question, expected at least two different ones: the first half of "
             "them finds directions, and the others measure"
         )
-    cases = [Case.of(model, question) for question in (*finding, *measuring)]
+    finding = [cases[i] for task in tasks for i in task.finding]
+    measuring = [cases[i] for task in tasks for i in task.measuring]
+    cases = [*finding, *measuring]
     moves = [Moves.of(model, case.question) for case in cases]
     found, values = learned(moves[: len(finding)], k)
     counts = len(finding), len(measuring)
     held, shares = share_held(moves[len(finding) :], found)
     places = _strongest(cases[: len(finding)], moves, found)[:strongest]
     r2, parts = _measured(cases, moves, found, places, counts[0])
-    return TaskDirections(tuple(found), tuple(values), held, shares, r2, parts, counts)
+    return TaskDirections(
+        tuple(found),
+        tuple(values),
+        held,
+        shares,
+        r2,
+        parts,
+        counts,
+        sum(task.repeated for task in tasks),
+    )
 
 
 def learned(
@@ -234,7 +250,6 @@ def read_recurring(
         strongest: Number of directions that are exchanged between both texts and named.
 
     Raises:
-        BilensError: the file does not exist, holds fewer than two questions of each task, or texts
-            do not fit.
+        BilensError: the file does not exist, or its questions are refused by `task_directions`.
     """
     return task_directions(model, read_questions(pairs), k, strongest=strongest)

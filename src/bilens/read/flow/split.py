@@ -123,7 +123,6 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
 
 def split(model: ResidualModel, question: Question, *, through_patterns: bool = False) -> "Split":
     """Return the pass of adjoints of a question."""
-    ids = model.ids(question.text, question.position)
     if through_patterns and question.has_two_texts:
         raise BilensError(
             "through_patterns=True with a second text, whose flow goes through patterns of every "
@@ -135,10 +134,9 @@ def split(model: ResidualModel, question: Question, *, through_patterns: bool = 
             "polynomials of the stream; leave it out to hold them fixed"
         )
     with wide_passes(model.model):
-        other = None
+        ids, other = model.ids(question.text, question.position), None
         if question.has_two_texts:
-            other = Other(model, model.ids(question.text), question.against).cut(len(ids))
-        # Later tokens are not read.
+            ids, other = question.both_runs(model)
         return Split(model, model.trace(ids), other, question, through_patterns)
 
 
@@ -160,8 +158,7 @@ class Split:
         self.time, norm = len(trace.ids), model.parts.norm
         self.places = torch.arange(self.time, device=model.device)
         self.runs = [trace] if self.before is None else [trace, self.before]
-        direction = question.direction if question.vector is None else question.vector
-        self.measured = Measured(model, self.runs, direction, question.target)
+        self.measured = Measured(model, self.runs, question)
         if self.before is None:
             last, self.change = frozen_norm(norm, trace.scale), trace.stream
         else:

@@ -1,0 +1,262 @@
+"""Every field of a question is obeyed or refused by name, by everything that takes a question."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.explore.flows import FlowOf, FlowView
+from bilens.read.flow import Question, circuit, flow, patch, task_directions
+from bilens.read.flow.case import Case
+from bilens.read.flow.reading import answer_question
+from tests.families import exact_norms, family_view
+from tests.language import random_text, view_of
+from tests.read.flow.flows import QUESTIONS
+
+BASE = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one")
+MEASURING = QUESTIONS[1:]
+TEXTS = [BASE.text, BASE.against]
+
+
+@pytest.fixture(scope="module")
+def view():
+    return view_of(n_layers=2, norm="rms", logit_cap=2.0)
+
+
+def others(view):
+    """Return questions that differ from `BASE` in one field, by the name of the field."""
+    ids = view.ids(BASE.against)
+    vector = torch.randn(view.d_model, generator=torch.Generator().manual_seed(0)).double()
+    return [
+        ("text", replace(BASE, text="t2 t2 t3 t4")),
+        ("text", replace(BASE, text=view.ids("t2 t2 t3 t4"))),
+        ("token", replace(BASE, token="t9")),
+        ("minus", replace(BASE, minus=())),
+        ("minus", replace(BASE, minus=("t8", "t9"))),
+        ("against", replace(BASE, against="t1 t8 t3 t4")),
+        ("against", replace(BASE, against=ids.roll(1))),
+        ("against", replace(BASE, against=view.W_E[ids].roll(1, 0))),
+        ("against", replace(BASE, against=view.W_E.mean(0))),
+        ("against", replace(BASE, against=("t1 t8 t3 t4", "t1 t9 t3 t4"))),
+        ("target", replace(BASE, target="log-probability")),
+        ("target", replace(BASE, target="probability")),
+        ("position", replace(BASE, position=-2)),
+        ("position", replace(BASE, position=1)),
+        ("vector", replace(BASE, token="", minus=(), vector=vector)),
+    ]
+
+
+def of_circuit(reading):
+    """Return the numbers of a circuit."""
+    (found,) = reading.circuits
+    effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in found.effects]
+    numbers = [found.curve, found.ordering, found.restored.value, found.left.value]
+    return [*numbers, effects, reading.heading]
+
+
+def arguments(question):
+    given = question.direction if question.vector is None else question.vector
+    options = {"against": question.against, "target": question.target}
+    return (question.text, given, question.position), options
+
+
+def by_flow(view, question):
+    given, options = arguments(question)
+    return [node.flow for node in flow(view, *given, **options, ablate=0).nodes]
+
+
+def by_labels(view, question):
+    given, options = arguments(question)
+    return [(x.measured, x.raises, x.sources) for x in flow(view, *given, **options).nodes]
+
+
+def by_patch(view, question):
+    given, options = arguments(question)
+    return patch(view, *given, **options).noising.tolist()
+
+
+def by_positions(view, question):
+    return of_circuit(circuit(view, [question]))
+
+
+def by_parts(view, question):
+    return of_circuit(circuit(view, [question, *MEASURING], keep=0.6))
+
+
+def by_measuring(view, question):
+    return of_circuit(circuit(view, [*MEASURING, question], ordering=1, keep=0.6))
+
+
+def by_edges(view, question):
+    reading = circuit(view, [question], level="edges", keep=0.6)
+    return [reading.edges[0].edges, reading.edges[0].restored.value]
+
+
+def by_directions(view, question):
+    found = task_directions(view, [question, MEASURING[0]], 2, strongest=3)
+    return [found.share, found.r2, [(x.flow, x.effect, x.raises) for x in found.strongest]]
+
+
+def by_measured_directions(view, question):
+    found = task_directions(view, [MEASURING[0], question], 2, strongest=3)
+    return [found.share, found.r2, [(x.flow, x.effect, x.raises) for x in found.strongest]]
+
+
+def by_page_of_flow(view, question):
+    page = answer_question(view, question, "another text").page
+    return [page.number, page.value, page.tokens, page.nodes]
+
+
+def by_page_of_circuit(view, question):
+    reading = circuit(view, [question])
+    (first, *_) = reading.sections()
+    return [first.title, first.text, reading.plot().to_dict()]
+
+
+CONSUMERS = [
+    *(by_flow, by_labels, by_patch, by_positions, by_parts, by_measuring, by_edges),
+    *(by_directions, by_measured_directions, by_page_of_flow, by_page_of_circuit),
+]
+
+
+def test_all_fields_are_asked_about(view):
+    assert {name for name, _ in others(view)} == {x.name for x in fields(Question)} - {"task"}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_each_field_changes_the_result_or_is_refused_by_name(view, consumer):
+    plain = consumer(view, BASE)
+    assert plain == consumer(view, BASE)
+    for name, question in others(view):
+        try:
+            result = consumer(view, question)
+        except BilensError as error:
+            result = str(error) if name in str(error) else plain
+        assert result != plain, (name, question)
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_position_is_the_end_of_a_shorter_text(view, consumer):
+    longer = Question("t1 t2 t3 t4 t9", "t5", ("t6",), "t1 t7 t3 t4 t8", "one", position=3)
+    expected, found = consumer(view, BASE), consumer(view, longer)
+    assert str(rounded(found)) == str(rounded(expected))
+
+
+def rounded(value):
+    """Return a result with numbers of six digits, since rounding differs by the text's length."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) > 1e-9 else 0.0
+    if hasattr(value, "__dataclass_fields__"):
+        value = [getattr(value, name) for name in value.__dataclass_fields__]
+    if isinstance(value, dict):
+        value = [*value.items()]
+    if isinstance(value, list | tuple):
+        return [rounded(x) for x in value]
+    return value if isinstance(value, str | int | None) else str(value)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
+@pytest.mark.parametrize("target", ["logit", "log-probability", "probability"])
+@pytest.mark.parametrize("minus", [(), ("t6",), ("t6", "t8")])
+@pytest.mark.parametrize("position", [-1, 2])
+def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position):
+    view = family_view(name)
+    question = replace(BASE, minus=minus, target=target, position=position)
+    with exact_norms():
+        case = Case.of(view, question)
+        ends = []
+        for text in TEXTS:
+            logits = view.logits(view.ids(text)[None])[0, position]
+            cap = view.parts.softcap
+            if target == "logit":
+                numbers = logits if cap is None else cap * torch.atanh(logits / cap)
+            else:
+                logs = logits.log_softmax(-1)
+                numbers = logs if target == "log-probability" else logs.exp()
+            names = [view.token(x) for x in minus]
+            ends.append(float(numbers[5] - (numbers[names].mean() if minus else 0)))
+    assert case.ends == pytest.approx(ends, abs=1e-6)
+
+
+def test_a_case_says_which_texts_the_model_answers(view):
+    for text, against in (TEXTS, TEXTS[::-1]):
+        logits = [view.logits(view.ids(x)[None])[0, -1] for x in (text, against)]
+        best = f"t{int(logits[0].argmax())}"
+        least = f"t{int(logits[0].argmin())}"
+        assert Case.of(view, Question(text, best, (), against)).answers[0] is True
+        assert Case.of(view, Question(text, least, (), against)).answers[0] is False
+        for minus in (("t6",), (best, least), (least, best)):
+            case = Case.of(view, Question(text, "t5", minus, against))
+            numbers = [view.token(name) for name in minus]
+            assert case.answers == tuple(bool(x[5] > x[numbers].max()) for x in logits)
+    vector = view.direction("t5", minus="t6")
+    case = Case.of(view, Question(text, "", (), against, vector=vector))
+    assert case.answers == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"minus": "soup"}, "minus='soup', expected a list, each text"),
+        ({"target": "foo"}, "target='foo', expected one of logit, log-probability, probability"),
+        ({"position": 0.5}, "position=0.5, expected a whole number"),
+        ({"position": None}, "position=None, expected a whole number"),
+        ({"token": ""}, "token is empty"),
+        ({"token": 5}, "token=5, expected text"),
+        ({"text": ["t1", "t2"]}, "text="),
+        ({"text": torch.ones(3)}, "text is a tensor"),
+        ({"against": 3}, "against=3"),
+        ({"task": None}, "task=None, expected text"),
+        ({"vector": torch.ones(16)}, "token='t5' and minus=.*beside a vector"),
+        ({"vector": torch.ones(16), "token": "", "minus": ("t6",)}, "beside a vector"),
+        ({"vector": torch.ones(2, 8), "token": "", "minus": ()}, "vector is a tensor"),
+        (
+            {"vector": torch.ones(16), "token": "", "minus": (), "target": "probability"},
+            "target='probability' with a direction",
+        ),
+    ],
+)
+def test_what_is_no_field_is_refused_by_its_name(changes, message):
+    with pytest.raises(BilensError, match=message):
+        replace(BASE, **changes)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (replace(BASE, position=99), "position=99, expected -4 to 3"),
+        (replace(BASE, token="soup"), "token='soup'"),
+        (replace(BASE, minus=("soup",)), "token='soup'"),
+        (replace(BASE, text=torch.tensor([1, 99, 3, 4])), "99"),
+        (replace(BASE, against=torch.tensor([1, 99, 3, 4])), "99"),
+        (replace(BASE, against=torch.ones(4, 9)), "against has shape"),
+        (replace(BASE, against=torch.full((16,), torch.nan)), "against holds"),
+        (replace(BASE, against=()), "against holds no texts"),
+        (replace(BASE, token="", minus=(), vector=torch.ones(9)), "direction has 9 numbers"),
+    ],
+)
+@pytest.mark.parametrize(
+    "consumer", [by_flow, by_patch, by_positions, by_edges, by_directions, by_page_of_circuit]
+)
+def test_questions_of_another_model_are_one_error(view, consumer, question, message):
+    with pytest.raises(BilensError, match=message):
+        consumer(view, question)
+
+
+@pytest.mark.parametrize("page", [FlowView.split, FlowView.circuit])
+def test_the_explorer_obeys_each_field(view, page):
+    texts = [random_text(5, seed) for seed in range(3)]
+    explorer = FlowView(view, BASE.text, texts)
+    plain = FlowOf(BASE.text, "t5", ("t6",), BASE.against)
+    changed = {
+        "prompt": "t2 t2 t3 t4",
+        "token": "t9",
+        "minus": (),
+        "against": "t1 t8 t3 t4",
+        "target": "probability",
+    }
+    cases = [replace(plain, **{name: value}) for name, value in changed.items()]
+    cases += [replace(plain, against="", replace="t2=t9"), replace(plain, against="", mean=True)]
+    records = [str(page(explorer, of).record()) for of in (plain, *cases)]
+    assert len({*records}) == len(records) == len(fields(FlowOf)) + 1
