@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bilens.analysis import BUILT_IN, Analysis, Reading, declared_analysis, find_analysis, module_of
 from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.options import REQUIRED, Layer, fields_of, token_list
+from bilens.options import REQUIRED, Layer, fields_of, listed, token_list
 from bilens.report.page import report
 from bilens.residual import ResidualModel
 from tests.command_line import refusal
@@ -43,7 +45,42 @@ def test_plain_settings_become_arguments():
     assert (reading.layer, len(reading.preceding)) == (1, 3)
     tokens = {f"t{number}" for number in range(10)}
     assert set(reading.heads[0]["virtual"]) <= tokens
-    assert token_list("b,,c") == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("b,c", ("b", "c")),
+        (" is, was", (" is", " was")),
+        # A single letter or sign is itself, also behind a space.
+        (",", (",",)),
+        (" ,", (" ,",)),
+        ('"', ('"',)),
+        ("\n", ("\n",)),
+        (" ", (" ",)),
+        ('",", is,"."', (",", " is", ".")),
+        ('"a, b"', ("a, b",)),
+        ('""""', ('"',)),
+        ('"say ""no"""', ('say "no"',)),
+        ('don"t,.\n', ('don"t', ".\n")),
+    ],
+)
+def test_names_of_tokens_are_read_from_a_text(text, names):
+    assert token_list(text) == names
+
+
+@pytest.mark.parametrize("text", ["b,,c", ",,", ", , .", "b,", ",b", '"b', '"b"c', '"",b', '".'])
+def test_an_empty_name_or_an_open_quote_is_refused(text):
+    with pytest.raises(
+        BilensError, match=r"an empty name or an open quote; expected names .* \",\""
+    ):
+        token_list(text)
+
+
+@given(st.lists(st.text(alphabet='ab ,"\n', min_size=1)))
+def test_names_that_are_written_are_read_again(names):
+    assert token_list(listed(names)) == tuple(names)
 
 
 def test_texts_and_images_that_are_loaded_are_taken():

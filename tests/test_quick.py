@@ -15,6 +15,12 @@ from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
 NAMES = [*COMMANDS, *BUILT_IN, "train images", "train language"]
+FILES = (
+    "circuit model --pairs",
+    "recurring model --pairs",
+    "flow model --prompt a --token b --directions-of",
+)
+"""Commands that read a file of questions before they load a model."""
 CALLS = [
     *([*name.split(), "--help"] for name in NAMES),
     *([*name.split(), "--no-such-option"] for name in NAMES[::4]),
@@ -26,6 +32,7 @@ CALLS = [
     ["tensorise", "model", "--layer-steps", "-1"],
     ["ngrams", "model", "--token", "a", "--k", "0"],
     ["flow", "model", "--prompt", "a", "--token", "b", "--output", ""],
+    *([*call.split(), "no-such-file.tsv"] for call in FILES),
     ["xyz"],
     ["--help"],
     [],
@@ -53,7 +60,8 @@ def test_help_and_errors_of_usage_import_nothing_slow():
     assert [(call, imported) for call, _, imported in rows if imported] == []
     for call, status, _ in rows:
         is_help = "--help" in call
-        assert status == (0 if is_help else 2), call
+        is_file = call[-1:] == ["no-such-file.tsv"]
+        assert status == (0 if is_help else 1 if is_file else 2), call
 
 
 def test_the_end_of_a_closed_or_full_output():

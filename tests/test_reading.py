@@ -18,7 +18,7 @@ from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
-from bilens.sections import Percent, Table, fact_text, signed
+from bilens.sections import Percent, Table, fact_text, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
@@ -238,3 +238,39 @@ def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
 def test_numbers_and_counts_are_told_apart():
     assert [fact_text("layer", number) for number in (0, 1)] == ["layer 0", "layer 1"]
     assert [fact_text("heads", count) for count in (1, 4)] == ["1 head", "4 heads"]
+
+
+@pytest.mark.parametrize(
+    ("plural", "singular"),
+    [
+        ("classes", "class"),
+        ("biases", "bias"),
+        ("matrices", "matrix"),
+        ("axes", "axis"),
+        ("entries", "entry"),
+        ("boxes", "box"),
+        ("branches", "branch"),
+        ("cases", "case"),
+        ("MLPs", "MLP"),
+        ("shared features", "shared feature"),
+        ("texts of two tokens", "text of two tokens"),
+        ("groups, by their sizes", "group, by their sizes"),
+    ],
+)
+def test_one_of_several_is_in_the_singular(plural, singular):
+    for value, expected in ((1, singular), ("1", singular), (0, plural), (1200, plural)):
+        assert fact_text(plural, value) == f"{shown(value)} {expected}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loss", "bias", "basis", "radius", "error of the logits", "loss on 7 tokens, nats", "gas"],
+)
+@pytest.mark.parametrize("value", [1, 1.0, 4, 4.0, "1", Percent(1)])
+def test_what_is_measured_is_never_counted(name, value):
+    assert fact_text(name, value) == f"{name} {shown(value)}"
+
+
+def test_a_measured_number_is_no_count_even_if_it_is_whole():
+    assert [fact_text("heads", value) for value in (1.0, 4.0)] == ["heads 1", "heads 4"]
+    assert fact_text("pixels", "28x28") == "28x28 pixels"

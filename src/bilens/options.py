@@ -137,10 +137,39 @@ def first_tokens(among: int | Sequence[int] | None, model: Any) -> Sequence[int]
     return range(min(among, model.vocab_size)) if isinstance(among, int) else among
 
 
+_NAME = r'(?:"(?:[^"]|"")+"|[^",][^,]*)'
+"""A name in double quotes, which holds each of its own twice, or a name without a comma."""
+
+
 def token_list(names: str | Sequence[str], model: Any = None) -> tuple[str, ...]:
-    """Return names of tokens, which are separated by commas in a text."""
-    parts = names.split(",") if isinstance(names, str) else names
-    return tuple(name for name in parts if name)
+    """Return names of tokens, which are separated by commas in a text.
+
+    A name with a comma, or with a double quote in front, stands in double quotes, as fields of CSV
+    do. A single letter or sign is itself, also behind a space: `,` is the comma.
+
+    Raises:
+        BilensError: a name is empty, or its quotes do not end.
+    """
+    if not isinstance(names, str):
+        return tuple(names)
+    if not names or len(names.strip(" ")) == 1:
+        return (names,) if names else ()
+    if not re.fullmatch(f"{_NAME}(?:,{_NAME})*", names):
+        raise BilensError(
+            f"{names!r} has an empty name or an open quote; expected names separated by commas, "
+            'and in double quotes those with a comma, as "," or a quote in front, as """"'
+        )
+    fields = re.findall(_NAME, names)
+    return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in fields)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names of tokens as the text that `token_list` reads."""
+    fields = []
+    for name in names:
+        is_plain = name and "," not in name and not name.startswith('"')
+        fields.append(name if is_plain else '"' + name.replace('"', '""') + '"')
+    return ",".join(fields)
 
 
 Layer = Annotated[
@@ -164,7 +193,7 @@ Among = Annotated[
     ),
 ]
 """Numbers of tokens; all by default."""
-NAMES = Setting(str, "", "{}, separated by commas.", token_list)
+NAMES = Setting(str, "", "{}, separated by commas; one with a comma in double quotes.", token_list)
 Minus = Annotated[str | int | Sequence[str | int], NAMES]
 """Tokens whose mean is subtracted, by name or number."""
 MinusNames = Annotated[tuple[str, ...], NAMES]

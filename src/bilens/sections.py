@@ -218,10 +218,46 @@ def plain(value: Any) -> Any:
 
 
 def fact_text(name: str, value: str | float) -> str:
-    """Return a fact as a phrase, such as "10 heads" or "top eigenvalue 2.5"."""
-    if not name:
-        return shown(value)
-    # Counted things come after their number, as in "10 heads".
-    counted = name.endswith("s") and re.fullmatch(r"[\d,x+ ]+", shown(value))
-    name = name.removesuffix("s") if value == 1 else name
-    return f"{shown(value)} {name}" if counted else f"{name} {shown(value)}"
+    """Return a fact as a phrase, such as "10 heads", "1 head" or "top eigenvalue 2.5"."""
+    text = shown(value)
+    # Counted things come after their number, as in "10 heads". Other numbers are measured.
+    is_count = isinstance(value, Integral) or (isinstance(value, str) and _COUNT.fullmatch(value))
+    noun, rest = _HEAD.fullmatch(name).groups()  # type: ignore[union-attr]
+    one = _singular(noun)
+    if not is_count or isinstance(value, bool) or one == noun:
+        return f"{name} {text}".strip()
+    return f"{text} {one if text == '1' else noun}{rest}"
+
+
+_COUNT = re.compile(r"\d[\d,x+ ]*")
+_HEAD = re.compile(
+    r"(.*?)((?:,| (?:after|at|between|by|for|from|in|of|on|per|that|to|with)\b).*|)", re.DOTALL
+)
+"""The words up to the noun that is counted, as in "groups of classes", and those after it."""
+_NO_PLURALS = ("ss", "us", "is", "bias", "lens", "canvas", "gas", "atlas", "series", "species")
+_IRREGULAR = {
+    "analyses": "analysis",
+    "axes": "axis",
+    "bases": "basis",
+    "biases": "bias",
+    "indices": "index",
+    "lenses": "lens",
+    "matrices": "matrix",
+    "vertices": "vertex",
+}
+
+
+def _singular(noun: str) -> str:
+    """Return a plural noun, or the last one of several words, in the singular."""
+    *words, last = noun.split(" ")
+    if last.endswith(_NO_PLURALS):
+        return noun
+    if last in _IRREGULAR:
+        last = _IRREGULAR[last]
+    elif re.search("[^aeiou]ies$", last):
+        last = last[:-3] + "y"
+    elif last.endswith(("sses", "xes", "ches", "shes")):
+        last = last[:-2]
+    else:
+        last = last.removesuffix("s")
+    return " ".join([*words, last])

@@ -252,8 +252,9 @@ def describe_type(hint: Any) -> str:
     words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number"}
     said = words.get(origin) or str(getattr(hint, "__name__", hint))
     if origin is Annotated:
-        limits = [str(extra) for extra in parts[1:] if isinstance(extra, Between)]
-        said = ", ".join([describe_type(parts[0]), *limits])
+        # Limits of a number, and words on what takes other values.
+        extras = [str(extra) for extra in parts[1:] if isinstance(extra, Between | str)]
+        said = ", ".join([describe_type(parts[0]), *extras])
     elif origin in (Union, UnionType):
         said = " or ".join(map(describe_type, parts))
     elif is_array(hint):

@@ -1,13 +1,14 @@
 """The flow of a logit in the explorer: its split, its errors, and a browser."""
 
 import json
+import re
 import threading
 from html import escape
 
 import pytest
 import torch
 
-from bilens.explore.flows import LARGEST, FlowOf, FlowView
+from bilens.explore.flows import LARGEST, FlowOf, FlowView, _minus
 from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
@@ -33,9 +34,17 @@ def test_the_graph_is_that_of_the_flow(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     expected = flow(view.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    message_part = f'"lily" minus "tom", "ben". The value, {expected.value:+.3g}, starts '
-    assert escape(message_part) in text
+    assert escape('"lily" minus "tom", "ben". Of lily, tom and ben the model prefers ') in text
+    assert f"lily minus the mean of the others is {expected.value:+.3g}. The value starts" in text
     assert "Held fixed: patterns" in text
+
+
+def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():
+    assert _minus('tom,","') == ("tom", ",")
+    assert _minus(",") == (",",)
+    assert _minus("") == ()
+    with pytest.raises(StateError, match="flow_minus: 'tom,,' has an empty name"):
+        _minus("tom,,")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,7 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, again
     assert content["value"] == pytest.approx(expected.value)
     assert content["values"] == pytest.approx(expected.values)
     assert content["number"].startswith(target) == (target != "logit")
-    assert "In both runs:" in text
+    assert re.search(r"The model prefers .* by \S+ and .*; the difference changes by", text)
     head = next(node for node in content["nodes"] if node["kind"] == "head")
     assert head["role"] in ("values", "queries", "keys")
     assert head["removable"]
@@ -178,7 +187,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         # The second run has words replaced, or is a mean, and its probability is split.
         page.locator("#flow-replace textarea").fill("kite=ball")
         page.locator("#flow-replace textarea").press("Enter")
-        visit.wait(f"{direction}.includes('In both runs')")
+        visit.wait(f"{direction}.includes('the difference changes by')")
         page.locator("#flow-target input").click()
         page.get_by_role("option", name="probability", exact=True).click()
         visit.wait(f"{direction}.startsWith('probability of')")

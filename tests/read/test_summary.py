@@ -84,7 +84,7 @@ def test_a_model_at_chance_is_called_so(summary):
     # The weights are random, and the loss is that of guessing.
     assert summary.sections()[0].text.startswith("The model is no better than guessing evenly")
     trained = replace(summary, text_loss=replace(summary.text_loss, loss=2.0))
-    assert trained.sections()[0].text.startswith("The value, ")
+    assert trained.sections()[0].text.startswith("The model prefers ")
 
 
 def test_tokens_are_text():

@@ -7,18 +7,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.read.flow import Ablation, flow
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import (
     FlowReading,
     ablation_figure,
     flow_page,
-    missing_spaces,
     node_table,
     start_table,
 )
-from bilens.read.language.names import TokenDirection, token_text
+from bilens.read.language.names import token_text
 from bilens.report import save_figure, write_report
 from tests.explore.browser import visiting
 from tests.language import random_text, view_of
@@ -91,15 +89,17 @@ def test_names_are_addresses_with_tokens_in_quotes(content):
 
 def reading_of(split, content):
     question, together = Question("<i>a</i>", "t3", ("t4",)), Ablation(-1.0, -0.9, "a and b")
-    return FlowReading(split, question, content, 0.1, together)
+    return FlowReading(split, question, content, 0.1, together, ("t4",))
 
 
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     first, holds, *others = reading_of(split_flow, content).sections()
-    assert first.title == "Why t3 rather than t4 after “<i>a</i>”?"
+    assert first.title == "Where does t3 minus t4 after “<i>a</i>” come from?"
     assert len(f"{first.title} {first.text}".split()) <= 40
-    assert first.text.startswith(f"The value, {split_flow.value:+.3g}, starts mostly at “")
-    assert first.text.endswith(f"; without the 2 strongest parts: {split_flow.value - 0.9:+.3g}.")
+    value = split_flow.value
+    assert first.text.startswith(f"The model prefers t4 over t3, by {-value:.3g}. The value starts")
+    left = f"without the 2 strongest parts the value is {value - 0.9:+.3g}, not {value:+.3g}."
+    assert first.text.endswith(left)
     assert "predicted -1, measured -0.9" in holds.text
     assert all(section.folded for section in others)
 
@@ -308,25 +308,3 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
         assert heads
         assert missed + heads == page.locator(".graph .node").count()
-
-
-class Spaced:
-    """A vocabulary in which most words begin with a space."""
-
-    words = (" sea", " man", "man", " rain", ".")
-
-    def token(self, name: str) -> int:
-        if name not in self.words:
-            raise BilensError(name)
-        return self.words.index(name)
-
-
-@pytest.mark.parametrize(
-    ("minus", "notes"),
-    [
-        ((" man", " rain"), []),
-        (("man", "."), ['"man" and " man" are two tokens, and the first is taken']),
-    ],
-)
-def test_a_token_that_lacks_its_space_is_noted(minus, notes):
-    assert list(missing_spaces(Spaced(), TokenDirection(" sea", minus))) == notes

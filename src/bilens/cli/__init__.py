@@ -71,6 +71,9 @@ def main(args: list[str] | None = None) -> None:
             # Terminals of other encodings than UTF-8 show \u2581 instead of a letter.
             sys.stdout.reconfigure(errors="backslashreplace")
         command = parse(given)
+        # Mistakes in a file are said before torch is imported, and a model loaded.
+        if hasattr(command, "check"):
+            command.check()
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),

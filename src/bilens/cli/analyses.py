@@ -12,6 +12,7 @@ from bilens.analysis import Analysis, Reading, find_analysis
 from bilens.cli.console import Device, ModelName, check_own, choose_device, out, show_table
 from bilens.errors import BilensError
 from bilens.options import REQUIRED, Option
+from bilens.question_files import read_pair_lines
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import check_settings
 
@@ -64,6 +65,10 @@ EXPORTERS: dict[str, tuple[Exporter, ...]] = {
 """By the name of the type of a reading."""
 
 
+QUESTION_FILES = {"circuit": "pairs", "recurring": "pairs", "flow": "directions_of"}
+"""The option of an analysis that names a file of questions."""
+
+
 class ReadingCommand:
     """The settings of an analysis, with fields of its parameters."""
 
@@ -73,6 +78,11 @@ class ReadingCommand:
     device: str
     low_memory: bool
     __post_init__ = check_settings
+
+    def check(self) -> None:
+        """Raise if its file of questions has a mistake, without an import of torch."""
+        if path := getattr(self, QUESTION_FILES.get(self.analysis.name, ""), ""):
+            read_pair_lines(path)
 
     def run(self) -> dict[str, Any]:
         """Read the model, print the reading, and write the files that are asked for."""

@@ -16,7 +16,7 @@ from bilens.cli.console import (
     show_table,
 )
 from bilens.errors import BilensError
-from bilens.options import StepName, layer_of
+from bilens.options import StepName, layer_of, token_list
 from bilens.sections import signed
 from bilens.settings import CheckedSettings, Count, Size
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
@@ -375,7 +375,8 @@ class Spectra:
     Attributes:
         model: folder of a bilinear model: annealed, exported, or trained with bilens.
         layer: number of the layer, from 0; models of one layer do not need it.
-        tokens: all, or some separated by commas, each as the vocabulary writes it or its number.
+        tokens: all, or some separated by commas, each as the vocabulary writes it or its number;
+            one with a comma stands in double quotes.
         top: eigenpairs of each token.
         batch: tokens in a file.
         tolerance: largest residual of a pair.
@@ -439,7 +440,7 @@ class Spectra:
 
         if self.tokens == "all":
             return list(range(model.parts.unembed.n_out))
-        words = self.tokens.split(",")
+        words = token_list(self.tokens)
         known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
         return [
             # Python refuses to read numbers of thousands of digits.

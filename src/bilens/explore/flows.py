@@ -25,6 +25,7 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
+from bilens.options import listed, token_list
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
@@ -170,11 +171,8 @@ class FlowView:
         reading = self.split(of)
         page = reading.page
         text = f"{page.number}. {reading.answer}"
-        if of.has_two_runs:
-            text += f" In both runs: {' and '.join(signed(x, '#.3g') for x in page.values)}."
-        else:
-            text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
-        return note_html(text), json.dumps(asdict(page))
+        text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
+        return note_html(" ".join([text, *reading.notes])), json.dumps(asdict(page))
 
     def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
         """Return a sentence on the logit after nodes were removed from the running model."""
@@ -196,7 +194,7 @@ class FlowView:
 
 def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
-    heading("Why this token, and not after the other text?")
+    heading("Where a prediction comes from")
     text = html("flow-text")
     with gr.Row():
         prompt = gr.Textbox(
@@ -259,8 +257,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.control(
         "flow_minus",
         minus,
-        read=lambda names: tuple(name for name in str(names).split(",") if name),
-        write=lambda names: {"value": ",".join(names)},
+        read=_minus,
+        write=lambda names: {"value": listed(names)},
         event="submit",
     )
     screen.control(
@@ -297,6 +295,12 @@ def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
 
     screen.control("circuit", box)
     screen.part(f"{FIELDS} circuit", [drawing, content], drawn)
+
+
+def _minus(names: Any) -> tuple[str, ...]:
+    """Return the names of the tokens to subtract."""
+    with said_of("flow_minus", ""):
+        return token_list(str(names))
 
 
 def _names(text: Any) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class LanguageSummary(Reading):
         text = " ".join([text, *(section.text for section in measured)])
         table = Table(self.next_tokens, "", self.formats)
         return [
-            Section(self.title, chance + self.flow.answer, graph.rows),
+            Section(self.title, chance + graph.text, graph.rows),
             Section("How well it holds", text, [[*pictures, table]]),
             *folded,
         ]

@@ -20,7 +20,7 @@ from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, foun
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
-from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import split
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
@@ -67,6 +67,7 @@ class CircuitReading(Reading):
         transfer: what each circuit does on the questions of the others; None for one task.
         n_parts: number of heads and MLPs, at each position for a single question.
         edges: of each circuit, the edges between its parts; none if only parts were asked for.
+        notes: warnings about the tokens.
     """
 
     question: Question
@@ -78,13 +79,15 @@ class CircuitReading(Reading):
     transfer: Transfer | None
     n_parts: int
     edges: tuple[EdgeCircuit, ...] = ()
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Circuit"
     formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
 
     def facts(self) -> list[Fact]:
-        """Return the answer of each circuit in a sentence."""
-        return [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        """Return the answer of each circuit in a sentence, and warnings."""
+        answers: list[Fact] = [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
+        return answers + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def answer(self, circuit: Circuit) -> str:
         """Return what a circuit does in a few sentences."""
@@ -133,6 +136,7 @@ class CircuitReading(Reading):
             "values": list(self.values),
             "number of parts": self.n_parts,
             "circuits": [self._of_circuit(number) for number in range(len(self.circuits))],
+            "notes": list(self.notes),
         }
         if self.transfer is not None:
             for name in ("restored", "left"):
@@ -202,6 +206,7 @@ class CircuitReading(Reading):
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
         answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
+        answers = " ".join([answers, *self.notes])
         sections = [Section(self.heading, answers, [[Picture("circuit", self.plot)]])]
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
@@ -338,6 +343,7 @@ def circuit(
         transfer=_transfer(found, measuring) if len(found) > 1 else None,
         n_parts=found[0].mask.numel(),
         edges=tuple(edges),
+        notes=token_hints(model, questions),
     )
 
 
@@ -436,7 +442,9 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         against: The second text, of as many tokens.
         pairs: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task. The first questions of a task find, the others measure.
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. The first questions of a task find, the others
+            measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
         ordering: Number of questions of a task that find; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
@@ -451,7 +459,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
             "and --against, or --pairs FILE"
         )
-    questions = read_questions(pairs) if pairs else [Question(prompt, token, minus, against)]
+    questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
     return circuit(
         model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
     )

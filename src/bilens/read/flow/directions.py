@@ -61,6 +61,7 @@ class TaskDirections(Reading):
         strongest: the directions of the largest |flow| on the questions that found them.
         questions: number of questions that found them, and of those that measure.
         repeated: number of questions that were left out, since they repeat others.
+        notes: warnings about the tokens.
     """
 
     directions: tuple[MLPDirections, ...]
@@ -71,6 +72,7 @@ class TaskDirections(Reading):
     strongest: tuple[TaskDirection, ...]
     questions: tuple[int, int]
     repeated: int = 0
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Directions of a task"
     formats: ClassVar[dict[str, str]] = {"flow": "+.1%", "measured effect": "+.1%"}
@@ -101,7 +103,7 @@ class TaskDirections(Reading):
             facts.append(("repeated questions left out", self.repeated))
         if self.r2 is not None:
             facts.append(("R2 of exchanges by flows", self.r2))
-        return facts
+        return facts + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each of the strongest directions."""

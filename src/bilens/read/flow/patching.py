@@ -14,6 +14,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, first_change, runs_of
 from bilens.read.flow.question import Against, Question, Target, replaced
+from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Change, Number, Part, Run, exchanged
@@ -46,11 +47,13 @@ class Effects(Reading):
         change: the change of the number between the texts.
         noising: fall of the number of the first text when the part comes from the second.
         denoising: rise of the number of the second text when the part comes from the first.
+        notes: warnings about the answers.
     """
 
     change: float
     noising: Float[Tensor, "layers parts"]
     denoising: Float[Tensor, "layers parts"]
+    notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Effects between two texts"
     axes: ClassVar[dict[str, str]] = {"x": "part", "y": "effect"}
@@ -72,6 +75,7 @@ class Effects(Reading):
             ("change", self.change),
             (f"head.{layer}.{head}", signed(float(self.heads[layer, head]))),
             (f"mlp.{mlp}", signed(float(self.mlps[mlp]))),
+            *(("note", note) for note in self.notes),
         ]
 
     def frame(self) -> pd.DataFrame:
@@ -129,9 +133,11 @@ def patch(
     question = Question.of(text, token, minus, second, position=position, target=target)
     names = () if question.vector is not None else (question.token, *question.minus)
     answers = [answer_ids(model, name) for name in names]
+    notes = space_hints(model, [(model.ids(text, position), names)])
     if all(len(answer) == 1 for answer in answers):
         case = Case.of(model, question)
-        return patched_effects(case.runs, case.number)
+        effects = patched_effects(case.runs, case.number)
+        return Effects(effects.change, effects.noising, effects.denoising, notes)
     if target != "logit":
         raise BilensError(
             f"target={target!r} with an answer of several tokens, whose number is its "
@@ -145,7 +151,7 @@ def patch(
         of_answer = patched_effects(runs, log_probability_of(model, answer))
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
-    return Effects(change, both[0], both[1])
+    return Effects(change, both[0], both[1], notes)
 
 
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
@@ -170,4 +176,5 @@ def patched_effects(runs: tuple[Run, Run], number: Number) -> Effects:
         sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
         change = end - number(run.again(sets, kept=kept)).double().cpu()
         effects.append(sign * change.reshape(model.n_layers, -1))
-    return Effects(ends[0] - ends[1], *effects)
+    noising, denoising = effects
+    return Effects(ends[0] - ends[1], noising, denoising)

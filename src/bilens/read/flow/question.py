@@ -12,7 +12,10 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.read.language.names import TokenDirection, shown_tokens, token_text
+from bilens.options import token_list
+from bilens.question_files import QuestionLine, read_lines, read_pair_lines
+from bilens.read.language.hints import space_hints
+from bilens.read.language.names import TokenDirection, shown_tokens, single_token, token_text
 from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.interventions import embedded
@@ -100,6 +103,10 @@ class Question(CheckedSettings):
         """The token, and those that are subtracted."""
         return TokenDirection(self.token, self.minus)
 
+    def token_numbers(self, model: ResidualModel) -> list[int]:
+        """Return the numbers of the token and of those to subtract."""
+        return [single_token(model, name) for name in (self.token, *self.minus)]
+
     def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
         """Return the direction of the last normalised stream along which the logit is.
 
@@ -107,7 +114,8 @@ class Question(CheckedSettings):
             BilensError: a token is not in the vocabulary, or the vector is of another model.
         """
         if self.vector is None:
-            return self.direction.vector(model)
+            token, *minus = self.token_numbers(model)
+            return model.direction(token, minus)
         if self.vector.shape != (model.d_model,):
             raise BilensError(
                 f"direction has {self.vector.numel()} numbers, expected {model.d_model}, the width "
@@ -147,34 +155,41 @@ class Question(CheckedSettings):
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read questions from a file of lines, whose columns are separated by tabs.
-
-    The columns are the text, the token, tokens to subtract (separated by commas) and, if there are
-    more, the second text and a name of the task.
+    """Read questions from a file; see `bilens.question_files.read_lines`.
 
     Raises:
-        BilensError: the file does not exist, holds no line, or a line has other columns.
+        BilensError: the file does not exist, holds no question, or a line has other columns.
     """
-    path = Path(path)
-    fields = "the text, the token, tokens to subtract (separated by commas), the second text"
-    if not path.is_file():
-        raise BilensError(f"{path} is no file; expected lines with {fields}")
+    return [_asked(line) for line in read_lines(path)]
+
+
+def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
+    """Read questions from a file, all with a second text, and check that they fit a model.
+
+    Raises:
+        BilensError: as `read_questions`; or a second text is missing or has other numbers of
+            tokens, or a token is unknown.
+    """
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        columns = line.split("\t")
-        if len(columns) not in (3, 4, 5):
-            raise BilensError(
-                f"{path}, line {number} has {len(columns)} columns; expected, separated by tabs, "
-                f"{fields}"
-            )
-        text, token, minus, against, task = [*columns, "", ""][:5]
-        names = tuple(name for name in minus.split(",") if name)
-        questions.append(Question(text, token, names, against, task))
-    if not questions:
-        raise BilensError(f"{path} holds no line; expected lines with {fields}")
+    for line in read_pair_lines(path):
+        question = _asked(line)
+        try:
+            Other(model, model.ids(question.text), question.against)
+            question.token_numbers(model)
+        except BilensError as error:
+            raise BilensError(f"{line.place}: {error}") from None
+        questions.append(question)
     return questions
+
+
+def _asked(line: QuestionLine) -> Question:
+    return Question(line.text, line.token, line.minus, line.against, line.task)
+
+
+def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
+    """Return a hint for each token of questions that was probably meant with a space in front."""
+    named = [question for question in questions if question.vector is None]
+    return space_hints(model, ((model.ids(q.text, q.position), (q.token, *q.minus)) for q in named))
 
 
 def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
@@ -184,12 +199,14 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
             "replace needs the text as a string, got numbers of tokens; pass the other text's "
             "numbers as against"
         )
-    for word, other in replace.items():
-        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
-        text, count = other.join(words), len(words) - 1
-        if not count:
+    # All at once, so that names can be exchanged; of words that begin alike the longer one.
+    words = sorted(filter(None, replace), key=len, reverse=True)
+    pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"
+    found = set(re.findall(pattern, text)) if words else set()
+    for word in replace:
+        if word not in found:
             raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
-    return text
+    return re.sub(pattern, lambda match: replace[match[0]], text)
 
 
 def second_run(
@@ -215,10 +232,11 @@ def second_run(
         rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
         return rows.mean(0), "mean embeddings"
     if replace:
-        pairs = [pair.partition("=") for pair in replace.split(",")]
-        if not all(word and sign for word, sign, _ in pairs):
-            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
-        second = replaced(text, {word: other for word, _, other in pairs})
+        pairs = [pair.partition("=") for pair in token_list(replace)]
+        words = {word: other for word, _, other in pairs}
+        if not all(word and sign for word, sign, _ in pairs) or len(words) < len(pairs):
+            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is, each once")
+        second = replaced(text, words)
         return second, second
     if against and "|" in against:
         return against.split("|"), against
@@ -300,7 +318,7 @@ class Score:
         if question.vector is not None:
             self.u, self.bias = question.output_direction(model), 0.0
             return
-        self.tokens = [model.token(name) for name in (question.token, *question.minus)]
+        self.tokens = question.token_numbers(model)
         shares = torch.tensor([1.0] + [-1 / len(question.minus) for _ in question.minus])
         self.shares = shares.to(model.device, model.parts.dtype)
         if self.target == "logit":

@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -23,11 +22,11 @@ from bilens.read.flow.ablation import Ablation, is_measurable, named_by_measurem
 from bilens.read.flow.directions import TaskDirections
 from bilens.read.flow.graph import DRAWN, Flow, FlowGraph, first_texts
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Target, read_questions, second_run
+from bilens.read.flow.question import Question, Target, read_pairs, second_run, token_hints
 from bilens.read.flow.recurring import task_directions
 from bilens.read.flow.split import Directions, split
 from bilens.read.flow.weights import PartWeights, open_part
-from bilens.read.language.names import TokenDirection, in_words
+from bilens.read.language.names import TokenDirection, in_words, token_names
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
 from bilens.settings import Between, Count
@@ -302,6 +301,8 @@ class FlowReading(Reading):
         page: Its strongest nodes and the edges between them.
         probability: Of the token after the text.
         together: Effect of the heads and MLPs among the nodes of a picture, all at once.
+        preferred: The most likely of its tokens after each text, empty if two are equal; of all
+            tokens, if none is subtracted.
         notes: Warnings about the tokens.
         other: Name of the second run; empty without one.
         opened: Parts that are opened to what their weights say.
@@ -312,6 +313,7 @@ class FlowReading(Reading):
     page: FlowPage
     probability: float
     together: Ablation
+    preferred: tuple[str, ...]
     notes: tuple[str, ...] = ()
     other: str = ""
     opened: tuple[PartWeights, ...] = ()
@@ -321,15 +323,51 @@ class FlowReading(Reading):
 
     @property
     def title(self) -> str:
-        """The question that the flow answers."""
+        """The question that the flow answers: only where the model prefers the token, why."""
         token, *minus = map(in_words, (self.question.token, *self.question.minus))
-        instead = f" rather than {' or '.join(minus)}" if minus else ""
-        against = f", and not after “{self.other}”" if self.other else ""
-        return f"Why {token}{instead} after “{self.question.text}”{against}?"
+        first, two = f"“{self._text}”", len(self.preferred) > 1
+        holds = [name == self.question.token for name in self.preferred]
+        if holds == [True, False][: len(holds)]:
+            instead = f" rather than {' or '.join(minus)}" if minus else ""
+            at = "after" if self._are_texts else "with"
+            against = f", and not {at} {self._second}" if two else ""
+            return f"Why {token}{instead} after {first}{against}?"
+        number = f"{token} minus {', '.join(minus)}" if minus else token
+        if not minus or self.question.target != "logit":
+            number = f"the {self.question.target} of {number}"
+        if two:
+            return f"What changes {number} from {self._second} to {first}?"
+        return f"Where does {number} after {first} come from?"
+
+    @property
+    def preference(self) -> str:
+        """The token that the model prefers after each text, by how much, and the change."""
+        question, values = self.question, self.flow.values
+        token, *minus = map(in_words, (question.token, *question.minus))
+        two = len(values) > 1
+        names = [in_words(name) if name else "neither" for name in self.preferred]
+        if len(minus) == 1:
+            sizes = " and ".join(format(abs(x), ".3g") for x in values)
+            sizes += "" if question.target == "logit" else f" in {question.target}"
+            if two:
+                change = f"the difference changes by {signed(self.flow.value)}"
+                return f"The model prefers {self._each(names)}, by {sizes}; {change}."
+            if not self.preferred[0]:
+                return f"The model prefers neither {token} nor {minus[0]}."
+            other = minus[0] if self.preferred[0] == question.token else token
+            return f"The model prefers {names[0]} over {other}, by {sizes}."
+        shown = " and ".join(map(signed, values))
+        change = f", and changes by {signed(self.flow.value)}" if two else ""
+        if minus:
+            among = f"{', '.join([token, *minus[:-1]])} and {minus[-1]}"
+            most = f"Of {among} the model prefers {self._each(names)}"
+            return f"{most}; {token} minus the mean of the others is {shown}{change}."
+        number = f"the {question.target} of {token} is {shown}{change}"
+        return f"The model predicts {self._each(names)}; {number}."
 
     @property
     def answer(self) -> str:
-        """The answer: where it starts, the parts that carry it, and their measured effect."""
+        """The answer: what is preferred, where it starts, the parts that carry it, their effect."""
         flow, two = self.flow, self.flow.before is not None
         starts = [node for node in flow.nodes if node.kind == "token"]
         start = max(starts, key=lambda node: abs(node.flow)).position or 0
@@ -339,13 +377,45 @@ class FlowReading(Reading):
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
         quantity = "change" if two else "value"
-        token = flow.tokens[start].strip()
-        text = f"The {quantity}, {signed(flow.value)}, starts mostly at “{token}”"
+        text = f"The {quantity} starts mostly at “{flow.tokens[start].strip()}”"
         if parts:
             n, left = self._n_together, signed(flow.value + self.together.actual)
-            text += f" and passes through {', '.join(parts)}; without the {n} strongest parts: "
-            text += left
-        return f"{text}."
+            strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
+            how = f"with {strongest} exchanged" if two else f"without {strongest}"
+            text += f" and passes through {', '.join(parts)}; {how} the {quantity} is {left}, not "
+            text += signed(flow.value)
+        return f"{self.preference} {text}."
+
+    @property
+    def _text(self) -> str:
+        text = self.question.text
+        return text if isinstance(text, str) else "".join(self.flow.tokens)
+
+    @property
+    def _second(self) -> str:
+        """The second run in words."""
+        against = self.question.against
+        if isinstance(against, str):
+            return f"“{against}”"
+        if isinstance(against, Tensor):
+            return self.other or "other embeddings"
+        return f"the mean of {' and '.join(f'“{text}”' for text in against)}"
+
+    def _each(self, names: Sequence[str]) -> str:
+        """Return what is preferred in each run: a name, or two that may be the same."""
+        after, text = ("after", "text") if self._are_texts else ("in", "run")
+        if len(names) == 1:
+            return names[0]
+        first, second = names
+        if first == second:
+            return f"{first} {after} both {text}s"
+        return f"{first} {after} the first {text} and {second} {after} the second"
+
+    @property
+    def _are_texts(self) -> bool:
+        against = self.question.against
+        is_ids = isinstance(against, Tensor) and not against.is_floating_point()
+        return isinstance(against, str) or is_ids
 
     @property
     def _n_together(self) -> int:
@@ -361,12 +431,13 @@ class FlowReading(Reading):
         ]
 
     def facts(self) -> list[Fact]:
-        """Return the value, the number of nodes, and the share that is shown."""
+        """Return the preference, the value, the number of nodes, and the share that is shown."""
         n, share = self.page.shares[self.page.start]
+        two = len(self.page.values) > 1
         return [
-            (self.page.number, self.page.value),
-            ("probability of the token", Percent(self.probability)),
-            *([("after the second text", self.page.values[1])] if self.other else []),
+            ("", self.preference.removesuffix(".")),
+            (f"change of {self.page.number}" if two else self.page.number, self.page.value),
+            ("probability of the token" + " after the first text" * two, Percent(self.probability)),
             ("nodes", self.page.n_nodes),
             (f"share on paths among the {n} strongest", Percent(share)),
             *([("held fixed", ", ".join(self.page.frozen))] if self.page.frozen else []),
@@ -388,7 +459,8 @@ class FlowReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the answer with its graph, how well it holds, and the nodes."""
-        sections = [Section(self.title, self.answer, [[FlowDrawing(asdict(self.page))]])]
+        answer = " ".join([self.answer, *self.notes])
+        sections = [Section(self.title, answer, [[FlowDrawing(asdict(self.page))]])]
         if ablated := self.ablated:
             how = (
                 "Each node's change was exchanged between the texts, in both directions; the mean "
@@ -433,7 +505,8 @@ class FlowReading(Reading):
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the effect of the strongest parts at once."""
         together = {"predicted": self.together.predicted, "actual": self.together.actual}
-        text = {"prompt": self.question.text, "against": self.other, "answer": self.answer}
+        text: dict[str, Any] = {"prompt": self.question.text, "against": self.other}
+        text |= {"preferred": self.preferred, "answer": self.answer, "notes": self.notes}
         weights = [part.record() for part in self.opened]
         return {**text, "together": together, **asdict(self.page), "weights": weights}
 
@@ -499,7 +572,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     nodes: Directions | TaskDirections = directions
     if directions_of:
         k = model.d_model if directions == "all" else directions or 8
-        nodes = task_directions(model, read_questions(directions_of), k, strongest=1)
+        nodes = task_directions(model, read_pairs(model, directions_of), k, strongest=1)
     reading = answer_question(
         model,
         question,
@@ -547,16 +620,23 @@ def answer_question(
         page=flow_page(through, number=question.number, k=shown, opened=opened),
         probability=float(through.trace.next_logits.softmax(-1)[model.token(question.token)]),
         together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
-        notes=tuple(missing_spaces(model, question.direction)),
-        other=other,
+        preferred=_preferred(model, question, through),
+        notes=token_hints(model, [question]),
+        other=other or (question.against if isinstance(question.against, str) else ""),
     )
 
 
-def missing_spaces(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:
-    """Yield a note on each token that lacks the space with which the others begin."""
-    names = [direction.token, *direction.minus]
-    bare = [name for name in names if not name.startswith((" ", "Ġ", "▁"))]
-    for name in bare if len(bare) < len(names) else ():
-        with suppress(BilensError):
-            if model.token(f" {name}") != model.token(name):
-                yield f'"{name}" and " {name}" are two tokens, and the first is taken'
+def _preferred(model: ResidualModel, question: Question, flow: Flow) -> tuple[str, ...]:
+    """Return the most likely of a question's tokens in each run; empty if two are equal.
+
+    If no token is subtracted, it is the most likely of all tokens.
+    """
+    if len(question.minus) == 1:
+        names = {True: question.token, False: question.minus[0]}
+        return tuple(names[value > 0] if value else "" for value in flow.values)
+    runs = [flow.trace, *([] if flow.before is None else [flow.before])]
+    tokens = question.token_numbers(model) if question.minus else range(model.vocab_size)
+    likely = [tokens[int(run.next_logits[tokens].argmax())] for run in runs]
+    # The names of the question itself, which may spell a token in another way.
+    given = dict(zip(question.token_numbers(model), (question.token, *question.minus), strict=True))
+    return tuple(given.get(token) or token_names(model, [token])[0] for token in likely)

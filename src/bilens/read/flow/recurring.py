@@ -14,7 +14,7 @@ from bilens.read.flow.case import Case, first_change, make_cases, split_tasks
 from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
-from bilens.read.flow.question import Question, read_questions
+from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import split
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.interventions import Change, adding, written_site
@@ -149,6 +149,7 @@ def task_directions(
         parts,
         counts,
         sum(task.repeated for task in tasks),
+        token_hints(model, questions),
     )
 
 
@@ -244,12 +245,13 @@ def read_recurring(
         model: Any, with its tokenizer.
         pairs: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task. The first half of a task's questions find, the others
-            measure.
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. The first half of a task's questions find, the
+            others measure.
         k: Directions of each MLP.
         strongest: Number of directions that are exchanged between both texts and named.
 
     Raises:
         BilensError: the file does not exist, or its questions are refused by `task_directions`.
     """
-    return task_directions(model, read_questions(pairs), k, strongest=strongest)
+    return task_directions(model, read_pairs(model, pairs), k, strongest=strongest)

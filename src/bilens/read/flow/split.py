@@ -30,12 +30,17 @@ KEPT_BYTES = 512 * 1024**2
 Directions = Literal[0] | Annotated[int, Between(2)] | Literal["all"]
 """Directions of each MLP at each position: 0 for whole MLPs, or at least 2, or all eigenvectors."""
 
+OneText = Annotated[
+    str | Int[Tensor, " time"], "one of them; circuit and task_directions take several questions"
+]
+"""A text, or its tokens' numbers."""
+
 
 @checked
 @torch.no_grad()
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
-    text: str | Int[Tensor, " time"],
+    text: OneText,
     token: str | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,

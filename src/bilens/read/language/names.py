@@ -80,6 +80,22 @@ def answer_ids(model: ResidualModel, name: str) -> Int[Tensor, " n"]:
     return torch.tensor(numbers, device=model.device)
 
 
+def single_token(model: ResidualModel, name: str) -> int:
+    """Return the number of a token; an answer of several is refused with what measures it."""
+    try:
+        return model.token(name)
+    except BilensError as error:
+        try:
+            several = len(answer_ids(model, name)) > 1
+        except BilensError:
+            several = False
+        if not several:
+            raise
+        raise BilensError(
+            f"{error}; bilens.read.flow.patch measures answers of several tokens"
+        ) from None
+
+
 def direction_vector(
     model: ResidualModel,
     token: str | int | Float[Tensor, " d_model"],

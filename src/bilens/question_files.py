@@ -1,0 +1,163 @@
+"""Files of questions: a text, the token after it, and a second text in each line.
+
+Nothing here imports torch: a file is read and checked before a model is loaded.
+"""
+
+import codecs
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from itertools import chain
+from pathlib import Path
+
+from bilens.errors import BilensError
+from bilens.options import token_list
+
+COLUMNS = ("text", "token", "minus", "against", "task")
+"""Names of the columns in a header, in their order without one."""
+EXPECTED = (
+    "the text, the token, tokens to subtract (separated by commas), and if there are more the "
+    "second text and a task"
+)
+
+
+@dataclass(frozen=True)
+class QuestionLine:
+    """A question as a line of a file has it; fields without a comment are those of `Question`."""
+
+    place: str  # the file and the number of the line, for errors
+    text: str
+    token: str
+    minus: tuple[str, ...] = ()
+    against: str = ""
+    task: str = ""
+
+
+def read_lines(path: str | Path) -> list[QuestionLine]:
+    """Read the questions of a file, in UTF-8 with or without a byte order mark.
+
+    The columns are those of `COLUMNS`, of which the last two may be missing, separated by tabs. A
+    first line with their names, `text` and `token` at least, may have them in any order, and may be
+    separated by commas or semicolons, as all lines below it then are. A field in double quotes may
+    hold separators, new lines and doubled quotes, as spreadsheets write them. Lines that begin with
+    # and empty lines are skipped.
+
+    Raises:
+        BilensError: the file does not exist, is in another encoding, or holds no question, or a
+            line has other columns, no text or no token.
+    """
+    path = Path(path)
+    lines = enumerate(StringIO(_decoded(path), newline=""), 1)
+    questions: list[QuestionLine] = []
+    header: tuple[str, Sequence[str]] | None = None
+    is_first = True
+    for number, line in lines:
+        if not line.strip() or line.startswith("#"):
+            continue
+        place = f"{path}, line {number}"
+        if is_first:
+            header, is_first = _header(place, line), False
+            if header is not None:
+                continue
+        # A field in quotes may go on in the next lines.
+        following = (text for _, text in lines)
+        fields = _fields(place, chain([line], following), header[0] if header else "\t")
+        if any(map(str.strip, fields)):
+            names = header[1] if header else COLUMNS
+            questions.append(_question(place, fields, names, has_header=bool(header)))
+    if not questions:
+        raise BilensError(f"{path} holds no line with a question; expected lines with {EXPECTED}")
+    return questions
+
+
+def read_pair_lines(path: str | Path) -> list[QuestionLine]:
+    """Read a file whose questions all have a second text.
+
+    Raises:
+        BilensError: as `read_lines`, or a second text is missing or the same as the first.
+    """
+    questions = read_lines(path)
+    for question in questions:
+        if not question.against:
+            raise BilensError(f"{question.place} has no second text, the fourth column or against")
+        if question.against == question.text:
+            raise BilensError(
+                f"{question.place} has the same text twice, {question.text!r}; expected a second "
+                "text after which the model answers otherwise"
+            )
+    return questions
+
+
+def _decoded(path: Path) -> str:
+    if not path.is_file():
+        raise BilensError(f"{path} is no file; expected lines with {EXPECTED}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BilensError(f"{path} cannot be read: {error.strerror}") from error
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
+        raise BilensError(f"{path} is in UTF-16, expected UTF-8: save it as text in UTF-8")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise BilensError(
+            f"{path}, line {number} holds the byte {error.object[error.start]:#x}, which is not "
+            "UTF-8; it may be Latin-1: save it as text in UTF-8"
+        ) from None
+
+
+def _header(place: str, line: str) -> tuple[str, Sequence[str]] | None:
+    """Return the separator and the columns that a header names; None for a question."""
+    for separator in "\t,;":
+        names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
+        # No question has two fields that are names of columns.
+        if len({*names} & {*COLUMNS}) < 2:
+            continue
+        unknown = [name for name in names if name not in COLUMNS]
+        if unknown or len({*names}) < len(names) or not {"text", "token"} <= {*names}:
+            raise BilensError(
+                f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
+                "text and token, and at most once minus, against and task"
+            )
+        return separator, names
+    return None
+
+
+def _fields(place: str, lines: Iterator[str], separator: str) -> list[str]:
+    try:
+        return next(csv.reader(lines, delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise BilensError(
+            f"{place} cannot be read: {error}. A field that begins with a double quote ends with "
+            'one, and holds each of its own twice, as in """Yes"" she said"'
+        ) from None
+
+
+def _question(
+    place: str, fields: list[str], names: Sequence[str], *, has_header: bool
+) -> QuestionLine:
+    n = len(fields)
+    has = f"{place} has {n} column{'s' * (n != 1)}"
+    if has_header and n != len(names):
+        raise BilensError(f"{has}, expected {len(names)}, as the header has")
+    if not has_header and not 3 <= n <= len(names):
+        hint = (
+            "It has no tab: columns are separated by tabs, not by spaces, and by commas only below "
+            "a header such as text,token,minus,against"
+        )
+        raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}{f'. {hint}' * (n == 1)}")
+    given = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
+    for name in ("text", "token"):
+        if not given[name].strip():
+            raise BilensError(f"{place} has an empty {name}")
+    try:
+        minus = token_list(given["minus"])
+    except BilensError as error:
+        raise BilensError(f"{place}: {error}") from None
+    if given["token"] in minus:
+        raise BilensError(f"{place} subtracts its token {given['token']!r} from itself")
+    return QuestionLine(
+        place, given["text"], given["token"], minus, given["against"], given["task"]
+    )

@@ -1,0 +1,255 @@
+"""Sentences of a flow are true of the model's own logits, and hints of its probabilities."""
+
+import re
+from math import log
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from bilens.errors import BilensError
+from bilens.read.flow import Question, circuit, flow, patch, read_flow, task_directions
+from bilens.read.flow.question import replaced, second_run, token_hints
+from bilens.read.flow.reading import answer_question
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from bilens.sections import signed
+from tests.language import VOCAB, random_model, view_of
+
+FIRST, SECOND = "t1 t2 t3 t4", "t1 t7 t3 t4"
+TOKENS = [f"t{i}" for i in range(3, 13)]
+VIEW = view_of(n_layers=1)
+BOTH = {"text": FIRST, "against": SECOND}
+
+
+def logits(view, text):
+    return dict(zip(TOKENS, view.logits(view.ids(text)[None])[0, -1, 3:13].tolist(), strict=True))
+
+
+def shown(number):
+    return format(abs(number), ".3g")
+
+
+@pytest.mark.parametrize("token", TOKENS[::3])
+@pytest.mark.parametrize("minus", ["t4", "t8", "t10"])
+def test_what_the_model_prefers_is_said(token, minus):
+    first, second = (logits(VIEW, text) for text in (FIRST, SECOND))
+    question = Question(FIRST, token, (minus,), SECOND)
+    reading = answer_question(VIEW, question, SECOND, ablate=3)
+    a, b = first[token] - first[minus], second[token] - second[minus]
+    better, there = (token if x > 0 else minus for x in (a, b))
+    where = f"{better} after the first text and {there} after the second"
+    if better == there:
+        where = f"{better} after both texts"
+    sentence = (
+        f"The model prefers {where}, by {shown(a)} and {shown(b)}; the difference changes by "
+        f"{signed(a - b)}."
+    )
+    assert reading.preference == sentence
+    # The page, the terminal and the record say it.
+    assert reading.answer.startswith(sentence)
+    assert reading.sections()[0].text.startswith(sentence)
+    assert reading.facts()[0] == ("", sentence[:-1])
+    assert reading.record()["preferred"] == (better, there)
+    # What is left of a change is called a change.
+    left = signed(a - b + reading.together.actual)
+    assert f"exchanged the change is {left}, not {signed(a - b)}." in reading.answer
+    assert dict(reading.facts())[f'change of "{token}" minus "{minus}"'] == pytest.approx(a - b)
+    assert "after the second text" not in dict(reading.facts())
+    # Only a question whose premise holds is asked.
+    assert reading.title.startswith("Why") == (better == token != there)
+    one = answer_question(VIEW, Question(FIRST, token, (minus,)), ablate=3)
+    worse = minus if better == token else token
+    assert one.preference == f"The model prefers {better} over {worse}, by {shown(a)}."
+    assert one.title.startswith("Why") == (better == token)
+    left = signed(a + one.together.actual)
+    assert "passes" not in one.answer or f"the value is {left}, not {signed(a)}." in one.answer
+
+
+@pytest.mark.parametrize("minus", [(), ("t4", "t5"), ("t6", "t9", "t11")])
+@pytest.mark.parametrize("token", ["t3", "t8", "t12"])
+@pytest.mark.parametrize("target", ["logit", "log-probability", "probability"])
+def test_other_numbers_name_the_most_likely_token(token, minus, target):
+    reading = answer_question(VIEW, Question(**BOTH, token=token, minus=minus, target=target))
+    likely = []
+    for text in (FIRST, SECOND):
+        scores = VIEW.logits(VIEW.ids(text)[None])[0, -1]
+        among = VIEW.tokenizer.convert_tokens_to_ids([token, *minus] if minus else [])
+        among = among or list(range(VOCAB))
+        likely.append(f"t{among[int(scores[among].argmax())]}")
+    assert reading.preferred == tuple(likely)
+    assert reading.title.startswith("Why") == (likely[0] == token != likely[1])
+    assert all(f"{name} after" in reading.preference for name in likely)
+    for number in reading.flow.values:
+        assert signed(number) in reading.preference
+    assert reading.preference.endswith(f"changes by {signed(reading.flow.value)}.")
+
+
+@pytest.mark.parametrize("target", ["log-probability", "probability"])
+def test_differences_of_other_numbers_are_named(target):
+    reading = answer_question(VIEW, Question(**BOTH, token="t3", minus=("t8",), target=target))
+    sizes = " and ".join(map(shown, reading.flow.values))
+    assert f", by {sizes} in {target}; the difference changes by " in reading.preference
+
+
+def test_equal_tokens_are_preferred_by_none():
+    model = random_model(n_layers=1)
+    model.unembed.weight.data[4] = model.unembed.weight.data[3]
+    reading = answer_question(ResidualModel(model, VIEW.tokenizer), Question(FIRST, "t3", ("t4",)))
+    assert reading.preference == "The model prefers neither t3 nor t4."
+    assert not reading.title.startswith("Why")
+
+
+def test_runs_that_are_no_texts_are_not_called_texts():
+    direction = TokenDirection("t3", ("t5",))
+    mean = read_flow(VIEW, FIRST, direction, mean=True)
+    several = read_flow(VIEW, FIRST, direction, against=f"{SECOND}|t1 t8 t3 t4")
+    for reading, second in (
+        (mean, "mean embeddings"),
+        (several, f"the mean of “{SECOND}” and “t1 t8 t3 t4”"),
+    ):
+        assert second in reading.title
+        assert "run" in reading.preference
+        assert "text" not in reading.preference
+        assert f"after {second}" not in reading.title
+
+
+WORDS = ["a", " a", "b", " b", "c", " c", "New", " New", " York", "lone"]
+
+
+def spaced_view(scale):
+    """Return a model whose tokens are words with a space in front and without."""
+    words = models.WordLevel({"?": 0, **{w: i for i, w in enumerate(WORDS, 1)}}, unk_token="?")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+"), "isolated")
+    model = random_model(n_layers=1, vocab_size=len(WORDS) + 1)
+    model.unembed.weight.data *= scale
+    return ResidualModel(model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?"))
+
+
+@pytest.mark.parametrize("scale", [1, 10, 30])
+@pytest.mark.parametrize("text", ["a b c", "c b a", "b b a c"])
+def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
+    view = spaced_view(scale)
+    scores = dict(zip(["?", *WORDS], view.logits(view.ids(text)[None])[0, -1], strict=True))
+    far = [name for name in ("a", "b", "c") if scores[f" {name}"] - scores[name] >= log(100)]
+    for name in ("a", "b", "c"):
+        hint = f'"{name}" is far less probable here than " {name}"; did you mean " {name}"?'
+        hints = (hint,) if name in far else ()
+        for token, minus in ((name, (" York",)), (" York", (name,))):
+            question = Question(text, token, minus)
+            assert token_hints(view, [question]) == hints
+            reading = read_flow(view, text, TokenDirection(token, minus))
+            assert reading.notes == reading.record()["notes"] == hints
+            assert [value for key, value in reading.facts() if key == "note"] == list(hints)
+            assert (hint in reading.sections()[0].text) == (name in far)
+        assert token_hints(view, [Question(text, f" {name}", ("?",))]) == ()
+    if scale == 1:
+        assert not far
+
+
+def test_an_unknown_token_is_never_meant():
+    view = spaced_view(30)
+    ids, weight = view.ids("a b c")[None], view.model.unembed.weight.data
+    weight[0] *= view.logits(ids)[0, -1, 0].sign()
+    weight[-1] = -weight[0]
+    # Behind a space it is unknown, and what is unknown is far more probable.
+    scores = view.logits(ids)[0, -1]
+    assert float(scores[0] - scores[-1]) > log(100)
+    assert token_hints(view, [Question("a b c", "lone")]) == ()
+
+
+def test_circuits_patches_and_directions_have_the_hint():
+    view = spaced_view(30)
+    text, against = "a b c", "a a c"
+    scores = dict(zip(["?", *WORDS], view.logits(view.ids(text)[None])[0, -1], strict=True))
+    name = next(name for name in "abc" if scores[f" {name}"] - scores[name] >= log(100))
+    hint = f'did you mean " {name}"?'
+    asked = [Question(text, name, (" York",), against), Question("c b c", name, (), "c a c")]
+    for reading in (
+        circuit(view, asked[:1]),
+        circuit(view, asked),
+        patch(view, text, name, minus=" York", against=against),
+        task_directions(view, asked, k=2),
+    ):
+        assert hint in reading.notes[0]
+        assert hint in dict(reading.facts())["note"]
+    assert re.search(r"\(in \d of 2 questions\)", circuit(view, asked).notes[0])
+    assert hint in circuit(view, asked).sections()[0].text
+    # Of an answer of several tokens the first one is compared.
+    new = float(scores[" New"] - scores["New"])
+    notes = patch(view, text, "New York", against=against).notes
+    assert bool(notes) == (new >= log(100))
+
+
+@given(st.permutations(["tom", "ben", "New York", "York", "tom's"]), st.data())
+def test_words_are_replaced_all_at_once(others, data):
+    names = sorted(others)
+    words = data.draw(st.lists(st.sampled_from([*names, "and", "went"]), min_size=1))
+    # York alone stands in no other name.
+    text, mapping = "; ".join(words), dict(zip(names, others, strict=True))
+    mapping = {name: other for name, other in mapping.items() if name in words}
+    changed = replaced(text, mapping)
+    assert changed == "; ".join(mapping.get(word, word) for word in words)
+
+
+@given(st.permutations(["tom", "ben", "lily", "cat"]))
+def test_a_permutation_of_words_is_undone_by_its_inverse(others):
+    text = "then tom and ben and lily saw the cat, and tom ate"
+    mapping = dict(zip(["tom", "ben", "lily", "cat"], others, strict=True))
+    inverse = {other: word for word, other in mapping.items()}
+    assert replaced(replaced(text, mapping), inverse) == text
+    as_option = ",".join(f"{word}={other}" for word, other in mapping.items())
+    assert second_run(VIEW, text, replace=as_option)[0] == replaced(text, mapping)
+
+
+def test_exchanged_names_exchange_the_texts():
+    text = "t1 t2 and t3 t2".replace("and", "t9")
+    second = replaced(text, {"t2": "t3", "t3": "t2"})
+    assert second == "t1 t3 t9 t2 t3"
+    there = flow(VIEW, text, "t2", minus="t3", replace={"t2": "t3", "t3": "t2"})
+    back = flow(VIEW, second, "t2", minus="t3", replace={"t2": "t3", "t3": "t2"})
+    assert there.values == pytest.approx(back.values[::-1])
+    assert there.value == pytest.approx(-back.value)
+
+
+@pytest.mark.parametrize(
+    ("replace", "message"),
+    [
+        ({"x": "y"}, "'x', which is not a word of 'a b'"),
+        ({"": "y"}, "'', which is not a word"),
+        ({"a": "b", "x": "y"}, "'x', which is not a word"),
+    ],
+)
+def test_words_that_are_not_there_are_named(replace, message):
+    with pytest.raises(BilensError, match=message):
+        replaced("a b", replace)
+
+
+@pytest.mark.parametrize("replace", ["t1", "t1=t2,t1=t3", "=t2", "t1=t2,,t2=t1"])
+def test_replacements_that_are_no_pairs_are_refused(replace):
+    with pytest.raises(BilensError, match=r"words as keys=key,was=is|an empty name"):
+        second_run(VIEW, FIRST, replace=replace)
+
+
+def test_several_texts_are_sent_to_what_takes_them():
+    with pytest.raises(BilensError, match="circuit and task_directions take several questions"):
+        flow(VIEW, [FIRST, SECOND], "t3")
+    flow(VIEW, torch.tensor([1, 2, 3]), "t3")
+
+
+def test_an_answer_of_several_tokens_is_sent_to_patch():
+    view = spaced_view(1)
+    question = Question("a b c", "New York", (), "a a c")
+    for ask in (
+        lambda: flow(view, "a b c", "New York"),
+        lambda: flow(view, "a b c", " York", minus="New York", against="a a c"),
+        lambda: circuit(view, [question]),
+        lambda: task_directions(view, [question, question]),
+    ):
+        with pytest.raises(BilensError, match="patch measures answers of several tokens"):
+            ask()
+    assert len(patch(view, "a b c", "New York", against="a a c").frame())

@@ -1,0 +1,189 @@
+"""Files of questions are read as they are meant, or refused in one line with its number."""
+
+import csv
+import random
+import re
+from io import StringIO
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bilens.errors import BilensError
+from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
+from bilens.read.flow import read_circuit, read_flow, read_recurring
+from bilens.read.language import TokenDirection
+from tests.command_line import refusal
+from tests.language import view_of
+
+ROWS = [
+    ("The keys", " are", (" is",), "The key", "number"),
+    ('"Yes," she said; "and', " he", (" she", ","), '"No," she said; "and', "quotes"),
+    # Only new lines end a line.
+    ("a\u2028b\x0cc\x0bd\x85e", "f", (), "a\u2028b\x0cc\x0bd\x1ce", ""),
+    ("# no comment", ",", ('"',), "#no comment", "é"),
+]
+WRITTEN_MINUS = {(" is",): " is", (" she", ","): ' she,","', (): "", ('"',): '"'}
+
+
+def in_columns(names, separator, end, quoting=csv.QUOTE_MINIMAL):
+    """Return the rows as a spreadsheet writes them, without a header."""
+    table = StringIO()
+    writer = csv.writer(table, delimiter=separator, lineterminator=end, quoting=quoting)
+    for row in ROWS:
+        fields = dict(zip(COLUMNS, row, strict=True))
+        fields["minus"] = WRITTEN_MINUS[row[2]]
+        cells = [fields[name] for name in names]
+        # What begins with # is a comment without quotes.
+        if quoting == csv.QUOTE_MINIMAL and cells[0].startswith("#"):
+            table.write(separator.join([f'"{cells[0]}"', *map(_quoted, cells[1:])]) + end)
+        else:
+            writer.writerow(cells)
+    return table.getvalue()
+
+
+def _quoted(cell):
+    return '"' + cell.replace('"', '""') + '"'
+
+
+def rows_of(path):
+    return [(x.text, x.token, x.minus, x.against, x.task) for x in read_lines(path)]
+
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1")
+
+
+@pytest.mark.parametrize(("encoding", "end"), [*product(ENCODINGS, ("\n", "\r\n", "\r"))], ids=repr)
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("separator", ["none", "\t", ",", ";"])
+def test_all_ways_to_write_a_file_are_one(tmp_path, encoding, end, quoting, separator):
+    path, names = tmp_path / "q.tsv", list(COLUMNS)
+    header = ""
+    if separator != "none":
+        random.Random(f"{encoding}{end}").shuffle(names)
+        written = [name.title() for name in names]
+        if quoting == csv.QUOTE_ALL:
+            written = [f'"{name}"' for name in written]
+        header = separator.join(written) + end
+    content = in_columns(names, separator.replace("none", "\t"), end, quoting)
+    comments = f'# a comment, "with\ta quote{end}{end}'
+    text = comments + header + content + "\t\t\t\t" * (separator in ("none", "\t")) + end
+    path.write_bytes(text.encode(encoding, errors="replace"))
+    if encoding.startswith("utf-8"):
+        assert rows_of(path) == ROWS
+        return
+    with pytest.raises(
+        BilensError, match=r"q\.tsv(, line \d+ holds| is in UTF-16).*UTF-8"
+    ) as error:
+        read_lines(path)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_may_be_left_out(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text("a\t b\t\nc\t d\t e,f\tg\n")
+    assert rows_of(path) == [("a", " b", (), "", ""), ("c", " d", (" e", "f"), "g", "")]
+    path.write_text("token,text\n b,a\n")
+    assert rows_of(path) == [("a", " b", (), "", "")]
+
+
+def test_a_field_in_quotes_may_hold_lines(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text('"a\n# b\n"\tc\td\n\nx\ty\n')
+    with pytest.raises(BilensError, match="line 5 has 2 columns"):
+        read_lines(path)
+    path.write_bytes(b'"a\r\n# b\n"\tc\td\r\n')
+    assert read_lines(path) == [QuestionLine(f"{path}, line 1", "a\r\n# b\n", "c", ("d",))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no line"),
+        ("# only\n\n", "holds no line"),
+        ("text\ttoken\n", "holds no line"),
+        ("a\tb\n", "line 1 has 2 columns; expected, separated by tabs, the text"),
+        ("a\tb\tc\td\te\tf\n", "line 1 has 6 columns; expected"),
+        ("#\n\na b c d\n", "line 3 has 1 column; .* no tab: columns are separated by tabs, not by"),
+        ("text token minus against\na b c d\n", "line 1 has 1 column; .* no tab"),
+        ("a,b,c,d\n", "line 1 has 1 column; .* by commas only below a header"),
+        ("text\ttoken\tminus\nx\ty\n", "line 2 has 2 columns, expected 3, as the header has"),
+        ("text\ttoken\tminus\tother\n", "line 1 is a header with .* 'other'; expected text and"),
+        ("text\tminus\n", "line 1 is a header with the columns 'text', 'minus'; expected"),
+        ("text\ttoken\ttext\n", "line 1 is a header .* at most once"),
+        ("a\tb\tc\n\t b\t\n", "line 2 has an empty text"),
+        ("a\t\tc\n", "line 1 has an empty token"),
+        ("a\tb\tc,,d\n", r"line 1: 'c,,d' has an empty name"),
+        ("a\tb\tc,b\n", "line 1 subtracts its token 'b' from itself"),
+        ('a\tb\tc\n"a\tb\tc\nd\te\tf\n', "line 2 cannot be read: .* double quote"),
+        ('"a" b\tb\tc\n', "line 1 cannot be read: .* each of its own twice"),
+    ],
+)
+def test_what_is_no_question_is_refused_with_its_line(tmp_path, content, message):
+    path = tmp_path / "q.tsv"
+    path.write_text(content)
+    with pytest.raises(BilensError, match=rf"q\.tsv,? {message}") as error:
+        read_lines(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_header_in_other_words_is_a_question(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text("Satz\tWort\tAnderes\n")
+    assert rows_of(path) == [("Satz", "Wort", ("Anderes",), "", "")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("a\tb\tc", "line 2 has no second text"), ("a\tb\tc\ta", "line 2 has the same text twice")],
+)
+def test_pairs_have_two_texts(tmp_path, line, message):
+    path = tmp_path / "q.tsv"
+    path.write_text(f"a\tb\tc\td\n{line}\n")
+    assert len(read_lines(path)) == 2
+    with pytest.raises(BilensError, match=message):
+        read_pair_lines(path)
+
+
+GOOD = "t3 t2 t3 t4\tt5\tt6\tt3 t7 t3 t4\n"
+FAULTS = [
+    ("t3 t4\tt5\tt6\tt3 t7 t3", "against has 3 tokens, expected 2"),
+    ("t3 t4\tx5\tt6\tt3 t7", "token='x5', expected a single token"),
+    ("t3 t4\tt5\tt6,x6\tt3 t7", "token='x6', expected a single token"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), FAULTS)
+def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, message):
+    path, view = tmp_path / "q.tsv", view_of(n_layers=1)
+    # In the last task, which is searched after minutes.
+    path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
+    for read in (
+        lambda: read_circuit(view, pairs=str(path)),
+        lambda: read_recurring(view, str(path)),
+        lambda: read_flow(view, "t3 t4", TokenDirection("t3"), directions_of=str(path)),
+    ):
+        with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "command", ["circuit", "recurring", "flow --prompt a --token b"], ids=lambda x: x.split()[0]
+)
+def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
+    path = tmp_path / "q.tsv"
+    path.write_text(f"{GOOD}a b c d\n")
+    name, *options = command.split()
+    option = "--directions-of" if name == "flow" else "--pairs"
+    message = refusal(capsys, name, "no-such-model", *options, option, path)
+    assert "q.tsv, line 2 has 1 column; expected" in message
+    assert message.count("error") == 1
+
+
+def test_the_example_of_the_docs_is_a_file(tmp_path):
+    path, page = tmp_path / "q.csv", Path(__file__).parents[1] / "docs" / "howto" / "circuit.md"
+    path.write_text(re.search(r"```text\n(.*?)```", page.read_text(), re.DOTALL)[1])
+    assert rows_of(path) == [
+        ("The keys to the cabinet", " are", (" is",), "The key to the cabinet", "number"),
+        ("The keys, which were red,", " are", (" is", " was"), "The key, which was red,", "number"),
+    ]
