@@ -121,8 +121,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 def only_process_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run directory as long as the block runs.
 
-    The lock is the system's and ends with the process. Files that a killed process left unfinished
-    are removed.
+    The lock is the system's and ends with the process. Files that this process or a killed one left
+    unfinished are removed.
 
     Raises:
         CheckpointError: another process works there, or the system refuses.
@@ -138,12 +138,22 @@ def only_process_in(folder: Path) -> Iterator[None]:
                 "choose another folder."
             ) from error
     try:
-        with file_errors(folder):
-            for unfinished in folder.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
+        remove_unfinished(folder)
         yield
     finally:
+        remove_unfinished(folder)
         lock.release()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what was left unfinished in a folder, which no other process may be using."""
+    with file_errors(folder):
+        for unfinished in folder.glob(f"{UNFINISHED}*"):
+            if unfinished.is_dir():
+                # Windows does not remove files that are still mapped.
+                shutil.rmtree(unfinished, ignore_errors=True)
+            else:
+                unfinished.unlink()
 
 
 def temporary_beside(path: Path) -> Path:

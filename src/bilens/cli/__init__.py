@@ -21,9 +21,9 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
-    from bilens import files
+    from bilens import files, memory
 else:  # It imports torch, and `bilens --help` does without it.
-    files = lazy_import("bilens.files")
+    files, memory = lazy_import("bilens.files"), lazy_import("bilens.memory")
 
 JSON = "--json"
 
@@ -77,6 +77,7 @@ def main(args: list[str] | None = None) -> None:
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
+            memory.memory_errors(),
         ):
             check_outputs(command)
             record = command.run()

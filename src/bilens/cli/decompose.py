@@ -28,7 +28,7 @@ class Decompose:
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
-        data_dir: folder of the IDX files; see `bilens train images --help`.
+        data_dir: folder of the data, if it is not where it was at the training.
         basis: (one layer) eigenvectors orthonormal after the embedding, as in the paper and by
             default, or in pixels.
         paths: (several layers) how many of the strongest paths to find; 1000 by default.

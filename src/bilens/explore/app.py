@@ -23,12 +23,12 @@ from torch import nn
 
 from bilens.analysis import named_analyses
 from bilens.checks import check_count
-from bilens.data import ImageData, load_images
+from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
-from bilens.inputs import check_data, data_of
+from bilens.inputs import check_data, data_for
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from bilens.explore import pages
     from bilens.read.language import contexts
 else:
-    middleware = lazy_import("starlette.middleware", install="bilens[explore]")
+    middleware = lazy_import("starlette.middleware", install=".[explore]")
     pages = lazy_import("bilens.explore.pages")
     contexts = lazy_import("bilens.read.language.contexts")
 
@@ -152,17 +152,18 @@ def explorer(
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    name = str(data or data_of(source))
+    is_tensor = isinstance(model, TensorChain)
+    shown: Any = data
+    if not isinstance(data, ImageData):
+        shown = data_for(model, source, data, data_dir, images=is_tensor)
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
-        if isinstance(model, TensorChain):
-            images = data if isinstance(data, ImageData) else load_images(name, data_dir)
+        if is_tensor:
             recorded = recorded_settings(source) if isinstance(source, str | Path) else {}
-            pages.ImagePage(model, images.to(device), added, recorded).screen()
+            pages.ImagePage(model, shown.to(device), added, recorded).screen()
         else:
-            corpus = contexts.corpus_for(model, name, data_dir)
-            pages.LanguagePage(model, corpus, added).screen()
+            pages.LanguagePage(model, shown, added).screen()
     return Explorer(blocks)
 
 

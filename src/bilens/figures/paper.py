@@ -49,7 +49,7 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
 def require_matplotlib() -> None:
     """Raise an error, before figures are computed, if they cannot be saved."""
     if find_spec("matplotlib") is None:
-        raise BilensError("figures are saved by matplotlib: pip install 'bilens[figures]'")
+        raise BilensError("figures are saved by matplotlib: pip install matplotlib")
 
 
 @checked

@@ -6,11 +6,11 @@ from typing import Any
 
 from bilens.analysis import Analysis, Reading, find_analysis, named_analyses
 from bilens.errors import BilensError
-from bilens.inputs import data_of, loader
+from bilens.inputs import data_for, loader
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
-from bilens.read.language import TokenDirection, corpus_for, read_language
+from bilens.read.language import TokenDirection, read_language
 from bilens.read.summary import is_bilinear, read_summary
 
 
@@ -59,7 +59,7 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 
 
 def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
-    corpus = corpus_for(model, given.get("data") or data_of(source), given.get("data_dir"))
+    corpus = data_for(model, source, given.get("data"), given.get("data_dir"), images=False)
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
     direction = None
