@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.read.flow.modules import module_hooks
+from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
 from bilens.hooks import hooked
@@ -47,13 +48,15 @@ class LayerGraph:
     @cached_property
     def mix(self) -> Mix | None:
         """What the heads mixed, if it is all that the attention's last map reads."""
-        for mix in self.mixes if self.heads else ():
+        if self.heads is None:
+            return None
+        for mix in self.mixes:
             joined = mix.output.detach().transpose(1, 2).flatten(2)
             if torch.equal(joined, self.heads.leaf.detach()):
                 return mix
         return None
 
-    def start(self, number: int) -> tuple[str, str | None]:
+    def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
         """Return the kind of the node that a leaf belongs to, and its part of the layer."""
         if self.leaves[number].kind == "choice":
             return "choice", None
@@ -122,7 +125,9 @@ class Adjoints:
         self.numbers, self.last_leaves = numbers.detach(), rules.leaves
         ones = torch.ones_like(self.numbers[: self.questions])
         inputs = [self.last.leaf, *(leaf.value for leaf in self.last_leaves)]
-        self.of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        # A number that no stream changes, as along a vector of zeros.
+        self.of_last = torch.zeros_like(self.last.leaf) if of_last is None else of_last
         self.of_first_leaves: list[Tensor | None] = []
         self.of_tokens = torch.zeros_like(self.embedding.leaf)
 
@@ -281,7 +286,8 @@ class Adjoints:
             adjoint = pending.get(cut.leaf)
             if adjoint is not None:
                 pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
-        heads, mlp = (cut and pending.pop(cut.leaf) for cut in (graph.heads, graph.mlp))
+        heads = None if graph.heads is None else pending.pop(graph.heads.leaf)
+        mlp = None if graph.mlp is None else pending.pop(graph.mlp.leaf)
         leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
         return LayerAdjoints(graph, out, heads, mlp, leaves, passes)
 
@@ -340,8 +346,10 @@ def position_flows(
         if w is not None:
             of_constant = (w * constant.detach()).sum(-1)
             by_position = of_constant.shape[-1:] == (time,)
-            flows += of_constant.flatten(0, -2).sum(0) if by_position and of_constant.dim() > 1 else (
-                of_constant if by_position else of_constant.sum() / time
+            flows += (
+                of_constant.flatten(0, -2).sum(0)
+                if by_position and of_constant.dim() > 1
+                else (of_constant if by_position else of_constant.sum() / time)
             )
     return flows
 

@@ -89,9 +89,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
     return hide, mix
 
 
-def _in_either(
-    mode: Rules, module: Any, index: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
+def _in_either(mode: Rules, module: Any, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Let each expert run where one of the texts chose it, with the weight 0 where a text did not.
 
     The axis of texts survives: both texts have the same places of each expert.

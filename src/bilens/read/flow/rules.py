@@ -754,7 +754,9 @@ def _mix(pattern: Tensor, values: Tensor, output: Tensor, *, texts: int) -> Mix:
     if pattern.dim() == 3:  # texts and heads in one axis
         pattern, values, output = (x.unflatten(0, (texts, -1)) for x in (pattern, values, output))
     detached = pattern.detach()
-    return Mix(output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s])
+    return Mix(
+        output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s]
+    )
 
 
 @composed("addmm", SECANTS, RELEVANCE)
@@ -1054,7 +1056,10 @@ def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Tensor:
     if mode.table is RELEVANCE or not differs(condition):
         return torch.where(condition, a, b)
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
-    a, b = (x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape) for x in (a, b))
+    a, b = (
+        x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape)
+        for x in (a, b)
+    )
     return Where.apply(mode.chosen(condition, like), a, b)
 
 
