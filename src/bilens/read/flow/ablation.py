@@ -13,7 +13,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import runs_of
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score

@@ -18,7 +18,7 @@ from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, split_tasks
 from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
-from bilens.read.flow.flow import FlowGraph
+from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import flows

@@ -18,7 +18,7 @@ from bilens.read.flow.adjoints import (
 from bilens.read.flow.nodes import Node, NodeKind, Sublayer
 
 if TYPE_CHECKING:
-    from bilens.read.flow.flow import Flow
+    from bilens.read.flow.graph import Flow
 
 
 class Edges:

@@ -20,7 +20,7 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
-from bilens.read.flow.flow import DRAWN, Flow
+from bilens.read.flow.graph import DRAWN, Flow
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, Target, second_run, token_hints
 from bilens.read.flow.split import flows

@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.kernels.attention import bilinear_attention
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
-from bilens.read.flow.flow import DRAWN, Flow, Pairs
+from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.places import places_of
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, composed

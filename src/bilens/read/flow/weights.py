@@ -15,7 +15,7 @@ from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.read.flow.ablation import remove, without_output
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.language.heads import attention_pairs, output_pairs
