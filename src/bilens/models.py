@@ -11,6 +11,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
+from bilens.options import check_docstrings
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def load(
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
+    check_docstrings()
     opened = loading.open_any(source, low_memory=low_memory, **hub)
     model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):

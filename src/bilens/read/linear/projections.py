@@ -307,7 +307,8 @@ def _options(
     # What the module reads does not matter, as its maps return the rows.
     x = rows[..., :1].expand(*rows.shape[:2], model.d_model)
     maps = {part.module for part in (*heads.pairs[0], heads.value)}
-    after = [(module, partial(_in_every_head, heads.pairs[0], rows)) for module in maps]
+    given = partial(_in_every_head, heads.pairs[0], rows)
+    after: list[tuple[nn.Module, Callable[..., Tensor]]] = [(module, given) for module in maps]
     after += [(norm.module, lambda _, args, *__: args[0]) for norm in heads.inner]
     with hooked(after=after):
         options = attention_call(model.model, partial(arguments.call, heads.module, x))
