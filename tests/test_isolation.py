@@ -1,8 +1,12 @@
 """A result does not depend on what ran before it or beside it, and a module stays as it was."""
 
+import py_compile
 import signal
 import time
+import zipfile
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from importlib import import_module
 from threading import Event, Thread
 
 import pytest
@@ -12,9 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 import bilens
 from bilens.errors import BilensError, CheckpointError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read.chain import accuracy, predict
 from bilens.read.flow import Question, patch, read_circuit, remove
 from bilens.read.language.contexts import generate_text
 from bilens.residual import ResidualModel
+from bilens.residual.families import FAMILIES
 from tests.families import tiny
 from tests.language import TOKENS, random_text
 from tests.nightly import nightly
@@ -422,6 +429,21 @@ def test_a_stack_of_your_own_stays_as_it_is():
     assert torch.equal(module.norm.running_mean, mean)
 
 
+def test_a_classifier_in_training_mode_is_read_and_stays_as_it_is():
+    """A norm with a running mean would learn from the samples of a reading."""
+    model = ImageClassifier(ClassifierConfig(16, 3, 6, norm="scalar"))
+    x, labels = torch.randn(20, 16), torch.arange(20) % 3
+    model(x)  # in training mode, so that the norms have seen something
+    expected = deepcopy(model).eval()(x), deepcopy(model).eval().accuracy(x, labels)
+    mean, modes = model.state_dict(), [part.training for part in model.modules()]
+    mean = {name: value.clone() for name, value in mean.items()}
+    view = bilens.load(model)
+    close(predict(view, x), expected[0])
+    assert view.accuracy(x, labels) == accuracy(view, x, labels) == expected[1]
+    assert [part.training for part in model.modules()] == modes == [True] * len(modes)
+    assert all(torch.equal(mean[name], value) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("make", [Product, lambda: tiny("llama")])
 def test_a_module_is_not_moved(make):
     module = make()
@@ -464,3 +486,28 @@ def test_a_folder_is_loaded_under_inference_mode(tmp_path):
     with torch.inference_mode():
         view = bilens.load(tmp_path)
     assert traced(view).isfinite().all()
+
+
+ARCHIVED = """
+from transformers import LlamaForCausalLM
+class ArchivedForCausalLM(LlamaForCausalLM):
+    pass
+"""
+
+
+def test_a_class_without_a_source_is_read_as_any_other(tmp_path, monkeypatch):
+    """Of a file of bytecode in an archive."""
+    source = tmp_path / "archived.py"
+    source.write_text(ARCHIVED, encoding="utf-8")
+    py_compile.compile(str(source), cfile=str(tmp_path / "archived.pyc"), optimize=2)
+    with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
+        archive.write(tmp_path / "archived.pyc", "archived.pyc")
+    monkeypatch.syspath_prepend(tmp_path / "models.zip")
+    monkeypatch.setattr("bilens.residual.families.FAMILIES", dict(FAMILIES))
+    kind = import_module("archived").ArchivedForCausalLM
+    bilens.register_family(kind.__name__, FAMILIES["LlamaForCausalLM"])
+    model = tiny("llama")
+    model.__class__ = kind
+    view = view_of(model)
+    for name, reading in READINGS.items():
+        close(reading(view), of_fresh("llama", name))

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 _blocks: ContextVar[tuple[object, ...]] = ContextVar("blocks", default=())
 # Held while a change is made or undone, never over a pass.
 _LOCK = RLock()
-_shared: "dict[tuple[type, int], tuple[Change, set[object]]]" = {}
+_shared: "dict[tuple[type, int], tuple[SharedChange, set[object]]]" = {}
 
 
 class StopForwardError(Exception):
@@ -78,7 +78,7 @@ def _surely(undo: Callable[[], None]) -> None:
         undo()
 
 
-class Change(Protocol):
+class SharedChange(Protocol):
     """A change of something that all threads see, such as the mode of a module."""
 
     def __init__(self, owner: Any) -> None: ...
@@ -91,7 +91,7 @@ class Change(Protocol):
 
 
 @contextmanager
-def changed(kind: type[Change], owner: Any) -> Iterator[None]:
+def changed(kind: type[SharedChange], owner: Any) -> Iterator[None]:
     """Let the blocks of all threads share a change: the first makes it, and the last undoes it."""
     key, block = (kind, id(owner)), object()
 
