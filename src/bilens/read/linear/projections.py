@@ -1,7 +1,6 @@
 """Queries, keys and values of a layer on one text or two, as linear maps of the stream."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bilens.errors import BilensError
+from bilens.hooks import hooked
 from bilens.nn.language.attention import rotate
 from bilens.read.linear.secants import NormMap, frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
@@ -306,12 +306,11 @@ def _options(
     rows = rows.to(heads.out.stored.dtype)
     # What the module reads does not matter, as its maps return the rows.
     x = rows[..., :1].expand(*rows.shape[:2], model.d_model)
-    with ExitStack() as stack:
-        for module in {part.module for part in (*heads.pairs[0], heads.value)}:
-            given = partial(_in_every_head, module, heads.pairs[0], rows)
-            stack.enter_context(_instead(module, given))
-        for norm in heads.inner:
-            stack.enter_context(_instead(norm.module, lambda y: y))
+    maps = {part.module for part in (*heads.pairs[0], heads.value)}
+    given = partial(_in_every_head, heads.pairs[0], rows)
+    after: list[tuple[nn.Module, Callable[..., Tensor]]] = [(module, given) for module in maps]
+    after += [(norm.module, lambda _, args, *__: args[0]) for norm in heads.inner]
+    with hooked(after=after):
         options = attention_call(model.model, partial(arguments.call, heads.module, x))
     if options is None:
         raise BilensError(
@@ -322,9 +321,7 @@ def _options(
     return options
 
 
-def _in_every_head(
-    module: nn.Module, maps: tuple[LinearMap, ...], rows: Tensor, _: Tensor
-) -> Tensor:
+def _in_every_head(maps: tuple[LinearMap, ...], rows: Tensor, module: nn.Module, *_: Any) -> Tensor:
     """Return an output of a linear map that has the same rows in every head, for any input."""
     # A fused module has the outputs of all its maps; those of values stay 0.
     filled = rows.new_zeros(*rows.shape[:2], LinearMap("", module).n_out)
@@ -333,19 +330,6 @@ def _in_every_head(
             places = torch.arange(part.n_out) if part.rows is None else part.rows
             filled[..., places] = rows.repeat(1, 1, part.n_out // rows.shape[-1])
     return filled
-
-
-@contextmanager
-def _instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let a module return something else, without the cost of its own forward pass."""
-    before = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
 
 
 def projections(
