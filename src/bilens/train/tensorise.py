@@ -25,6 +25,7 @@ from bilens.lazy_imports import accelerate, pd
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
+from bilens.nn.language.model import CACHE
 from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.residual.parts import working_dtype
@@ -217,8 +218,9 @@ class OwnText(Dataset[dict[str, Tensor]]):
                 ids[::2] = model.config.bos_token_id
             columns, cache = [ids], None
             for _ in range(self.training.length - 1):
-                output = model(columns[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = output.past_key_values
+                given = {CACHE: cache, "use_cache": True, "logits_to_keep": 1}
+                output = model(columns[-1], **given)
+                cache = output[CACHE]
                 probabilities = output.logits[:, -1].float().softmax(-1)
                 columns.append(probabilities.multinomial(1, generator=generator))
             self._part, self._rows = part, torch.cat(columns, 1).cpu()
