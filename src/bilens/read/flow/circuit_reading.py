@@ -395,13 +395,13 @@ def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
     """Return the parts of a circuit at the positions of a question, with its tokens."""
     (through,) = flows(model, [question])
-    places = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
+    in_circuit = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
     at_positions = circuit.mask.dim() == 3
     drawn = []
     for node in through.nodes:
         at = node.position if at_positions else None
-        in_circuit = node.kind in ("head", "mlp") and (node.layer, node.number, at) in places
-        if in_circuit or node.kind == "token":
+        is_part = node.kind in ("head", "mlp") and (node.layer, node.number, at) in in_circuit
+        if is_part or node.kind == "token":
             drawn.append(node)
     drawn = drawn[:DRAWN]
     named = named_by_measurement(model, through, drawn)
