@@ -198,6 +198,26 @@ class Section:
         return [part for row in self.rows for part in row]
 
 
+def distinct(names: Iterable[str], joint: str = " ") -> list[str]:
+    """Return names of which no two are equal, not even in another case: later ones get a number."""
+    taken, result = set[str](), list[str]()
+    for name in names:
+        number, unique = 1, name
+        while unique.casefold() in taken:
+            number += 1
+            unique = f"{name}{joint}{number}"
+        taken.add(unique.casefold())
+        result.append(unique)
+    return result
+
+
+def named_figures(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
+    """Return the figures of the pictures among parts of a page, by distinct names."""
+    pictures = [part for part in parts if isinstance(part, Picture)]
+    names = distinct((picture.name for picture in pictures), "-")
+    return {name: picture.figure for name, picture in zip(names, pictures, strict=True)}
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: frames and tensors as lists, unknown objects as text."""
     if isinstance(value, Integral) and not isinstance(value, bool):

@@ -22,7 +22,7 @@ from huggingface_hub import SpaceCardData
 from torch import nn
 
 from bilens.analysis import named_analyses
-from bilens.checks import check_count
+from bilens.checks import check_count, checked
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.explore.screen import html
@@ -55,6 +55,7 @@ class Explorer:
 
     blocks: gr.Blocks
 
+    @checked
     def launch(
         self,
         *,
@@ -114,6 +115,7 @@ class Explorer:
         self.blocks.close(verbose=False)
 
 
+@checked
 def explorer(
     source: Any,
     *,
@@ -166,6 +168,7 @@ def explorer(
     return Explorer(blocks)
 
 
+@checked
 def explore(
     source: Any,
     *,
@@ -329,6 +332,7 @@ def _is_plain(body: bytes) -> bool:
     )
 
 
+@checked
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
     """Write a folder with app.py, requirements.txt, README.md and the model.
 

@@ -8,7 +8,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from bilens.analysis import Analysis, Reading
+from bilens.analysis import Analysis, Reading, check_once
 from bilens.errors import BilensError
 from bilens.explore.screen import (
     Screen,
@@ -166,6 +166,7 @@ class PanelView:
         recorded: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
+        check_once(analyses)
         panels = [
             ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers, recorded)
             for entry in analyses

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bilens.analysis import Analysis, Reading, find_analysis, named_analyses
+from bilens.analysis import Analysis, Reading, check_once, find_analysis, named_analyses
 from bilens.errors import BilensError
 from bilens.inputs import data_of, loader
 from bilens.nn import ImageClassifier
@@ -36,6 +36,7 @@ def report_readings(
     else:
         _check_effects(given, {"basis", "order"}, added)
         first, entries = [], [find_analysis("eigenvectors"), *added]
+    check_once(entries)
     own = {"bonds": recorded_settings(source)} if source else {}
     load = loader(model, source)
     return first + [
