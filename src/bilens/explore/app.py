@@ -23,12 +23,12 @@ from torch import nn
 
 from bilens.analysis import named_analyses
 from bilens.checks import check_count, checked
-from bilens.data import ImageData, load_images
+from bilens.data import Corpus, ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
-from bilens.inputs import check_data, data_of
+from bilens.inputs import check_data, loader
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from starlette import middleware
 
     from bilens.explore import pages
-    from bilens.read.language import contexts
 else:
     middleware = lazy_import("starlette.middleware", install="bilens[explore]")
     pages = lazy_import("bilens.explore.pages")
-    contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
 
@@ -154,16 +152,19 @@ def explorer(
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    name = str(data or data_of(source))
+    if isinstance(data, ImageData) and (data_dir is not None or not isinstance(model, TensorChain)):
+        other = "a folder beside them" if data_dir is not None else "the texts of a language model"
+        raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
+        load_data, settings = loader(model, of), {"data": data, "data_dir": data_dir}
         if isinstance(model, TensorChain):
-            images = data if isinstance(data, ImageData) else load_images(name, data_dir)
+            images = data if isinstance(data, ImageData) else load_data(ImageData, settings, False)
             recorded = recorded_settings(source) if isinstance(source, str | Path) else {}
             pages.ImagePage(model, images.to(device), added, recorded).screen()
         else:
-            corpus = contexts.corpus_for(model, name, data_dir)
+            corpus = load_data(Corpus, settings, False)
             pages.LanguagePage(model, corpus, added).screen()
     return Explorer(blocks)
 

@@ -90,7 +90,9 @@ class ReadingPanel:
         return self.analysis.run(self.model(), values, self._load)
 
     def _load(self, kind: type, settings: Any, optional: bool) -> Any:
-        return next((item for item in self.inputs if isinstance(item, kind)), None)
+        # The page's texts and images are for readings that need them.
+        fitting = [item for item in self.inputs if isinstance(item, kind)]
+        return None if optional or not fitting else fitting[0]
 
     def lay_out(self, screen: Screen[Any]) -> None:
         """Lay out the heading, the controls and the places for content."""
