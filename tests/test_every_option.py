@@ -1,6 +1,7 @@
 """Every option of every command changes the result, or is refused by name."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ import pytest
 from bilens.analysis import BUILT_IN
 from bilens.cli import COMMANDS, _command, main
 from bilens.convert import save_model
-from tests.command_line import work_beside, write_sources
+from tests.command_line import in_json, work_beside, write_sources
 from tests.language import random_model, toy_tokenizer
 from tests.nightly import nightly
 
@@ -276,6 +277,27 @@ def test_an_option_changes_the_result_or_is_refused(
 
 BEFORE: dict[str, str] = {}
 """By name: the outcome of a command as it stands in `RUNS`."""
+
+
+IN_WORDS = ("circuit", "recurring")
+"""Analyses whose numbers stand in sentences still."""
+ONLY_NUMBERS = re.compile(r"(?:[-+]?\d[\d.,]*%?|e-?\d+|[\s,;+x()\[\]]|to|tensor)+")
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(part)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if not name.startswith(IN_WORDS)])
+def test_no_number_of_a_record_is_a_text(name, sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("BILENS_DATA", raising=False)
+    work_beside(sources, tmp_path, monkeypatch)
+    found = [*texts_of(in_json(capsys, *RUNS[name][0]))]
+    assert not [text for text in found if re.search(r"\d", text) and ONLY_NUMBERS.fullmatch(text)]
 
 
 def test_no_option_is_forgotten():

@@ -24,6 +24,11 @@ class Percent(float):
         return format(self, ".2%")
 
 
+def shape_fact(shape: Sequence[int]) -> str | int:
+    """Return the length of a single axis, and several as 2x3."""
+    return shape[0] if len(shape) == 1 else "x".join(map(str, shape))
+
+
 def signed(value: float, digits: str = ".3g") -> str:
     """Format a number with its sign, but without one if only zeros are shown."""
     text = format(value, "+" + digits)

@@ -184,12 +184,12 @@ def report(
                 )
         title = readings[0].title
     else:
-        name = source if isinstance(source, str | Path) else ""
-        title = f"{Path(name).name or type(source).__name__}, read from its weights"
-        if name:
-            inputs.check_data(name, data, data_dir)
-        model = models.load(name) if name else source
-        readings = contents.report_readings(model, settings, source=name, add=add)
+        folder: str | Path = source if isinstance(source, str | Path) else ""
+        title = f"{Path(folder).name or type(source).__name__}, read from its weights"
+        if folder:
+            inputs.check_data(folder, data, data_dir)
+        model = models.load(folder) if folder else source
+        readings = contents.report_readings(model, settings, source=folder, add=add)
     write_report(path, readings, title=title)
     return Path(path)
 

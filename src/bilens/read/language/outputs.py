@@ -243,13 +243,13 @@ def read_direction(
 
 
 @checked
-def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], ...]:
+def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[Fact, ...]:
     """Return names and values of a model's sizes."""
     return (
         ("data", corpus.name),
-        ("layers", str(model.n_layers)),
-        ("width", str(model.d_model)),
-        ("heads", str(model.n_heads)),
+        ("layers", model.n_layers),
+        ("width", model.d_model),
+        ("heads", model.n_heads),
     )
 
 
