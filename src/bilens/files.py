@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bilens.errors import CheckpointError
+from bilens.sections import distinct
 
 UNFINISHED = ".unfinished-"
 """First part of the names of files and folders that are being written."""
@@ -154,6 +157,21 @@ def remove_unfinished(folder: Path) -> None:
                 shutil.rmtree(unfinished, ignore_errors=True)
             else:
                 unfinished.unlink()
+
+
+def file_names(texts: Iterable[str]) -> list[str]:
+    """Return texts as names of files in one folder, without endings; no two are equal.
+
+    Spaces become hyphens. Characters that a system may read as part of a path, or refuse, are
+    written as in addresses: / is %2F.
+    """
+    names = []
+    for text in texts:
+        words = "-".join(text.split()).lstrip(".")
+        plain = re.sub(r"[^\w.,+=-]", lambda match: quote(match[0], "", errors="replace"), words)
+        # Systems take 255 bytes, and a letter has up to four.
+        names.append(plain[:60] or "unnamed")
+    return distinct(names, "-")
 
 
 def temporary_beside(path: Path) -> Path:

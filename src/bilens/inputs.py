@@ -6,7 +6,8 @@ from typing import Any
 
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
-from bilens.data.texts import text_files
+from bilens.data.images import KNOWN
+from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
 from bilens.models import FILES
@@ -26,6 +27,8 @@ def loader(model: Any, source: str | Path) -> Loader:
     def load(kind: type, settings: Mapping[str, Any], optional: bool) -> Any:
         name, folder = settings.get("data"), settings.get("data_dir")
         if not name and optional:
+            if folder is not None:
+                raise BilensError(f"data_dir={str(folder)!r} is the folder of data; give data too")
             return None
         data = data_for(model, source, name, folder, images=kind is ImageData)
         return data.to(model.device) if isinstance(data, ImageData) else data
@@ -51,7 +54,7 @@ def data_for(
         images: whether to load images.
 
     Raises:
-        BilensError: there is no name and no record of a training.
+        BilensError: there is no name and no record of a training, or the folder has no effect.
         DataError: the data is missing or damaged. Or it is not that of the training, by the digest
             in training.json, and no name was given.
     """
@@ -59,6 +62,8 @@ def data_for(
     if not name:
         record = read_training(source) if images else training_of(source)
         name, folder = _place(source, record, folder)
+    else:
+        check_folder(name, folder)
     if images:
         data: Any = load_images(name, folder, record.get("data_seed", 0))
     else:
@@ -110,14 +115,26 @@ def training_of(source: str | Path) -> dict[str, Any]:
     return record
 
 
+def check_folder(data: str, data_dir: str | Path | None) -> None:
+    """Raise if a folder is named in which nothing is looked up."""
+    looked_up = (*KNOWN, *HUB)
+    if data_dir is not None and data not in looked_up:
+        raise BilensError(
+            f"data_dir={str(data_dir)!r} has no effect on data={data!r}: it is the folder of "
+            f"{', '.join(looked_up)}; leave it out"
+        )
+
+
 def check_data(source: str | Path, data: str | None, data_dir: str | Path | None = None) -> None:
     """Raise, before a model on this machine is opened, if its data is not named or not there.
 
     Raises:
-        BilensError: the model has no record of its training.
+        BilensError: the model has no record of its training, or data_dir has no effect on its data.
         DataError: a language model in a file is to read texts that do not exist, or the data of
             the training is gone.
     """
+    if data is not None:
+        check_folder(data, data_dir)
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)

@@ -1,7 +1,7 @@
 """`bilens decompose`, `report` and `explore`: a trained model as files, as a page and live."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,6 +202,14 @@ class Explore:
 
         # A Space starts its own explorer, so nothing is read here.
         if self.space is not None:
+            unused = ("data_dir", "host", "port", "share", "open_browser", "add", "device")
+            for field in fields(self):
+                value = getattr(self, field.name)
+                if field.name in unused and value != field.default:
+                    raise BilensError(
+                        f"--{field.name.replace('_', '-')}={value} has no effect with --space, "
+                        "which starts its own explorer; leave it out"
+                    )
             explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
             return {"space": self.space}

@@ -427,7 +427,7 @@ class Spectra:
         # Read back from the files: some may be of an earlier run.
         names, spectrum = bilens.convert.read_spectra(output)
         values, residuals = spectrum.values.tolist(), spectrum.residuals.amax(-1).tolist()
-        rows = list(zip(names, token_names(model, names), values, residuals, strict=True))
+        rows = list(zip(map(int, names), token_names(model, names), values, residuals, strict=True))
         cells = [(name, "  ".join(map(signed, v)), f"{r:.1e}") for _, name, v, r in rows[:10]]
         show_table(("token", "eigenvalues", "largest residual"), cells, words=2)
         out.print(f"{len(names):,} tokens: {output}")

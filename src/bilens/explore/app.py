@@ -22,7 +22,7 @@ from huggingface_hub import SpaceCardData
 from torch import nn
 
 from bilens.analysis import named_analyses
-from bilens.checks import check_count
+from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from starlette import middleware
 
     from bilens.explore import pages
-    from bilens.read.language import contexts
 else:
     middleware = lazy_import("starlette.middleware", install=".[explore]")
     pages = lazy_import("bilens.explore.pages")
-    contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
 
@@ -55,6 +53,7 @@ class Explorer:
 
     blocks: gr.Blocks
 
+    @checked
     def launch(
         self,
         *,
@@ -114,6 +113,7 @@ class Explorer:
         self.blocks.close(verbose=False)
 
 
+@checked
 def explorer(
     source: Any,
     *,
@@ -156,6 +156,9 @@ def explorer(
     shown: Any = data
     if not isinstance(data, ImageData):
         shown = data_for(model, source, data, data_dir, images=is_tensor)
+    elif data_dir is not None or not is_tensor:
+        other = "a folder beside them" if data_dir is not None else "the texts of a language model"
+        raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
@@ -167,6 +170,7 @@ def explorer(
     return Explorer(blocks)
 
 
+@checked
 def explore(
     source: Any,
     *,
@@ -330,6 +334,7 @@ def _is_plain(body: bytes) -> bool:
     )
 
 
+@checked
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
     """Write a folder with app.py, requirements.txt, README.md and the model.
 

@@ -420,7 +420,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     against: str = "",
     pairs: str = "",
     keep: Keep = 0.9,
-    ordering: Count = 16,
+    ordering: Count | None = None,
     level: Level = "parts",
     bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
@@ -444,7 +444,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             token, minus, against and task. The first questions of a task find, the others
             measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
-        ordering: Number of questions of a task that find; at most half of them.
+        ordering: Number of questions of a task that find, by default 16; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
         bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
             least two to compare; each takes a search.
@@ -457,7 +457,16 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
             "and --against, or --pairs FILE"
         )
+    # Options of one way to ask beside the other.
+    one_question = {"token": token, "minus": minus, "against": against}
+    unused = one_question if pairs else {"ordering": ordering}
+    for name, value in unused.items():
+        if value:
+            beside = (
+                "pairs, whose lines have their own" if pairs else "prompt, which is one question"
+            )
+            raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
     questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
     return circuit(
-        model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
+        model, questions, keep=keep, ordering=ordering or 16, level=level, bootstraps=bootstraps
     )

@@ -516,9 +516,12 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
             model, between two texts its change is exchanged, in both directions.
 
     Raises:
-        BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
+        BilensError: the model has no tokenizer, a text is empty, a token is unknown, or there are
+            texts whose mean is not taken.
     """
-    texts = [] if corpus is None or not mean else list(first_texts(corpus))
+    if corpus is not None and not mean:
+        raise BilensError("data has no effect without mean, which takes the mean of its texts")
+    texts = [] if corpus is None else list(first_texts(corpus))
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
