@@ -165,7 +165,9 @@ Rows = tuple[Site, Tensor]
 """A place in the model, and what is taken from it at each position."""
 
 
-def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]) -> list[Ends]:
+def _run_without(
+    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]
+) -> list[Ends]:
     """Return both texts' last normalised streams with all parts, and without those of each group.
 
     In the run of the second text the changes of parts are added in place of being removed.

@@ -57,10 +57,7 @@ class Edges:
             """Pull an adjoint back to what was there before, and note the edges."""
             found = dict(zip(map(id, inputs), gradients(value, inputs, w), strict=True))
             sums.add_all(earlier, [found[id(leaf)] for leaf in earlier])
-            for cut, shown, edges in (
-                (graph.heads, heads, self._to_heads),
-                (graph.mlp, mlps, self._to_mlps),
-            ):
+            for cut, shown, edges in ((graph.heads, heads, self._to_heads), (graph.mlp, mlps, self._to_mlps)):
                 of_cut = found.get(id(cut.leaf)) if cut else None
                 if of_cut is not None:
                     edges(reader, shown, of_cut)

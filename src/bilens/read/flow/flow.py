@@ -17,7 +17,14 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
 from bilens.read.flow.edge_flows import Edges
-from bilens.read.flow.nodes import LEAVES, Node, NodeKind, graph_figure, node_frame, strongest_first
+from bilens.read.flow.nodes import (
+    LEAVES,
+    Node,
+    NodeKind,
+    graph_figure,
+    node_frame,
+    strongest_first,
+)
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import Rules
 from bilens.sections import Fact, Percent

@@ -111,9 +111,7 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [questions[number] for number in numbers]
-        for number, through in zip(
-            numbers, _flows(model, adjoints_of(model, asked), asked), strict=True
-        ):
+        for number, through in zip(numbers, _flows(model, adjoints_of(model, asked), asked), strict=True):
             results[number] = through
     return [through for through in results if through is not None]
 
@@ -131,9 +129,7 @@ def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints
         both = [question.both_runs(model) for question in questions]
         texts = [ids for ids, _ in both] + [other.ids for _, other in both]
         has_embeddings = any(other.embeddings is not None for _, other in both)
-        rows = [model.parts.embed.rows(ids) for ids, _ in both] + [
-            other.tokens for _, other in both
-        ]
+        rows = [model.parts.embed.rows(ids) for ids, _ in both] + [other.tokens for _, other in both]
     else:
         texts = [model.ids(questions[0].text, questions[0].position)]
     scores = scores * (1 + two_texts)
@@ -173,7 +169,9 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         check_sum("W_U n + b_U", z, own[tokens], size=size, dtype=stored)
 
 
-def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) -> list[Flow]:
+def _flows(
+    model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]
+) -> list[Flow]:
     """Return the flow of each question of a pass.
 
     Raises:
@@ -207,9 +205,7 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
             if leaf.kind == "choice":
                 choices[:, layer] += _of_texts(adjoints, leaf.value, w)
             else:
-                biases[:, layer, int(number >= graph.of_attention)] += (
-                    (w * leaf.value).sum().detach()
-                )
+                biases[:, layer, int(number >= graph.of_attention)] += (w * leaf.value).sum().detach()
     absolute += mlps.abs().sum((1, 2))
     of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
     embeddings = of_tokens.sum(-1)

@@ -153,7 +153,9 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     return Eigenvectors(spectrum.values[order], vectors, flows, outputs / gain)
 
 
-def _inputs(model: ResidualModel, flow: Flow, layer: int) -> list[Float[Tensor, "time d_model"]]:
+def _inputs(
+    model: ResidualModel, flow: Flow, layer: int
+) -> list[Float[Tensor, "time d_model"]]:
     """Return the normalised input of an MLP in each run of a flow."""
     if not flow.two_texts:
         return [model.mlp_inputs(layer, flow.ids[None])[0]]
