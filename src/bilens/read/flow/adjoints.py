@@ -153,20 +153,19 @@ class Adjoints:
             self._take(rules)
             graph = LayerGraph(Cut.of(args[0] if args else kwargs["hidden_states"]))
             self.graphs.append(graph)
-            call = _with_stream(graph.stream.leaf.clone(), args, kwargs)
             if not self.keep:
                 self.calls.append((args, kwargs))
-                torch.set_grad_enabled(False)
-            return call
+                rules.paused = True
+            return _with_stream(graph.stream.leaf.clone(), args, kwargs)
 
         def leave(*_: Any) -> None:
-            torch.set_grad_enabled(True)
+            rules.paused = False
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
             self.last = Cut.of(args[0] if args else kwargs["hidden_states"])
             # The logits are only compared with the score.
-            torch.set_grad_enabled(False)
+            rules.paused = True
 
         before: list[Hook] = [(layer.module, enter) for layer in places.layers]
         before.append((places.last, finish))
@@ -203,21 +202,25 @@ class Adjoints:
             return self.graphs[-1] if graph is None else graph
 
         def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            current().heads = cut = Cut.of(args[0])
-            return (cut.leaf.clone(), *args[1:]), kwargs
+            current().heads, x = self._cut(args[0])
+            return (x, *args[1:]), kwargs
 
         def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             of_layer = current()
             of_layer.take(rules)
             of_layer.of_attention = len(of_layer.leaves)
             value, *others = output if isinstance(output, tuple) else (output,)
-            of_layer.mlp = cut = Cut.of(value)
-            leaf = cut.leaf.clone()
-            return (leaf, *others) if isinstance(output, tuple) else leaf
+            of_layer.mlp, x = self._cut(value)
+            return (x, *others) if isinstance(output, tuple) else x
 
         before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
         after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
         return before, after
+
+    def _cut(self, x: Tensor) -> tuple[Cut, Tensor]:
+        """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
+        cut = Cut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
+        return cut, cut.leaf.clone().reshape(x.shape)
 
     def graph(self, layer: int) -> tuple[LayerGraph, Tensor]:
         """Return the graph of a layer and the stream after it; it runs again if it was not kept."""
