@@ -583,7 +583,8 @@ class Rules(TorchFunctionMode):
 
     def constant(self, value: Any, like: Tensor) -> Tensor:
         """Return a constant that is added to an activation, at which a flow starts."""
-        value = torch.as_tensor(value, device=like.device)
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=like.dtype, device=like.device)
         if not value.is_floating_point():
             value = value.to(like.dtype)
         leaf = value.detach().clone().requires_grad_()
