@@ -18,7 +18,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -153,7 +153,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         ),
         LATENT,
     ),
-    "cohere_compass_text": {"rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4} for name in ("sliding_attention", "full_attention")}, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            name: {"rope_type": "default", "rope_theta": 1e4}
+            for name in ("sliding_attention", "full_attention")
+        },
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {
@@ -176,12 +182,25 @@ OTHERS: dict[str, dict[str, Any]] = {
         "feed_forward_size": 64,
         "local_attn_chunk_length": 16,
     },
-    "stablelm": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "stablelm": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    },
     "xlnet": {"max_position_embeddings": None, "n_layer": 3, "d_inner": 64},
     "xlstm": {"v_head_dim": None, "qk_head_dim": None, "head_dim": None},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2, "attention_head_dim": 24, "mamba_dt_rank": 4, "attention_hidden_size": None},
-    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "attention_hidden_size": None},
+    "zamba": {
+        "num_hidden_layers": 6,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "attention_head_dim": 24,
+        "mamba_dt_rank": 4,
+        "attention_hidden_size": None,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": None,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 """Further settings of single types; None leaves a setting out."""

@@ -466,42 +466,17 @@ CALLED = {
 """Names of operations that torch calls by another one as well."""
 
 LINEAR = set(
-    """
-    alias as_strided broadcast_to chunk clone contiguous copy_ cumsum diagonal diff double dropout
-    expand expand_as fft_irfft fft_rfft flatten flip float gather_linear half imag index_add
-    index_add_ index_copy index_copy_ index_select mean movedim moveaxis narrow neg neg_ pad permute
-    real repeat repeat_interleave reshape reshape_as roll rot90 scatter scatter_ scatter_add
-    scatter_add_ select split squeeze squeeze_ sum swapaxes swapdims t take_along_dim tensor_split
-    tile to transpose transpose_ tril tril_ triu triu_ type type_as unbind unflatten unfold
-    unsqueeze unsqueeze_ view view_as view_as_complex view_as_real where_linear zero_ bfloat16
-    masked_scatter masked_scatter_ fill_ hsplit vsplit dsplit split_with_sizes trace
-    __getitem__ __setitem__ detach detach_ data nan_to_num feature_dropout alpha_dropout conj
-    resolve_conj pixel_shuffle adaptive_avg_pool1d avg_pool1d upsample interpolate
-    """.split()
+    ["alias", "as_strided", "broadcast_to", "chunk", "clone", "contiguous", "copy_", "cumsum", "diagonal", "diff", "double", "dropout", "expand", "expand_as", "fft_irfft", "fft_rfft", "flatten", "flip", "float", "gather_linear", "half", "imag", "index_add", "index_add_", "index_copy", "index_copy_", "index_select", "mean", "movedim", "moveaxis", "narrow", "neg", "neg_", "pad", "permute", "real", "repeat", "repeat_interleave", "reshape", "reshape_as", "roll", "rot90", "scatter", "scatter_", "scatter_add", "scatter_add_", "select", "split", "squeeze", "squeeze_", "sum", "swapaxes", "swapdims", "t", "take_along_dim", "tensor_split", "tile", "to", "transpose", "transpose_", "tril", "tril_", "triu", "triu_", "type", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "where_linear", "zero_", "bfloat16", "masked_scatter", "masked_scatter_", "fill_", "hsplit", "vsplit", "dsplit", "split_with_sizes", "trace", "__getitem__", "__setitem__", "detach", "detach_", "data", "nan_to_num", "feature_dropout", "alpha_dropout", "conj", "resolve_conj", "pixel_shuffle", "adaptive_avg_pool1d", "avg_pool1d", "upsample", "interpolate"]
 )
 """Operations that are linear in one activation: their secant is torch's own derivative."""
 
 READ = set(
-    """
-    __get__ __set__ __len__ __repr__ __format__ __bool__ __contains__ __hash__ size dim ndimension
-    numel nelement stride storage_offset data_ptr element_size is_contiguous is_complex
-    is_floating_point is_nonzero get_device requires_grad_ register_hook retain_grad backward item
-    tolist numpy cpu cuda gt lt ge le eq ne greater less __gt__ __lt__ __ge__ __le__ __eq__ __ne__
-    equal allclose isclose isnan isinf isfinite any all argmax argmin argsort nonzero count_nonzero
-    bucketize searchsorted histc bincount zeros_like ones_like empty_like full_like rand_like
-    randn_like new_empty new_zeros new_ones new_full new_tensor one_hot logical_not logical_and
-    logical_or signbit sign is_same_size has_names dim_order is_inference untyped_storage
-    """.split()
+    ["__get__", "__set__", "__len__", "__repr__", "__format__", "__bool__", "__contains__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "data_ptr", "element_size", "is_contiguous", "is_complex", "is_floating_point", "is_nonzero", "get_device", "requires_grad_", "register_hook", "retain_grad", "backward", "item", "tolist", "numpy", "cpu", "cuda", "gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "nonzero", "count_nonzero", "bucketize", "searchsorted", "histc", "bincount", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "one_hot", "logical_not", "logical_and", "logical_or", "signbit", "sign", "is_same_size", "has_names", "dim_order", "is_inference", "untyped_storage"]
 )
 """Operations whose results carry no activation."""
 
 OF_NUMBERS = set(
-    """
-    abs atan ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
-    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish prelu
-    reciprocal relu relu6 round rsqrt selu sigmoid silu sin sinh softplus softshrink softsign sqrt
-    square tanh tanhshrink threshold trunc
-    """.split()
+    ["abs", "atan", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "cos", "cosh", "elu", "erf", "erfc", "exp", "exp2", "expm1", "floor", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log10", "log1p", "log2", "logsigmoid", "mish", "prelu", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "silu", "sin", "sinh", "softplus", "softshrink", "softsign", "sqrt", "square", "tanh", "tanhshrink", "threshold", "trunc"]
 )
 """Functions of each number."""
 FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "sigmoid", "log", "softmax", "log_softmax", "norm"}
@@ -736,7 +711,7 @@ def _joined(mode: Rules, func: Any, tensors: Sequence[Tensor], *args: Any, **kwa
     return func(parts, *args, **kwargs)
 
 
-@rule("cat concat stack", SECANTS)
+@rule("cat stack", SECANTS)
 def _side_by_side(mode: Rules, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if dim == 0:
         raise UnknownOperationError("activations are joined along the axis of texts")
