@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from bilens.read.flow.rules import (
     LINEAR,
@@ -36,7 +36,7 @@ WITH_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def function_of_numbers(name: str) -> Operation:
-    function = getattr(F, name, None) or getattr(torch, name)
+    function = getattr(functional, name, None) or getattr(torch, name)
     arguments = WITH_ARGUMENTS.get(name, ())
     return lambda x: function(x.abs() + 0.1 if name in POSITIVE else x, *arguments)
 
@@ -93,39 +93,39 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("addmm", lambda a: torch.addmm(W[:, 0], a, W.T), ((2, 4),)),
     ("addcmul", lambda a, b: torch.addcmul(a, a, b, value=0.5), (CUBE, CUBE)),
     ("lerp", lambda a, b: torch.lerp(a, b, b.sigmoid()), (CUBE, CUBE)),
-    ("linear", lambda a: F.linear(a, weight=W, bias=W[:, 0]), (CUBE,)),
+    ("linear", lambda a: functional.linear(a, weight=W, bias=W[:, 0]), (CUBE,)),
     (
         "conv1d",
-        lambda a: F.conv1d(input=a, weight=KERNEL, bias=KERNEL[:, 0, 0], groups=3),
+        lambda a: functional.conv1d(input=a, weight=KERNEL, bias=KERNEL[:, 0, 0], groups=3),
         ((2, 3, 6),),
     ),
-    ("conv2d", lambda a: F.conv2d(a, PLANE, bias=PLANE[:, 0, 0, 0]), (CUBE,)),
+    ("conv2d", lambda a: functional.conv2d(a, PLANE, bias=PLANE[:, 0, 0, 0]), (CUBE,)),
     (
         "cat stack",
         lambda a, b: torch.stack([torch.cat([a, b], -1), torch.cat([b, a], -1)], 1),
         (CUBE, CUBE),
     ),
     ("pow", lambda a: a.abs().add(0.1).pow(-0.5) * a, (CUBE,)),
-    ("rms_norm", lambda a: F.rms_norm(a, (4,), W[0]), (CUBE,)),
-    ("layer_norm", lambda a: F.layer_norm(a, (4,), W[0], W[1]), (CUBE,)),
-    ("group_norm", lambda a: F.group_norm(a, 2, W[0], W[1]), ((2, 4, 5),)),
+    ("rms_norm", lambda a: functional.rms_norm(a, (4,), W[0]), (CUBE,)),
+    ("layer_norm", lambda a: functional.layer_norm(a, (4,), W[0], W[1]), (CUBE,)),
+    ("group_norm", lambda a: functional.group_norm(a, 2, W[0], W[1]), ((2, 4, 5),)),
     ("var std", lambda a: a * a.var(-1, keepdim=True) + a.std(-1, keepdim=True), (CUBE,)),
     ("norm", lambda a: a * a.norm(dim=-1, keepdim=True), (CUBE,)),
-    ("normalize", lambda a: F.normalize(a, dim=-1), (CUBE,)),
+    ("normalize", lambda a: functional.normalize(a, dim=-1), (CUBE,)),
     ("softmax", lambda a, b: a.softmax(-1) @ b, ((2, 3, 5, 5), CUBE)),
     ("softmax", lambda a, b: a.softmax(-2).mT @ b, ((2, 3, 5, 5), CUBE)),
     ("log_softmax", lambda a: a.log_softmax(-1), (CUBE,)),
     ("logsumexp", lambda a: a.logsumexp(-1), (CUBE,)),
     ("logsumexp", lambda a: torch.logsumexp(a, dim=1, keepdim=True), (CUBE,)),
-    ("glu", lambda a: F.glu(a), (CUBE,)),
+    ("glu", functional.glu, (CUBE,)),
     (
         "scaled_dot_product_attention",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         (CUBE, CUBE, CUBE),
     ),
     (
         "scaled_dot_product_attention",
-        lambda q, k: F.scaled_dot_product_attention(
+        lambda q, k: functional.scaled_dot_product_attention(
             q, k, k, attn_mask=-torch.ones(5, 5).double().cumsum(0), scale=0.3, enable_gqa=True
         ),
         (CUBE, (2, 1, 5, 4)),
@@ -199,14 +199,13 @@ def sums(
     if number.requires_grad:
         adjoints = torch.autograd.grad(number, starts, allow_unused=True)
     total = torch.zeros(()).double()
-    for x, g in zip(starts, adjoints, strict=True):
-        if g is None:
-            continue
-        x = x.detach()
-        if two:
-            x, g = x.unflatten(0, (2, -1)), g.unflatten(0, (2, -1))[0]
-            x = x[0] - x[1]
-        total += (g * x).sum()
+    for start, adjoint in zip(starts, adjoints, strict=True):
+        if adjoint is not None:
+            values, w = start.detach(), adjoint
+            if two:
+                first, second = values.unflatten(0, (2, -1))
+                values, w = first - second, w.unflatten(0, (2, -1))[0]
+            total += (w * values).sum()
     torch.testing.assert_close(y.detach(), plain, rtol=1e-12, atol=1e-12)
     return total, number.detach(), y
 

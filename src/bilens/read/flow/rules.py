@@ -214,7 +214,7 @@ class MatrixProduct(torch.autograd.Function):
 
 
 class Bilinear(torch.autograd.Function):
-    """An operation that is linear in each of two activations: its derivative at the other's mean."""
+    """An operation that is linear in each of two activations: the derivative at the mean."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -322,10 +322,8 @@ def attention_logs(
     """Return the logarithms of the patterns of some heads."""
     scores = scale * (q[:, heads] @ k[:, heads].transpose(-1, -2))
     mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
-    if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    else:
-        scores = scores + mask
+    hides = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
     return scores.log_softmax(-1)
 
 
@@ -466,17 +464,42 @@ CALLED = {
 """Names of operations that torch calls by another one as well."""
 
 LINEAR = set(
-    ["alias", "as_strided", "broadcast_to", "chunk", "clone", "contiguous", "copy_", "cumsum", "diagonal", "diff", "double", "dropout", "expand", "expand_as", "fft_irfft", "fft_rfft", "flatten", "flip", "float", "gather_linear", "half", "imag", "index_add", "index_add_", "index_copy", "index_copy_", "index_select", "mean", "movedim", "moveaxis", "narrow", "neg", "neg_", "pad", "permute", "real", "repeat", "repeat_interleave", "reshape", "reshape_as", "roll", "rot90", "scatter", "scatter_", "scatter_add", "scatter_add_", "select", "split", "squeeze", "squeeze_", "sum", "swapaxes", "swapdims", "t", "take_along_dim", "tensor_split", "tile", "to", "transpose", "transpose_", "tril", "tril_", "triu", "triu_", "type", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "where_linear", "zero_", "bfloat16", "masked_scatter", "masked_scatter_", "fill_", "hsplit", "vsplit", "dsplit", "split_with_sizes", "trace", "__getitem__", "__setitem__", "detach", "detach_", "data", "nan_to_num", "feature_dropout", "alpha_dropout", "conj", "resolve_conj", "pixel_shuffle", "adaptive_avg_pool1d", "avg_pool1d", "upsample", "interpolate"]
+    """
+    alias as_strided broadcast_to chunk clone contiguous copy_ cumsum diagonal diff double dropout
+    expand expand_as fft_irfft fft_rfft flatten flip float gather_linear half imag index_add
+    index_add_ index_copy index_copy_ index_select mean movedim moveaxis narrow neg neg_ pad permute
+    real repeat repeat_interleave reshape reshape_as roll rot90 scatter scatter_ scatter_add
+    scatter_add_ select split squeeze squeeze_ sum swapaxes swapdims t take_along_dim tensor_split
+    tile to transpose transpose_ tril tril_ triu triu_ type type_as unbind unflatten unfold
+    unsqueeze unsqueeze_ view view_as view_as_complex view_as_real where_linear zero_ bfloat16
+    masked_scatter masked_scatter_ fill_ hsplit vsplit dsplit split_with_sizes trace
+    __getitem__ __setitem__ detach detach_ data nan_to_num feature_dropout alpha_dropout conj
+    resolve_conj pixel_shuffle adaptive_avg_pool1d avg_pool1d upsample interpolate
+    """.split()  # noqa: SIM905
 )
 """Operations that are linear in one activation: their secant is torch's own derivative."""
 
 READ = set(
-    ["__get__", "__set__", "__len__", "__repr__", "__format__", "__bool__", "__contains__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "data_ptr", "element_size", "is_contiguous", "is_complex", "is_floating_point", "is_nonzero", "get_device", "requires_grad_", "register_hook", "retain_grad", "backward", "item", "tolist", "numpy", "cpu", "cuda", "gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "nonzero", "count_nonzero", "bucketize", "searchsorted", "histc", "bincount", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "one_hot", "logical_not", "logical_and", "logical_or", "signbit", "sign", "is_same_size", "has_names", "dim_order", "is_inference", "untyped_storage"]
+    """
+    __get__ __set__ __len__ __repr__ __format__ __bool__ __contains__ __hash__ size dim ndimension
+    numel nelement stride storage_offset data_ptr element_size is_contiguous is_complex
+    is_floating_point is_nonzero get_device requires_grad_ register_hook retain_grad backward item
+    tolist numpy cpu cuda gt lt ge le eq ne greater less __gt__ __lt__ __ge__ __le__ __eq__ __ne__
+    equal allclose isclose isnan isinf isfinite any all argmax argmin argsort nonzero count_nonzero
+    bucketize searchsorted histc bincount zeros_like ones_like empty_like full_like rand_like
+    randn_like new_empty new_zeros new_ones new_full new_tensor one_hot logical_not logical_and
+    logical_or signbit sign is_same_size has_names dim_order is_inference untyped_storage
+    """.split()  # noqa: SIM905
 )
 """Operations whose results carry no activation."""
 
 OF_NUMBERS = set(
-    ["abs", "atan", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "cos", "cosh", "elu", "erf", "erfc", "exp", "exp2", "expm1", "floor", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log10", "log1p", "log2", "logsigmoid", "mish", "prelu", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "silu", "sin", "sinh", "softplus", "softshrink", "softsign", "sqrt", "square", "tanh", "tanhshrink", "threshold", "trunc"]
+    """
+    abs atan ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
+    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish prelu
+    reciprocal relu relu6 round rsqrt selu sigmoid silu sin sinh softplus softshrink softsign sqrt
+    square tanh tanhshrink threshold trunc
+    """.split()  # noqa: SIM905
 )
 """Functions of each number."""
 FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "sigmoid", "log", "softmax", "log_softmax", "norm"}
@@ -983,7 +1006,7 @@ def _gated(input: Tensor, dim: int = -1) -> Tensor:
 
 
 @rule("scaled_dot_product_attention", SECANTS, RELEVANCE)
-def _attention(
+def _attention(  # noqa: PLR0913, PLR0917
     mode: Rules,
     func: Any,
     query: Tensor,
