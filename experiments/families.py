@@ -12,7 +12,6 @@ A flow is exact if the error is below 1e-4: norms and patterns of most models co
 Small and paper are the same: 6 minutes on one core.
 """
 
-import gc
 import multiprocessing
 import re
 import resource
@@ -289,7 +288,6 @@ def measure(kind: str) -> dict[str, Any]:
                     row[column] = float(f"{way(model):.1e}")
             except Exception as error:
                 row[f"{column}: refused by"] = _short(error)
-            gc.collect()
     row["seconds"] = round(time.process_time() - start, 1)
     return row
 
