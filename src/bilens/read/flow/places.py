@@ -62,28 +62,32 @@ def places_of(model: ResidualModel) -> Places:
     for layer in model.parts.layers:
         layers.append(LayerPlaces(layer.module, layer.heads.out.module, layer.mlp.module))
 
-    return _places(
-        model.model, model.parts.embed.module, layers, model.parts.norm_or_module, model.n_heads
-    )
+    takes = signature(model.model.forward).parameters
+    options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    last, n_heads = model.parts.norm_or_module, model.n_heads
+    return _places(model.model, model.parts.embed.module, layers, last, n_heads, options)
 
 
 def _places(
-    model: nn.Module, embed: nn.Module, layers: Sequence[LayerPlaces], last: nn.Module, n_heads: int
+    model: nn.Module,
+    embed: nn.Module,
+    layers: Sequence[LayerPlaces],
+    last: nn.Module,
+    n_heads: int,
+    options: dict[str, Any],
 ) -> Places:
     return Places(
         model=model,
         embed=embed,
         layers=tuple(layers),
         last=last,
-        forward=partial(_last_logits, model),
+        forward=partial(_last_logits, model, options),
         context=partial(wide_passes, model),
         n_heads=n_heads,
     )
 
 
-def _last_logits(model: Any, ids: Tensor) -> Tensor:
-    takes = signature(model.forward).parameters
-    options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+def _last_logits(model: Any, options: dict[str, Any], ids: Tensor) -> Tensor:
     output = run(model, ids, **options)
     return getattr(output, "logits", output)[:, -1]
 
@@ -112,7 +116,7 @@ def find_places(model: nn.Module) -> Places:
     Raises:
         BilensError: the model has no layers that run in their order, each once, on one stream.
     """
-    embed = getattr(model, "get_input_embeddings")()
+    embed = model.get_input_embeddings()
     calls = _record(model, embed)
     order = [call.module for call in calls]
     by_module = {call.module: call for call in calls}
@@ -130,7 +134,7 @@ def find_places(model: nn.Module) -> Places:
             "and d_model"
         )
     end = by_module[layers[-1]].outputs[0]
-    last = next((c.module for c in calls if any(x is end for x in c.inputs[:1])), None)
+    last = next((c.module for c in calls if c.inputs and _same(c.inputs[0], end)), None)
     if last is None:
         raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
     places, widths = [], []
@@ -139,11 +143,11 @@ def find_places(model: nn.Module) -> Places:
         places.append(LayerPlaces(layer, heads, mlp))
         if heads is not None:
             widths.append(by_module[heads].inputs[0].shape[-1])
-    config = getattr(model, "config").get_text_config(decoder=True)
-    n_heads = getattr(config, "num_attention_heads", 1)
+    config = model.config.get_text_config(decoder=True)
+    n_heads = vars(config).get("num_attention_heads", 1)
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
-    return _places(model, embed, places, last, n_heads)
+    return _places(model, embed, places, last, n_heads, {})
 
 
 def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
@@ -167,7 +171,7 @@ def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
     weight = next(embed.parameters())
     ids = torch.arange(3, 7, device=weight.device)[None]
     with hooks, torch.no_grad(), wide_passes(model):
-        _last_logits(model, ids)
+        _last_logits(model, {}, ids)
     return calls
 
 
@@ -204,6 +208,10 @@ def _parts(
             # A second input is the stream, which such modules add.
             mlp = maps[-1] if len(calls[part].inputs) > 1 and maps else part
     return heads, mlp
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and x.data_ptr() == y.data_ptr()
 
 
 def _is_map(module: nn.Module) -> bool:

@@ -114,17 +114,17 @@ def mean(x: Tensor, dims: int = 0) -> Tensor:
     return both.mean(0, keepdim=True).expand_as(both).flatten(0, 1)
 
 
-def differs(x: Tensor) -> bool:
-    """Return True if numbers that are no activation, such as indices, differ between both texts."""
-    if x.dim() == 0 or x.shape[0] % 2:
+def differs(x: Tensor, like: Tensor) -> bool:
+    """Return True if numbers beside an activation, such as indices, differ between both texts."""
+    if x.dim() != like.dim() or x.shape[:1] != like.shape[:1] or x.shape[0] % 2:
         return False
     first, second = x.unflatten(0, (2, -1))
     return not torch.equal(first, second)
 
 
-def check_masked(mask: Tensor) -> None:
+def check_masked(mask: Tensor, like: Tensor) -> None:
     """Refuse a mask by which one text sees positions that the other does not."""
-    if differs(mask):
+    if differs(mask, like):
         raise UnknownOperationError("positions that are masked in one text and not in the other")
 
 
@@ -214,7 +214,7 @@ class MatrixProduct(torch.autograd.Function):
 
 
 class Bilinear(torch.autograd.Function):
-    """An operation that is linear in each of two activations: its derivative at the other's mean."""
+    """An operation that is linear in each of two activations: the derivative at the mean."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -322,10 +322,8 @@ def attention_logs(
     """Return the logarithms of the patterns of some heads."""
     scores = scale * (q[:, heads] @ k[:, heads].transpose(-1, -2))
     mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
-    if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    else:
-        scores = scores + mask
+    hides = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
     return scores.log_softmax(-1)
 
 
@@ -458,9 +456,10 @@ CALLED = {
     "__neg__": "neg",
     "absolute": "abs",
     "__abs__": "abs",
-    "rsqrt_": "rsqrt",
     "linalg_vector_norm": "norm",
     "linalg_norm": "norm",
+    "log_sigmoid": "logsigmoid",
+    "_threshold": "threshold",
 }
 """Names of operations that torch calls by another one as well."""
 
@@ -476,7 +475,7 @@ LINEAR = set(
     masked_scatter masked_scatter_ fill_ hsplit vsplit dsplit split_with_sizes trace
     __getitem__ __setitem__ detach detach_ data nan_to_num feature_dropout alpha_dropout conj
     resolve_conj pixel_shuffle adaptive_avg_pool1d avg_pool1d upsample interpolate
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Operations that are linear in one activation: their secant is torch's own derivative."""
 
@@ -490,7 +489,7 @@ READ = set(
     bucketize searchsorted histc bincount zeros_like ones_like empty_like full_like rand_like
     randn_like new_empty new_zeros new_ones new_full new_tensor one_hot logical_not logical_and
     logical_or signbit sign is_same_size has_names dim_order is_inference untyped_storage
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Operations whose results carry no activation."""
 
@@ -500,7 +499,7 @@ OF_NUMBERS = set(
     hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish prelu
     reciprocal relu relu6 round rsqrt selu sigmoid silu sin sinh softplus softshrink softsign sqrt
     square tanh tanhshrink threshold trunc
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Functions of each number."""
 FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "sigmoid", "log", "softmax", "log_softmax", "norm"}
@@ -576,17 +575,15 @@ class Rules(TorchFunctionMode):
 
     def known(self, x: Any, like: Any) -> Any:
         """Return an operand; numbers that are no activation and differ are what was chosen."""
-        aligned = isinstance(x, Tensor) and not is_live(x) and x.shape[:1] == like.shape[:1]
-        if self.table is RELEVANCE or not aligned or x.dim() != like.dim() or not differs(x):
+        if not isinstance(x, Tensor) or is_live(x):
+            return x
+        if self.table is RELEVANCE or not differs(x, like):
             return x
         return self.chosen(x, like)
 
     def constant(self, value: Any, like: Tensor) -> Tensor:
         """Return a constant that is added to an activation, at which a flow starts."""
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=like.dtype, device=like.device)
-        if not value.is_floating_point():
-            value = value.to(like.dtype)
+        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         leaf = value.detach().clone().requires_grad_()
         self.leaves.append(Leaf("constant", leaf))
         return leaf
@@ -707,6 +704,8 @@ def _power(mode: Rules, func: Any, x: Tensor, exponent: Any) -> Tensor:
     if is_live(exponent):
         raise UnknownOperationError("an exponent that is an activation")
     if mode.table is RELEVANCE:
+        if exponent < 0:  # as rsqrt and reciprocal
+            return x.pow(exponent).detach()
         return ratio(mode, lambda z: z.pow(exponent), x)
     return Elementwise.apply(x, lambda z: z.pow(exponent))
 
@@ -735,7 +734,7 @@ def _joined(mode: Rules, func: Any, tensors: Sequence[Tensor], *args: Any, **kwa
     return func(parts, *args, **kwargs)
 
 
-@rule("cat concat stack", SECANTS)
+@rule("cat stack", SECANTS)
 def _side_by_side(mode: Rules, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if dim == 0:
         raise UnknownOperationError("activations are joined along the axis of texts")
@@ -946,15 +945,21 @@ def _size(
     *,
     ord: Any = None,
     dtype: torch.dtype | None = None,
+    out: None = None,
 ) -> Tensor:
-    if (p if ord is None else ord) not in (2, 2.0, "fro"):
-        raise UnknownOperationError(f"a norm of order {p if ord is None else ord}")
+    order = p if ord is None else ord
+    if order not in (1, 2, "fro"):
+        raise UnknownOperationError(f"a norm of order {order}")
     x = x if dtype is None else x.to(dtype)
+    if order == 1:
+        return torch.abs(x).sum(dim, keepdim=keepdim)
     return torch.sqrt((x * x).sum(dim, keepdim=keepdim))
 
 
 @composed("normalize", SECANTS, RELEVANCE)
-def _normalised(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+def _normalised(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> Tensor:
     if p != 2:
         raise UnknownOperationError(f"a norm of order {p}")
     return input / torch.sqrt((input * input).sum(dim, keepdim=True)).clamp_min(eps)
@@ -977,7 +982,7 @@ def _softmax(
     if mode.table is RELEVANCE:
         return func(x, dim, *args, **kwargs).detach()
     secant = LogSoftmax if func.__name__ == "log_softmax" else Softmax
-    check_masked(x.detach() < MASKED)
+    check_masked(x.detach() < MASKED, x)
     x = (x if dtype is None else x.to(dtype)).movedim(dim, -1)
     return secant.apply(x).movedim(-1, dim)
 
@@ -989,7 +994,7 @@ def _log_of_sum(mode: Rules, func: Any, x: Tensor, dim: Any, keepdim: bool = Fal
     if mode.table is RELEVANCE:
         return func(x, dim, keepdim=keepdim).detach()
     (axis,) = _axes(dim)
-    check_masked(x.detach() < MASKED)
+    check_masked(x.detach() < MASKED, x)
     y = LogSumExp.apply(x.movedim(axis, -1)).movedim(-1, axis)
     return y if keepdim else y.squeeze(axis)
 
@@ -1001,7 +1006,7 @@ def _gated(input: Tensor, dim: int = -1) -> Tensor:
 
 
 @rule("scaled_dot_product_attention", SECANTS, RELEVANCE)
-def _attention(
+def _attention(  # noqa: PLR0913, PLR0917
     mode: Rules,
     func: Any,
     query: Tensor,
@@ -1031,7 +1036,7 @@ def _attention(
         q, k = query.detach(), key.detach()
         y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
     else:
-        check_masked(mask)
+        check_masked(mask, query)
         y = Attend.apply(query, key, value, mask, factor)
     q, k = query.detach(), key.detach()
 
@@ -1056,16 +1061,16 @@ def _attention(
 
 def _take(mode: Rules, x: Tensor, index: Int[Tensor, "*shape"]) -> Tensor:
     """Return x at an index of its last axis, which depends on the texts."""
-    if mode.table is RELEVANCE or not differs(index):
+    if mode.table is RELEVANCE or not differs(index, x):
         return torch.gather(x, -1, index)
     one_hot = functional.one_hot(index, x.shape[-1])
     return Gather.apply(x, mode.chosen(one_hot, x), index)
 
 
-@rule("topk sort kthvalue", SECANTS, RELEVANCE)
+@rule("topk sort", SECANTS, RELEVANCE)
 def _largest(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     result = func(x.detach(), *args, **kwargs)
-    default = {"topk": 1, "sort": 0, "kthvalue": 1}[func.__name__]
+    default = 1 if func.__name__ == "topk" else 0
     dim = kwargs.get("dim", args[default] if len(args) > default else -1)
     index = result[1]
     values = _take(mode, x.movedim(dim, -1), index.movedim(dim, -1)).movedim(-1, dim)
@@ -1112,14 +1117,21 @@ def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
 def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Tensor:
     like = a if is_live(a) else b
     a, b = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
-    if mode.table is RELEVANCE or not differs(condition):
-        return torch.where(condition, a, b)
+    if mode.table is RELEVANCE:
+        return torch.where(condition, *(_started(mode, x, like) for x in (a, b)))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
+    if not differs(condition, like.expand(shape)):
+        return torch.where(condition, a, b)
     a, b = (
         x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape)
         for x in (a, b)
     )
     return Where.apply(mode.chosen(condition, like), a, b)
+
+
+def _started(mode: Rules, x: Tensor, like: Tensor) -> Tensor:
+    """Return an operand of one text as a start of the flow, unless it masks scores."""
+    return x if is_live(x) or bool((x < MASKED).any()) else mode.constant(x, like)
 
 
 @rule("where", SECANTS, RELEVANCE)
@@ -1133,7 +1145,7 @@ def _where(mode: Rules, func: Any, condition: Tensor, a: Any = None, b: Any = No
 
 @rule("masked_fill masked_fill_", SECANTS, RELEVANCE)
 def _masked(mode: Rules, func: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    if mode.table is RELEVANCE or not differs(mask):
+    if mode.table is SECANTS and not differs(mask, x):
         return func(x, mask, value)
     y = _choose(mode, mask, value, x.clone())
     return x.copy_(y) if func.__name__.endswith("_") else y
@@ -1143,7 +1155,7 @@ def _masked(mode: Rules, func: Any, x: Tensor, mask: Tensor, value: Any) -> Tens
 def _gathered(mode: Rules, func: Any, x: Tensor, dim: int, index: Tensor, **options: Any) -> Tensor:
     if dim in (-1, x.dim() - 1) and index.shape[:-1] == x.shape[:-1]:
         return _take(mode, x, index)
-    if mode.table is SECANTS and differs(index):
+    if mode.table is SECANTS and differs(index, x):
         raise UnknownOperationError("places that differ between both texts, on an inner axis")
     return func(x, dim, index)
 

@@ -1,0 +1,32 @@
+"""A type of each kind by day, all types every night."""
+
+import pytest
+from experiments.families import NEEDS, counts, is_exact, measure
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.nightly import nightly
+
+KINDS = ("llama", "opt", "mixtral", "mamba", "rwkv", "qwen3_next", "bart")
+"""Dense, with relu, a mixture, Mamba, RWKV, the delta rule, and the decoder of an encoder."""
+
+
+@pytest.mark.parametrize("kind", nightly(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), KINDS))
+def test_a_flow_is_exact_or_refused_by_name(kind):
+    row = measure(kind)
+    if row["not made"]:
+        assert kind in NEEDS
+        return
+    for way in ("two texts", "one text"):
+        assert is_exact(row[way]) or row[f"{way}: refused by"], row
+    if kind in KINDS:
+        assert is_exact(row["two texts"]), row
+        assert is_exact(row["places"]), row
+
+
+def test_nan_is_not_exact_and_is_counted_as_off():
+    row = {"type": "a", "class": "A", "not made": ""}
+    for way, error in (("two texts", float("nan")), ("one text", 1e-9), ("places", None)):
+        row |= {way: error, f"{way}: refused by": "softmax" if error is None else ""}
+    counted = counts([row])
+    assert (counted["two texts: exact"], counted["two texts: off"]) == (0, 1)
+    assert (counted["one text: exact"], counted["places: refused"]) == (1, 1)
