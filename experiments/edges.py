@@ -71,7 +71,10 @@ class AttributedEdges(EdgeGraph):
                 assert cut is not None and w is not None
                 slopes |= _gradients(cut.value, outputs, w)
         rows = [_pulled(reader, record, slopes)[0] for reader in self.readers[:-1]]
-        return torch.stack([*rows, adjoints.of_last[0]])  # type: ignore[index]
+        # Some models normalise the last position only.
+        last = torch.zeros_like(rows[0])
+        last[-1] = adjoints.of_last[0, -1]  # type: ignore[index]
+        return torch.stack([*rows, last])
 
     def gradient_reads(
         self, runs: tuple[Run, Run], number: Number, points: Sequence[float]
