@@ -1,36 +1,40 @@
-"""Time of a flow of SmolLM2 between two texts over a forward and a backward pass of one of them.
+"""Cost and exactness of flows between two texts, over a forward and a backward pass of both.
 
-`python -m benchmarks.flow_time` takes a minute of the processor, after `make test-models`. The
-backward pass is that of a logit to the embeddings. Beside it is the time of the labels of 20 nodes
-over that of the flow. All take turns. Times are the processor's, or wall time on a GPU. With
+`python -m benchmarks.flow_time --write` takes ten minutes of the processor, after `make test-models`,
+and writes `results/flow_time.json`. The backward pass is that of the change of a logit to the
+embeddings. Flows and passes take turns. Times are the processor's, of one thread, or wall time on a
+GPU. A long text has a process of its own, whose memory includes imports and weights. With
 `--llama 2048 8192 16` the model is a Llama with random weights, and these are its width, hidden
 units and layers.
 """
 
 import argparse
 import statistics
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
 import torch
-from tests.real.packages import SMOLLM2, gguf_file
+from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from benchmarks.clock import machine, spent
+from benchmarks.clock import machine, spent, write_results
+from benchmarks.flow_memory import TEXTS
 from bilens.read.flow import flow
 from bilens.residual import ResidualModel
 
-TOKEN, VOCAB = 5, 20_000
+TOKEN, VOCAB, NODES = 5, 20_000, 20
 
 
-def both_ways(model: ResidualModel, ids: Tensor) -> None:
-    """Run a model on a text, and its logit back to the embeddings."""
+def both_ways(model: ResidualModel, texts: Tensor) -> None:
+    """Run a model on two texts, and the change of a logit back to the embeddings."""
     with torch.enable_grad():
-        x = model.parts.embed.rows(ids)[None].requires_grad_()
-        logit = model.model(inputs_embeds=x, use_cache=False).logits[0, -1, TOKEN]
-        torch.autograd.grad(logit, x)
+        x = model.parts.embed.rows(texts).requires_grad_()
+        first, second = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN]
+        torch.autograd.grad(first - second, x)
 
 
 def opened(sizes: list[int] | None) -> ResidualModel:
@@ -53,36 +57,67 @@ def opened(sizes: list[int] | None) -> ResidualModel:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
+    """Return the time over both passes in each turn: of a flow, and of one with labelled nodes."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, VOCAB, (length,), generator=generator).to(model.device)
+    other = ids.clone()
+    other[length // 4] = 500
+    asked = partial(flow, model, ids, model.direction(TOKEN), against=other)
+    calls = [partial(both_ways, model, torch.stack([ids, other]))]
+    calls += [partial(asked, ablate=count) for count in (0, NODES)]
+    columns: list[list[float]] = [[], []]
+    for _ in range(turns):
+        passes, *of_flows = (spent(call) for call in calls)
+        for column, taken in zip(columns, of_flows, strict=True):
+            column.append(taken / passes)
+    return columns
+
+
+def error(package: str) -> float:
+    """Return by how much the flows of tokens miss the change of a logit, over the change."""
+    model = bilens.load(gguf_file(package), dtype=torch.float32)
+    assert isinstance(model, ResidualModel)
+    asked = partial(flow, model, TEXTS[0], " are", minus=" is", against=TEXTS[1], ablate=0)
+    through = asked()
+    return abs(float(through.embeddings.double().sum()) / through.value - 1)
+
+
 def main() -> None:
-    """Print the ratio for each length, the median over turns and its range."""
+    """Print each number, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--llama", type=int, nargs=3)
+    parser.add_argument("--long", type=int, default=2048, help="tokens of the long text; 0 of none")
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     model = opened(given.llama)
-    direction, generator = model.direction(TOKEN), torch.Generator().manual_seed(0)
+    rows = []
+
+    def add(claim: str, number: str, baseline: str = "") -> None:
+        print(f"{claim}: {number}", flush=True)
+        rows.append((claim, number, baseline))
+
+    ratios(model, given.tokens[0], 1)
     for length in given.tokens:
-        ids = torch.randint(1000, VOCAB, (length,), generator=generator).to(model.device)
-        other = ids.clone()
-        other[length // 4] = 500
-        calls = (
-            partial(flow, model, ids, direction, against=other, ablate=0),
-            partial(both_ways, model, ids),
-            partial(flow, model, ids, direction, against=other, ablate=20),
-        )
-        turns = [[spent(call) for call in calls] for _ in range(given.turns + 1)][1:]
-        ratios = [of_flow / of_passes for of_flow, of_passes, _ in turns]
-        labels = [labelled / of_flow - 1 for of_flow, _, labelled in turns]
-        of_flow, of_passes, _ = (statistics.median(column) for column in zip(*turns, strict=True))
-        print(
-            f"{length:4} tokens {of_flow:6.2f} s over {of_passes:5.2f} s: "
-            f"{statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f}); labels "
-            f"{statistics.median(labels):5.2f} ({min(labels):.2f} to {max(labels):.2f})",
-            flush=True,
-        )
+        columns = ratios(model, length, given.turns)
+        for column, name in zip(columns, ("", f", {NODES} nodes labelled"), strict=True):
+            number = f"{statistics.median(column):.2f} ({min(column):.2f} to {max(column):.2f})"
+            add(f"flow of {length} tokens over both passes of both texts{name}", number)
+    if given.llama is None:
+        for name, package in (("SmolLM2", SMOLLM2), ("Gemma 3", GEMMA3)):
+            add(f"error of the sum, relative, {name} in float32", f"{error(package):.1e}")
+    if given.long:
+        command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(given.long)]
+        printed = subprocess.check_output(command, text=True)
+        add(f"flow of {given.long:,} tokens", printed.partition(":")[2].strip(), "0.4.0 before: 2.98 GB, 420 s")
+    if given.write:
+        note = "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
+        title, command_name = "Time and exactness of flows", "flow_time --write"
+        write_results("flow_time", title, command_name, note, rows)
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ def language(depth: int) -> ResidualModel:
 
 
 def flow_of(tokens: int) -> Callable[[], object]:
-    """Return the flow of a logit, every layer split at every position."""
+    """Return the flow of a logit."""
     model = language(4)
-    return partial(flow, model, torch.arange(tokens), model.direction(3), threshold=0)
+    return partial(flow, model, torch.arange(tokens), model.direction(3), ablate=0)
 
 
 def contexts(texts: int) -> Callable[[], object]:

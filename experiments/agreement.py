@@ -52,10 +52,10 @@ def run(context: RecipeContext) -> Outcome:
     values: list[float] = []
     checked: dict[str, list[Ablation]] = defaultdict(list)
     for prompt, direction in _prefixes(model, context.choose(40, 200)):
-        graph = flow(model, prompt, direction, directions=4, threshold=1e-3)
-        values.append(graph.value)
+        through = flow(model, prompt, direction, ablate=0)
+        values.append(through.value)
         if len(values) <= PROMPTS:
-            _intervene(model, graph, len(values), checked)
+            _intervene(model, through, len(values), checked)
     numbers = {
         "prefixes": len(values),
         "right_form_preferred": sum(v > 0 for v in values) / len(values),
@@ -101,15 +101,13 @@ def _prefixes(model: ResidualModel, n: int) -> Iterator[tuple[Tensor, TokenDirec
 
 
 def _intervene(
-    model: ResidualModel, graph: Flow, seed: int, results: dict[str, list[Ablation]]
+    model: ResidualModel, through: Flow, seed: int, results: dict[str, list[Ablation]]
 ) -> None:
     """Remove strong nodes of a flow, drawn at random, one at a time."""
-    kinds = ("token", "head", "direction")
-    strong = [i for i in graph.top(AMONG).numbers if graph.nodes[i].kind in kinds]
+    strong = [node for node in through.strongest(AMONG) if node.is_removable]
     order = torch.randperm(len(strong), generator=torch.Generator().manual_seed(seed))
-    numbers = [strong[i] for i in order[:EACH].tolist()]
-    for number, result in zip(numbers, measure(model, graph, numbers), strict=True):
-        results[graph.nodes[number].kind].append(result)
+    for result in measure(model, through, [strong[i] for i in order[:EACH].tolist()]):
+        results[result.kind].append(result)
 
 
 def _fit(results: Sequence[Ablation]) -> dict[str, float]:

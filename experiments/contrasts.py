@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bilens.read.flow import Question, edit_head_along
-from bilens.read.flow.split import split
+from bilens.read.flow.split import flows as flows_of
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.layers import Layer
@@ -90,13 +90,10 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
 
 def flows(model: ResidualModel, asked: Sequence[Question]) -> Tensor:
     """Return the contrastive flow of each head and MLP, (layers, heads + 1), the mean."""
-    total = torch.zeros(model.n_layers, model.n_heads + 1, dtype=torch.float64)
-    for question in asked:
-        through = split(model, question)
-        for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
-            heads = torch.stack(list(roles.values())).sum((0, 2))
-            total[layer] += torch.cat([heads, mlps.sum()[None]]).double().cpu()
-    return total / len(asked)
+    rows = []
+    for through in flows_of(model, asked):
+        rows.append(torch.cat([through.heads.sum(-1), through.mlps.sum(-1, keepdim=True)], 1))
+    return torch.stack(rows).double().cpu().mean(0)
 
 
 def questions(model: ResidualModel, n: int) -> list[Question]:

@@ -6,22 +6,25 @@ Source:
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from bilens.hooks import hooked
 from bilens.read.flow.case import runs_of
 from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.question import Other, Question
-from bilens.read.flow.split import Split, split
-from bilens.read.linear.projections import Reads
-from bilens.read.linear.secants import norm_secant
-from bilens.residual import Moment
-from bilens.residual.interventions import Number, Run, Site, last_site, logit_of
+from bilens.read.flow.split import adjoints_of
+from bilens.residual.interventions import EMBEDDING, Number, Run, logit_of, token_site
 from bilens.residual.parts import LinearMap
-from experiments.patching import GRADIENTS, Slope, slopes
+from experiments.patching import GRADIENTS
+
+Record = dict[nn.Module, tuple[Tensor, Tensor]]
+"""Input and output of modules in the graph of a pass."""
 
 
 class AttributedEdges(EdgeGraph):
@@ -41,30 +44,37 @@ class AttributedEdges(EdgeGraph):
         """Return the product of each part's change with each reader's direction; 0 if no edge."""
         return (reads.flatten(1) @ change.flatten(1).T) * self.exists.to(change)
 
-    def flow_reads(self, through: Split) -> Float[Tensor, "readers time d_model"]:
-        """Return the direction of the stream that each reader reads in a flow."""
-        rows, shape = [], through.above[Moment.embedding()].shape
-        places = torch.arange(shape[0], device=through.root.device)
-        for number, layer in enumerate(self.model.parts.layers):
-            (heads,) = through.heads_maps(number)
-            roles = heads.branches(heads.back(through.above[Moment.attention(number)]))
-            by_role = {branch.role or "values": branch.reads for branch in roles}
-            for role in ("queries", "keys", "values"):
-                parts = [_by_head(reads) for reads in by_role.get(role, ())]
-                zero = through.root.new_zeros(self.model.n_heads, *shape)
-                by_head = torch.stack([zero, *parts]).sum(0)
-                count = layer.heads.n_heads if role == "queries" else layer.heads.n_kv_heads
-                rows.append(by_head.unflatten(0, (count, -1)).sum(1))
-            mlp = through.mlp_map(number)
-            pulled = mlp.pulled(through.above[Moment.mlp(number)])
-            rows.append(mlp.read(pulled, places)[0][None])
-        return torch.cat([*rows, self.logit_reads(through)])
+    def recording(self, record: Record) -> AbstractContextManager[None]:
+        """Record inputs and outputs of all maps and norms that read the stream."""
 
-    def logit_reads(self, through: Split) -> Float[Tensor, "1 time d_model"]:
-        """Return the direction of the stream that the logits read, at the last position."""
-        last = torch.zeros_like(through.above[Moment.embedding()])
-        last[-1] = through.root
-        return last[None]
+        def keep(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> None:
+            record[module] = args[0], output
+
+        modules: dict[nn.Module, Any] = {}
+        for reader in self.readers[:-1]:
+            modules |= dict.fromkeys((part.module for part, _ in reader.maps), keep)
+            if (norm := reader.part.norm) is not None:
+                modules[norm.module] = keep
+        return hooked(after=modules.items())
+
+    def flow_reads(self, question: Question) -> Float[Tensor, "readers time d_model"]:
+        """Return the direction of the stream that each reader reads in a flow."""
+        record: Record = {}
+        with self.recording(record):
+            adjoints = adjoints_of(self.model, [question])
+        slopes: dict[nn.Module, Tensor] = {}
+        for number, layer in adjoints.layers():
+            for reader in self.readers[self.first_reader(number) : self.first_reader(number + 1)]:
+                graph = layer.graph
+                cut, w = (graph.heads, layer.heads) if reader.role else (graph.mlp, layer.mlp)
+                outputs = {part.module: record[part.module][1] for part, _ in reader.maps}
+                assert cut is not None and w is not None
+                slopes |= _gradients(cut.value, outputs, w)
+        rows = [_pulled(reader, record, slopes)[0] for reader in self.readers[:-1]]
+        # Some models normalise the last position only.
+        last = torch.zeros_like(rows[0])
+        last[-1] = adjoints.of_last[0, -1]  # type: ignore[index]
+        return torch.stack([*rows, last])
 
     def gradient_reads(
         self, runs: tuple[Run, Run], number: Number, points: Sequence[float]
@@ -73,27 +83,21 @@ class AttributedEdges(EdgeGraph):
         first, second = runs
         shares = first.tokens.new_tensor(points)[:, None, None]
         tokens = second.tokens + shares * (first.tokens - second.tokens)
-        readers = self.readers[:-1]
-        sites = {Site(part.module, False, 0) for reader in readers for part, _ in reader.maps}
-        norms = {reader.part.norm.module for reader in readers if reader.part.norm is not None}
-        places = [*sites, *(Site(module, True, 0) for module in norms), last_site(self.model)]
-        of_places = dict(zip(places, slopes(first, number, places, tokens), strict=True))
-        with torch.no_grad():
-            rows = [self._pulled(reader, of_places) for reader in readers]
-        total = torch.stack([*rows, of_places[last_site(self.model)].slope.sum(0)])
-        return total / len(points)
-
-    def _pulled(self, reader: Reader, of_places: dict[Site, Slope]) -> Float[Tensor, "time d"]:
-        parts = []
-        for part, of_reader in reader.maps:
-            slope = of_places[Site(part.module, False, 0)].slope
-            parts.append(_selected(slope, part)[..., of_reader] @ part.weight()[of_reader])
-        rows = torch.stack(parts).sum(0)
-        if (norm := reader.part.norm) is not None:
-            x = of_places[Site(norm.module, True, 0)].value
-            # The secant between a point and itself is the derivative.
-            rows = norm_secant(norm, x, x).pull(rows * norm.gain())
-        return rows.sum(0)
+        record: Record = {}
+        with torch.enable_grad(), self.recording(record):
+            given = {token_site(self.model): lambda _: tokens.requires_grad_()}
+            stream = first.batch([EMBEDDING] * len(tokens), given)
+            value = number(stream)
+        outputs = {
+            part.module: record[part.module][1]
+            for reader in self.readers[:-1]
+            for part, _ in reader.maps
+        }
+        ones = torch.ones_like(value)
+        slopes = _gradients(value, outputs, ones)
+        (last,) = torch.autograd.grad(value, stream, ones, retain_graph=True)
+        rows = [_pulled(reader, record, slopes).sum(0) for reader in self.readers[:-1]]
+        return torch.stack([*rows, last.sum(0)]) / len(points)
 
 
 def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Tensor]:
@@ -103,24 +107,40 @@ def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Te
     with torch.no_grad():
         runs = runs_of(model, ids, Other(model, ids, question.against))
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
-        flows = {
-            "contrastive flow": split(model, question),
-            "frozen flow (LRP)": split(model, replace(question, against="")),
+        reads = {
+            "contrastive flow": graph.flow_reads(question),
+            "frozen flow (LRP)": graph.flow_reads(replace(question, against="")),
         }
-        reads = {name: graph.flow_reads(through) for name, through in flows.items()}
-        direct = torch.zeros_like(reads["frozen flow (LRP)"])
-        direct[-1:] = graph.logit_reads(flows["frozen flow (LRP)"])
+    direct = torch.zeros_like(reads["frozen flow (LRP)"])
+    direct[-1] = reads["frozen flow (LRP)"][-1]
     reads |= {name: graph.gradient_reads(runs, number, at) for name, at in GRADIENTS.items()}
     reads["direct logit attribution"] = direct
     return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
 
 
-def _by_head(reads: Reads) -> Float[Tensor, "heads time d_model"]:
-    rows = (reads.weights.mT if reads.at_source else reads.weights) @ reads.partner
-    heads, time, _ = rows.shape
-    places = torch.cartesian_prod(torch.arange(heads), torch.arange(time)).to(rows.device)
-    x, _ = reads.projection.pull(rows.flatten(0, 1), places[:, 0], places[:, 1])
-    return x.unflatten(0, (heads, time))
+def _gradients(
+    value: Tensor, outputs: dict[nn.Module, Tensor], adjoint: Tensor
+) -> dict[nn.Module, Tensor]:
+    """Pull an adjoint back to the outputs of some modules."""
+    inputs = [*outputs.values()]
+    # With frozen patterns queries and keys have none.
+    rows = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, materialize_grads=True)
+    return dict(zip(outputs, rows, strict=True))
+
+
+def _pulled(
+    reader: Reader, record: Record, slopes: dict[nn.Module, Tensor]
+) -> Float[Tensor, "runs time d_model"]:
+    """Return what a reader reads of the stream, given the slopes at the outputs of its maps."""
+    rows = []
+    for part, of_reader in reader.maps:
+        slope = _selected(slopes[part.module], part)[..., of_reader]
+        rows.append(slope @ part.weight()[of_reader])
+    total = torch.stack(rows).sum(0)
+    if reader.part.norm is None:
+        return total
+    x, y = record[reader.part.norm.module]
+    return torch.autograd.grad(y, x, total, retain_graph=True)[0]
 
 
 def _selected(rows: Tensor, part: LinearMap) -> Tensor:

@@ -1,8 +1,8 @@
 """Directions of a task in the values of heads: the share of the flow that few of them hold.
 
 `bilens.read.flow.recurring` balances changes and adjoints of the outputs of MLPs. This is the same
-for heads: of the mixed values of each head (d_head numbers), and of the output of all heads of a
-layer (d_model numbers). Beside it are principal components of the changes and random directions.
+for heads: of the mixed values of each head (d_head numbers), and of those of all heads of a layer,
+side by side. Beside it are principal components of the changes and random directions.
 Shares are of the flow on other questions of the same tasks, without credit for cancellation between
 positions.
 
@@ -17,13 +17,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from bilens.read.flow import Question
 from bilens.read.flow.directions import MLPDirections
 from bilens.read.flow.recurring import Moves, learned, share_held
-from bilens.read.flow.split import split
-from bilens.residual import Moment, ResidualModel
+from bilens.read.flow.split import adjoints_of
+from bilens.residual import ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
@@ -43,7 +42,7 @@ def run(context: RecipeContext) -> Outcome:
         with torch.no_grad():
             both = [head_moves(model, question) for question in of_task]
         of_values, of_layers = zip(*both, strict=True)
-        for part, moves in (("values of each head", of_values), ("output of a layer", of_layers)):
+        for part, moves in (("values of each head", of_values), ("values of a layer", of_layers)):
             for k in KS:
                 for method, directions in methods(moves[:finding], k).items():
                     shares[part, k, method].append(share_held(moves[finding:], directions)[0])
@@ -56,26 +55,21 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
-    """Return changes and adjoints of the values of every head, and of each layer's attention.
+    """Return changes and adjoints of the mixed values of every head, and of all heads of a layer.
 
-    The values are mixed ones, of all heads layer by layer.
+    They are scaled to a change of the logit of 1, as those of `Moves.of`.
     """
-    through = split(model, question)
-    values: tuple[list[Tensor], ...] = ([], [])
-    outputs: tuple[list[Tensor], ...] = ([], [])
-    for layer in range(model.n_layers):
-        # Texts of questions are short, and their heads one block.
-        (heads,), w = through.heads_maps(layer), through.above[Moment.attention(layer)]
-        back = heads.back(w)
-        every = torch.ones(*back.shape[:2], back.shape[1], dtype=torch.bool)
-        branches = heads.branches(back)
-        values[0].append(torch.stack([branch.mixed_all(every) for branch in branches]).sum(0))
-        values[1].append(back)
-        outputs[0].append(torch.stack([heads.written(branch, every) for branch in branches]).sum(0))
-        outputs[1].append(w)
-    scale = abs(through.value) ** -0.5
-    of_heads = Moves(*(scale * torch.cat(rows).double().cpu() for rows in values))
-    return of_heads, Moves(*(scale * torch.stack(rows).double().cpu() for rows in outputs))
+    adjoints = adjoints_of(model, [question])
+    changes, of_layers = [], []
+    for _, layer in reversed(list(adjoints.layers())):
+        assert layer.graph.heads is not None and layer.heads is not None
+        changes.append(adjoints.change(layer.graph.heads.leaf)[0])
+        of_layers.append(layer.heads[0])
+    first, second = adjoints.numbers.tolist()
+    scale = abs(first - second) ** -0.5
+    layers = Moves(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
+    by_head = (rows.unflatten(-1, (model.n_heads, -1)).transpose(1, 2) for rows in layers)
+    return Moves(*(rows.flatten(0, 1) for rows in by_head)), layers
 
 
 def methods(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:

@@ -25,10 +25,8 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
-from bilens.read.flow import Question, flow, measure
-from bilens.read.flow.ablation import is_measurable
+from bilens.read.flow import Flow, Node, Question, flow, measure
 from bilens.read.flow.circuit_search import Cases, part_effects, search
-from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.residual import ResidualModel
 from bilens.sections import Table
@@ -40,7 +38,7 @@ NODES, TOKENS, KEEP = 20, 10, 0.9
 TASKS = ("agreement", "gender", "tense", "quantity", "ioi")
 
 Place = tuple[Any, ...]
-"""Kind, layer, number and role of a part, and the positions that it writes and attends to."""
+"""Kind, layer and number of a part, and the positions that it writes and attends to."""
 
 
 class Labelled(NamedTuple):
@@ -141,21 +139,23 @@ def labels(model: ResidualModel, question: Question) -> dict[Place, Labelled]:
         against=question.against,
         ablate=0,
     )
-    parts = [i for i in of_text.strongest() if is_measurable(of_text, of_text.nodes[i])]
-    effects = measure(model, of_text, parts[:NODES], tokens=TOKENS)
+    parts = [node for node in of_text.nodes if node.is_removable][:NODES]
+    effects = measure(model, of_text, parts, tokens=TOKENS)
     result = {}
-    for number, effect in zip(parts, effects, strict=False):
-        node = of_text.nodes[number]
+    for node, effect in zip(parts, effects, strict=True):
         # Positions are counted from the end, since texts of a task differ in length.
         at = [None if p is None else p - len(of_text.ids) for p in (node.position, node.source)]
-        place = (node.kind, node.layer, node.number, node.role, *at)
-        result[place] = Labelled(effect.raises, nearest(model, of_text, number))
+        place = (node.kind, node.layer, node.number, *at)
+        result[place] = Labelled(effect.raises, nearest(model, of_text, node))
     return result
 
 
-def nearest(model: ResidualModel, of_text: Flow, number: int) -> tuple[str, ...]:
+def nearest(model: ResidualModel, of_text: Flow, node: Node) -> tuple[str, ...]:
     """Return the tokens whose unembedding has the largest cosine with what a node writes."""
-    written = of_text.writes.vector[of_text.writes.node == number].sum(0)
+    (written,) = of_text.written([node])
+    if node.kind == "head":
+        out = model.layer(node.layer or 0).heads.weights().out
+        written = written.to(out) @ out[node.number or 0]
     W, _ = model.parts.logit_weights()
     cosines = functional.normalize(written.to(W), dim=0) @ functional.normalize(W, dim=0)
     return token_words(model, cosines.topk(TOKENS).indices, TOKENS)

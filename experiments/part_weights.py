@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from bilens.data import Grammar
-from bilens.read.flow import Flow, flow, open_part
-from bilens.read.flow.ablation import without_written
-from bilens.read.linear.mlp import LinearMLP
-from bilens.residual import Moment, ResidualModel
+from bilens.read.flow import Flow, Node, flow, open_part
+from bilens.read.flow.ablation import without_output
+from bilens.read.flow.weights import tensor_inputs
+from bilens.residual import ResidualModel
 from bilens.residual.interventions import Run
 from bilens.sections import Table
 from bilens.train.settings import PRESETS
@@ -123,38 +123,34 @@ def opened(
         if expected == other:
             continue
         u = model.W_U[:, expected] - model.W_U[:, other]
-        through = flow(model, first, u, against=second if two else None, threshold=1e-3, ablate=0)
-        mlps = [node for node in through.nodes if node.kind == "mlp"]
-        for node in sorted(mlps, key=lambda node: -abs(node.flow))[:PARTS]:
-            yield _part(model, through, node.address, basis, asked)
+        through = flow(model, first, u, against=second if two else None, ablate=0)
+        for node in [node for node in through.nodes if node.kind == "mlp"][:PARTS]:
+            yield _part(model, through, node, basis, asked)
         asked += 1
 
 
 def _part(
-    model: ResidualModel, through: Flow, address: str, basis: list[Tensor], question: int
+    model: ResidualModel, through: Flow, node: Node, basis: list[Tensor], question: int
 ) -> Share:
-    layer, position = (int(x) for x in address.removeprefix("mlp.").split("@"))
-    part = open_part(model, through, address, k=K)
-    mlp = LinearMLP.of(model, (through.trace, through.before), layer)
-    w = through.above(Moment.mlp(layer))
-    output = mlp.write(mlp.z)[position]
-    hidden = mlp.hidden(mlp.z, slice(None))[position]
-    units = (mlp.weights(w)[position] * hidden).abs().topk(K).indices
-    among = torch.zeros_like(hidden)
-    among[units] = hidden[units]
-    B = basis[layer].to(output)
-    strongest = ((B @ w[position]) * (B @ output)).abs().topk(K).indices
-    kept = {
-        "neurons": mlp.out.push((among @ mlp.out.weight.T)[None], torch.tensor([position]))[0],
+    assert node.layer is not None and node.position is not None
+    part, tensor = open_part(model, through, node.address, k=K), model.mlp(node.layer)
+    (output,), w = through.written([node]), through.adjoint(node)
+    inputs = tensor_inputs(model, through, node.layer, node.position)
+    hidden, *second = [(tensor.left @ z) * (tensor.right @ z) for z in inputs]
+    for other in second:
+        hidden = hidden - other
+    units = ((w.to(tensor.out) @ tensor.out) * hidden).abs().topk(K).indices
+    B = basis[node.layer].to(output)
+    strongest = ((B @ w) * (B @ output)).abs().topk(K).indices
+    written = {
+        "neurons": tensor.out[:, units] @ hidden[units],
         "principal components": B[strongest].T @ (B[strongest] @ output),
     }
-    sets = torch.zeros(len(kept), *through.trace.stream.shape).to(output)
-    for row, written in zip(sets, kept.values(), strict=True):
-        row[position] = output - written
     left = {"eigenvectors": (1 - (part.share or 0)) * part.measured}
-    changes = without_written(model, through, layer, sets)
+    rows = torch.stack([output - kept.to(output) for kept in written.values()])
+    changes = without_output(model, through, node, rows)
     return Share(
-        question, part.measured, left | dict(zip(kept, [-x for x in changes], strict=True))
+        question, part.measured, left | dict(zip(written, [-x for x in changes], strict=True))
     )
 
 

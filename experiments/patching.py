@@ -4,7 +4,7 @@ Pairs of texts of equal length come from seven templates (`experiments/pairs.py`
 every head and every MLP takes its output of the other text, at all positions and in both
 directions. This is activation patching, and the effect is the mean of both. Beside it are
 
-- the contrastive flow of `bilens.read.flow`, the sum of its values, queries and keys;
+- the contrastive flow of `bilens.read.flow`;
 - the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
 - the gradient at the first text times the change (AtP), and the mean of both texts' gradients;
 - the mean of the gradients at 8 points between the embeddings (EAP-IG inputs), and at 8 midpoints
@@ -43,11 +43,12 @@ from torch import Tensor
 
 from bilens.read.flow.case import runs_of
 from bilens.read.flow.circuit_search import resampled
+from bilens.read.flow.edges import EdgeGraph
 from bilens.read.flow.patching import patched_effects
 from bilens.read.flow.question import Other, Question
-from bilens.read.flow.split import Split, split
+from bilens.read.flow.split import adjoints_of
 from bilens.read.language import TokenDirection
-from bilens.residual import Moment, ResidualModel
+from bilens.residual import ResidualModel
 from bilens.residual.interventions import (
     EMBEDDING,
     Number,
@@ -191,8 +192,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         return effects[:, :-1], effects[:, -1]
 
     def contrastive() -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            of_parts = flows(model, [pair.question])
+        of_parts = flows(model, [pair.question])
         return of_parts[:, :-1], of_parts[:, -1]
 
     def patched() -> tuple[Tensor, Tensor]:
@@ -202,15 +202,10 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     timed("patching", patched)
     timed("contrastive flow", contrastive)
-    start = time.process_time()
-    through = split(model, Question.of(pair.text, direction))
-    splitting = time.process_time() - start
-    timed("frozen flow (LRP)", lambda: _frozen(through, runs))
+    timed("frozen flow (LRP)", partial(_frozen, Question.of(pair.text, direction), runs))
     for name, points in GRADIENTS.items():
         timed(name, partial(gradients, points))
-    timed("direct logit attribution", lambda: _frozen(through, runs, direct=True))
-    for name in ("frozen flow (LRP)", "direct logit attribution"):
-        seconds[name] += splitting
+    timed("direct logit attribution", partial(_direct, direction, runs))
     return {
         "seconds": seconds,
         "heads": {name: heads.flatten().tolist() for name, (heads, _) in attributed.items()},
@@ -219,26 +214,29 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _frozen(
-    through: Split, runs: tuple[Run, Run], *, direct: bool = False
-) -> tuple[Tensor, Tensor]:
+def _frozen(question: Question, runs: tuple[Run, Run]) -> tuple[Tensor, Tensor]:
     """Return relevances on the first text times the change of each part's output."""
-    model = through.model
+    first, second = runs
+    heads, mlps = [], []
+    for number, layer in reversed(list(adjoints_of(first.model, [question]).layers())):
+        assert layer.heads is not None and layer.mlp is not None
+        of_heads = layer.heads[0] * (first.mixed[number] - second.mixed[number])
+        heads.append(of_heads.unflatten(1, (first.model.n_heads, -1)).sum((0, 2)))
+        mlps.append((layer.mlp[0] * (first.outputs[number] - second.outputs[number])).sum())
+    return torch.stack(heads), torch.stack(mlps)
+
+
+@torch.no_grad()
+def _direct(direction: TokenDirection, runs: tuple[Run, Run]) -> tuple[Tensor, Tensor]:
+    """Return the change of each part's output at the end, along the logit of the first text."""
+    model, graph = runs[0].model, EdgeGraph(runs[0].model)
+    u = model.parts.centred(direction.vector(model)) * model.parts.scale(runs[0].stream[-1])
     heads, mlps = [], []
     for layer in range(model.n_layers):
-        above, after = (
-            through.above[moment] for moment in (Moment.attention(layer), Moment.mlp(layer))
-        )
-        if direct:
-            above = after = torch.zeros_like(above).index_put(
-                (torch.tensor([len(above) - 1]),), through.root[None]
-            )
-        change = runs[0].mixed[layer] - runs[1].mixed[layer]
-        back = torch.cat([heads.back(above) for heads in through.heads_maps(layer)])
-        values = change.unflatten(1, (model.n_heads, -1)).transpose(0, 1)
-        heads.append((back * values).sum((1, 2)))
-        written = runs[0].outputs[layer] - runs[1].outputs[layer]
-        mlps.append((through.mlp_map(layer).out.pull(after) * written).sum())
+        first, second = (graph.head_outputs(layer, run.mixed[layer])[:, -1] for run in runs)
+        heads.append((first - second) @ u)
+        first, second = (graph.mlp_output(layer, run.outputs[layer][-1]) for run in runs)
+        mlps.append((first - second) @ u)
     return torch.stack(heads), torch.stack(mlps)
 
 

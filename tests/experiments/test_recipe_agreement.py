@@ -49,7 +49,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
         assert changes.keys() == {"others"}
         assert edit["others_mean_absolute"] == abs(changes["others"])
         assert edit["others_mean_absolute"] <= edit["others_flips"] <= 100
-    assert {"direction", "head"} <= numbers["interventions"].keys()
+    assert {"mlp", "head"} <= numbers["interventions"].keys()
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}
 

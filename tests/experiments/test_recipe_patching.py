@@ -71,7 +71,7 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
         graph = flow(model, row["text"], row["token"], minus=row["minus"], against=row["against"])
         mlps = [0.0] * model.n_layers
         for node in graph.nodes:
-            if node.kind in ("mlp", "rest") and node.part == "mlp":
+            if node.kind == "mlp":
                 mlps[node.layer] += node.flow
         assert row["mlps"]["contrastive flow"] == pytest.approx(mlps, abs=1e-3)
     for kind in ("heads", "mlps"):

@@ -6,7 +6,7 @@ from experiments.head_directions import head_moves
 from experiments.part_weights import Share, opened, principal, summary
 
 from bilens.read.flow import Question
-from bilens.read.flow.split import split
+from bilens.read.flow.split import flows
 from bilens.residual import ResidualModel
 from experiments import part_weights
 from tests.language import VOCAB, random_model, toy_tokenizer
@@ -45,9 +45,9 @@ def test_too_much_counts_as_much_as_too_little():
 def test_changes_and_adjoints_of_heads_are_their_flow(view):
     question = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4")
     with torch.no_grad():
-        values, outputs = head_moves(view, question)
-        through = split(view, question)
-    flows = torch.stack([torch.stack(list(heads.values())).sum(0) for heads in through.heads])
-    flows = flows / abs(through.value)
-    torch.testing.assert_close((values.changes * values.adjoints).sum(-1), flows.flatten(0, 1))
-    torch.testing.assert_close((outputs.changes * outputs.adjoints).sum(-1), flows.sum(1))
+        values, of_layers = head_moves(view, question)
+    (through,) = flows(view, [question])
+    heads = through.heads.double() / abs(through.value)
+    for moves, expected in ((values, heads.flatten(0, 1)), (of_layers, heads.sum(1))):
+        found = (moves.changes * moves.adjoints).sum(-1)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)

@@ -1,5 +1,6 @@
 """Effects of the nodes of a flow, measured in the running model."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -170,18 +171,31 @@ def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Row
 
     In the run of the second text the changes of parts are added in place of being removed.
     """
-    removing: list[list[Change]] = []
-    adding_back: list[list[Change]] = []
-    for group in groups:
-        removing.append([Change(site, adding(-rows)) for site, rows in group])
-        adding_back.append([Change(site, adding(rows)) for site, rows in group])
     if not flow.two_texts:
-        n = last_normalised(model, Run.of(model, flow.ids).again([[], *removing]))
-        return [Ends(n[:1], n[1:])]
+        run = Run.of(model, flow.ids)
+        return [Ends(*(last_normalised(model, x) for x in _with_changes(run, groups, -1)))]
     first, second = runs_of(model, *flow.question.both_runs(model))
-    n = last_normalised(model, first.again([[], *removing]))
-    m = last_normalised(model, second.again([[], *adding_back]))
-    return [Ends(n[:1], n[1:]), Ends(m[1:], m[:1])]
+    n = [last_normalised(model, x) for x in _with_changes(first, groups, -1)]
+    m = [last_normalised(model, x) for x in _with_changes(second, groups, 1)]
+    return [Ends(*n), Ends(*reversed(m))]
+
+
+def _with_changes(
+    run: Run, groups: Sequence[Sequence[Rows]], sign: int
+) -> tuple[Float[Tensor, "1 time d_model"], Float[Tensor, "groups time d_model"]]:
+    """Return the last stream of a run, and those of runs with the changes of each group."""
+    # Positions before the first change stay as they are.
+    by_start: dict[int, list[int]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        start = min(int(rows.any(-1).int().argmax()) for _, rows in group)
+        by_start[start].append(number)
+    streams = run.stream.expand(len(groups), -1, -1).clone()
+    for start, numbers in by_start.items():
+        sets = []
+        for number in numbers:
+            sets.append([Change(site, adding(sign * rows)) for site, rows in groups[number]])
+        streams[numbers] = run.again(sets, kept=start)
+    return run.stream[None], streams
 
 
 def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:

@@ -141,9 +141,7 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     gain = mlp.residual_scale * (1 if mlp.out_norm is None else mlp.out_norm.gain())
     form = tensor.interaction(w / gain)
     spectrum = form.eigh()
-    z = [x[position] for x in _inputs(model, flow, layer)]
-    if tensor.n_in > len(z[0]):
-        z = [pad(x, (0, 1), value=1.0) for x in z]
+    z = tensor_inputs(model, flow, layer, position)
     # z'Qz, or its change (z1 + z0)' Q (z1 - z0).
     along, moved = (z[0], z[0]) if len(z) == 1 else (z[0] + z[1], z[0] - z[1])
     vectors = spectrum.vectors
@@ -154,14 +152,19 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     return Eigenvectors(spectrum.values[order], vectors, flows, outputs / gain)
 
 
-def _inputs(model: ResidualModel, flow: Flow, layer: int) -> list[Float[Tensor, "time d_model"]]:
-    """Return the normalised input of an MLP in each run of a flow."""
-    if not flow.two_texts:
-        return [model.mlp_inputs(layer, flow.ids[None])[0]]
-    ids, other = flow.question.both_runs(model)
-    first = model.mlp_inputs(layer, ids[None])[0]
-    with embedded(model, other.tokens):
-        return [first, model.mlp_inputs(layer, other.ids[None])[0]]
+def tensor_inputs(
+    model: ResidualModel, flow: Flow, layer: int, position: int
+) -> list[Float[Tensor, " n_in"]]:
+    """Return the input of an MLP's tensor at a position, in each run of a flow."""
+    if flow.two_texts:
+        ids, other = flow.question.both_runs(model)
+        with embedded(model, other.tokens):
+            second = [model.mlp_inputs(layer, other.ids[None])]
+    else:
+        ids, second = flow.ids, []
+    z = [x[0, position] for x in (model.mlp_inputs(layer, ids[None]), *second)]
+    # A tensor with biases has a last input of 1.
+    return [pad(x, (0, model.mlp(layer).n_in - len(x)), value=1.0) for x in z]
 
 
 def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
