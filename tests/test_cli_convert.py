@@ -127,7 +127,7 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     command = ["linearise", model, *given, "--steps", "3", "--device", "cpu", "--output"]
     first = in_json(capsys, *command, tmp_path / "a")
     message = refusal(capsys, *command, tmp_path / "a")
-    assert "stages exists already; resume with --resume" in message
+    assert "already. Resume that training with --resume" in message
     layers = list((tmp_path / "a" / "stages" / "gates").glob("*.safetensors"))
     written = [path.stat().st_mtime_ns for path in layers]
     assert len(layers) == 2

@@ -162,3 +162,11 @@ def test_damaged_json_is_named(content, tmp_path):
         path.write_bytes(b"{}\n" + content.replace(b"[]", b"]"))
         with pytest.raises(CheckpointError, match="a.json is damaged and cannot be read as JSON"):
             read_json(path, lines=True)
+
+
+def test_what_a_failed_block_leaves_unfinished_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError), only_process_in(tmp_path):
+        (tmp_path / ".unfinished-checkpoints").mkdir()
+        (tmp_path / ".unfinished-checkpoints" / "file").touch()
+        1 / 0  # noqa: B018
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -57,6 +59,7 @@ def test_what_a_package_itself_misses_is_not_explained_away(package):
             lazy_import(name, install=install).anything  # noqa: B018
 
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
 EXTRAS = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
 WITHOUT_EXTRAS = f"""
 import sys
@@ -113,11 +116,35 @@ def test_no_module_needs_an_extra_and_its_absence_is_said(monkeypatch):
         return import_module(name)
 
     monkeypatch.setattr("bilens.lazy_imports.import_module", without_extras)
-    with pytest.raises(BilensError, match=r"sklearn is needed .* pip install 'bilens\[train\]'"):
+    with pytest.raises(
+        BilensError, match=r"sklearn is needed .* pip install -e '\.\[train\]' in y"
+    ):
         load_images("digits")
     for module, extra in ((gradio, "explore"), (gguf, "gguf"), (datasets, "train")):
-        with pytest.raises(BilensError, match=rf"'bilens\[{extra}\]'"):
+        with pytest.raises(BilensError, match=rf"'\.\[{extra}\]'"):
             module.anything  # noqa: B018
+
+
+def advised() -> set[str]:
+    """Return what the texts of the source say to install by pip, or hand to `lazy_import`."""
+    advice: set[str] = set()
+    for nodes in nodes_of_files().values():
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                advice |= {*re.findall(r"pip install +'?(-e [.\w\[\]]+|[\w\[\]-]+)", node.value)}
+            if isinstance(node, ast.keyword) and node.arg == "install":
+                advice.add(f"-e {ast.literal_eval(node.value)}")
+    return advice - {"-e"}  # with the extra of `lazy_import` after it
+
+
+def test_what_errors_say_to_install_is_there_to_be_installed():
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    packages = {re.match(r"[\w-]+", line)[0] for line in listed} - {project["name"]}
+    works = {"-e .", *(f"-e .[{extra}]" for extra in extras), *packages, *TRACKERS}
+    assert advised() <= works
+    assert {"-e .[train]", "-e .[explore]", "-e .[gguf]", "gguf", "matplotlib"} <= advised()
 
 
 def test_what_imported_transformers_first_opens_models_of_bilens_too(monkeypatch):
@@ -142,5 +169,5 @@ def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_pat
     assert ran.returncode == 0, ran.stderr
     opened, *messages = ran.stdout.splitlines()
     assert opened == "LanguageModel"
-    extras = [line.split("bilens[")[1].rstrip("]'") for line in messages]
+    extras = [line.split(".[")[1].split("]")[0] for line in messages]
     assert extras == ["train", "explore", "gguf", "train", "train"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bilens import memory
-from bilens.memory import MemoryLimitError, available_memory, check_memory
+from bilens.memory import MemoryLimitError, available_memory, check_memory, memory_errors
 from bilens.tensor import BilinearTensor
 
 
@@ -58,3 +58,34 @@ def test_a_system_that_says_nothing(tmp_path, monkeypatch):
     assert available_memory() is None
     assert available_memory("meta") is None
     check_memory(10**30, "It")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ImportError("libtorch.so: failed to map segment from shared object"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=str,
+)
+def test_memory_that_is_used_up_is_one_line(error):
+    message = "not enough memory .*Give the process more"
+    with pytest.raises(MemoryLimitError, match=message) as info, memory_errors():
+        raise error
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel"), ImportError("nothing"), OSError(2)])
+def test_other_errors_stay(error):
+    with pytest.raises(type(error)) as info, memory_errors():
+        raise error
+    assert info.value is error
+
+
+def test_an_allocation_of_torch_that_fails_is_one_line():
+    with pytest.raises(MemoryLimitError, match="DefaultCPUAllocator"), memory_errors():
+        torch.empty(2**60, dtype=torch.uint8)

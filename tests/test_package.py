@@ -1,5 +1,6 @@
 """The shipped files: the complete package and nothing else."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from bilens.cli.installation import BIBTEX
 from bilens.kernels.attention import TRITON
@@ -86,7 +88,7 @@ none. Source: Requires-Dist in the metadata of the wheels, read in November 2026
 def required(lines, name):
     """Return the versions of a package that requirements allow together."""
     requirements = [Requirement(line) for line in lines]
-    specifiers = (r.specifier for r in requirements if r.name == name)
+    specifiers = (r.specifier for r in requirements if canonicalize_name(r.name) == name)
     return reduce(and_, specifiers, SpecifierSet())
 
 
@@ -101,14 +103,57 @@ def test_the_extra_for_gpus_resolves_with_builds_for_cuda():
         assert CUDA_TRITON[torch] in TRITON
 
 
-def test_the_pinned_torch_resolves_with_builds_for_cuda():
-    """README's commands on a machine whose torch is not the build for CPUs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def constraints():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    (torch,) = (torch for torch in CUDA_TRITON if torch in required(pins, "torch"))
-    wanted = [*pins, *project["optional-dependencies"]["dev"]]
-    assert CUDA_TRITON[torch] in required(wanted, "triton")
+    return [line for line in lines if not line.startswith("#")]
+
+
+def of_extra(project, extra):
+    """Return the requirements of an extra, with those of the package and of extras within it."""
+    lines = list(project["dependencies"])
+    for line in project["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name != "bilens":
+            lines.append(line)
+        for inner in requirement.extras:
+            lines += of_extra(project, inner)
+    return lines
+
+
+def conflicts(lines):
+    """Return the packages of which requirements and constraints allow no version together."""
+    pins = constraints()
+    torch = [v for v in CUDA_TRITON if v in required([*lines, *pins], "torch")]
+    # Of builds for CPUs any Triton will do; those for CUDA bring theirs.
+    with_cuda = [v for v in torch if CUDA_TRITON[v] in required([*lines, *pins], "triton")]
+    found = [] if with_cuda else ["torch"]
+    names = {canonicalize_name(Requirement(line).name) for line in lines}
+    for name in names - {"torch", "triton"}:
+        versions = [spec.version for spec in required(pins, name) if spec.operator == "=="]
+        if len(versions) != 1 or versions[0] not in required(lines, name):
+            found.append(name)
+    return found
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+def test_every_extra_resolves_with_the_constraints(extra):
+    assert not conflicts(of_extra(PROJECT, extra))
+
+
+def test_the_torch_of_make_resolves_with_the_constraints():
+    """README's commands, with a build of torch for CPUs or not."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (torch,) = re.findall("^TORCH := (.*)$", makefile, re.MULTILINE)
+    assert makefile.count("--constraint constraints.txt") == makefile.count(
+        "--constraint constraints.txt $(TORCH)"
+    )
+    for extra in ("all", "dev", "docs"):
+        assert not conflicts([torch, *of_extra(PROJECT, extra)])
+    action = (ROOT / ".github/actions/environment/action.yml").read_text(encoding="utf-8")
+    assert f'"{torch}"' in action
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_package():

@@ -136,3 +136,12 @@ def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, m
 )
 def test_options_without_effect_are_refused_before_any_work(options, message, capsys):
     assert message in refusal(capsys, "decompose", "void", *options.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["flow", "--help"], ["train", "images"]])
+def test_without_docstrings_commands_say_so_in_one_line(words):
+    command = [sys.executable, "-OO", "-B", "-m", "bilens", *words]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: Python runs with PYTHONOPTIMIZE=2 or -OO")
+    assert "Traceback" not in ran.stderr

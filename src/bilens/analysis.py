@@ -13,11 +13,14 @@ explorer lay out the sections.
 """
 
 import inspect
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from hashlib import sha256
 from html import escape
 from importlib import import_module, util
 from pathlib import Path
@@ -34,7 +37,9 @@ from bilens.sections import (
     Picture,
     Section,
     Table,
+    distinct,
     fact_text,
+    named_figures,
     plain,
     plotly_text,
 )
@@ -112,33 +117,41 @@ class Reading:
         return [Section(self.title, self.explanation, [row], self.facts())]
 
     def tables(self) -> dict[str, "pd.DataFrame"]:
-        """Return the tables of its sections, by their captions or else by the section's title."""
-        return {
-            part.caption or section.title: part.frame
-            for section in self.sections()
-            for part in section.parts
-            if isinstance(part, Table)
-        }
+        """Return the tables of its sections, by their captions or else by the section's title.
+
+        Of several tables of one caption, the second has the number 2 after it, and so on.
+        """
+        captioned = [(name, part) for name, part in self._captioned() if isinstance(part, Table)]
+        names = distinct(name for name, _ in captioned)
+        return {name: table.frame for name, (_, table) in zip(names, captioned, strict=True)}
 
     def figures(self) -> dict[str, "go.Figure"]:
         """Return the figures of its sections by the names of the files that they are saved as."""
-        return {
-            part.name: part.figure
-            for section in self.sections()
-            for part in section.parts
-            if isinstance(part, Picture)
-        }
+        parts = [part for section in self.sections() for part in section.parts]
+        return named_figures(parts)
 
     def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON: the facts, each table as rows, and each text as lines."""
-        record = {name: plain(value) for name, value in self.facts()}
+        """Return its numbers for JSON: the facts, each table as rows, and each text as lines.
+
+        No entry takes the place of another of its name; see `tables`.
+        """
+        entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in self.facts()]
+        for name, part in self._captioned():
+            rows = plain(part.frame) if isinstance(part, Table) else list(map(asdict, part.lines))
+            entries.append((name, rows))
+        names = distinct(name for name, _ in entries)
+        return dict(zip(names, (value for _, value in entries), strict=True))
+
+    def _captioned(self) -> list[tuple[str, Table | ContextList]]:
+        """Return its tables and texts with their captions or else the section's title."""
+        captioned: list[tuple[str, Table | ContextList]] = []
         for section in self.sections():
             for part in section.parts:
                 if isinstance(part, Table):
-                    record[part.caption or section.title] = plain(part.frame)
+                    captioned.append((part.caption or section.title, part))
                 elif isinstance(part, ContextList):
-                    record[part.title] = [asdict(line) for line in part.lines]
-        return record
+                    captioned.append((part.title, part))
+        return captioned
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
@@ -285,11 +298,20 @@ def named_analyses(name: str) -> list[Analysis]:
     return load_file(name) if name.endswith(".py") else [find_analysis(name)]
 
 
+def check_once(entries: Sequence[Analysis]) -> None:
+    """Raise if a page would have two analyses of one name."""
+    counts = Counter(entry.name for entry in entries)
+    for name, count in counts.items():
+        if count > 1:
+            raise BilensError(f"add={name!r}: the page has it already, expected each reading once")
+
+
 def load_file(path: str | Path) -> list[Analysis]:
     """Import a Python file, and return the analyses that it registers."""
     path = Path(path).resolve()
-    # Under a name of its own, so that a file cannot shadow a module of the same name.
-    spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)
+    # Under a name of its own, so that a file cannot shadow a module, or a file of another folder.
+    name = f"bilens_file_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:16]}"
+    spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise BilensError(f"{path} is not a Python file")
     module = util.module_from_spec(spec)

@@ -33,7 +33,8 @@ def checked(decorated: Decorated) -> Decorated:
 
     Decorates a public function, or every public method of a class. See `bilens.settings.checker`.
     Arrays of a call must agree in the axes that they share. Autocast is switched off: weights are
-    read in their own precision even where the surrounding training computes in a lower one.
+    read in their own precision even where the surrounding training computes in a lower one. So is
+    the inference mode of torch, in which there are no gradients.
 
     Raises:
         BilensError: (by the function) an argument does not fit, or a decomposition fails. The
@@ -74,6 +75,12 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 if name in arguments and not fits(arguments[name]):
                     raise misfit(name, arguments[name], hint, _beside(name, arguments, fits))
         with ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                # Some readings need gradients inside, which nothing else can switch on again.
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+                args = tuple(map(_ordinary, args))
+                kwargs = {name: _ordinary(value) for name, value in kwargs.items()}
             for device in ("cpu", "cuda", "mps", "xpu"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
@@ -86,6 +93,10 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 ) from error
 
     return wrapper
+
+
+def _ordinary(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _beside(name: str, arguments: dict[str, Any], fits: Check) -> str:
@@ -166,6 +177,11 @@ def check_weights(model: nn.Module, name: str = "") -> None:
             raise CheckpointError(
                 f"{part} is {where}, expected numbers in float16, bfloat16, float32 or float64; "
                 "open the model again, or dequantise it"
+            )
+        if parameter.is_inference():
+            raise CheckpointError(
+                f"{part} was made under torch.inference_mode(), where it can have no gradients, "
+                "which readings need; make or load the model outside of it"
             )
         # NaN is passed on by both; torch.isfinite takes 20 times as long, and more memory.
         if parameter.numel() and not all(map(torch.isfinite, torch.aminmax(parameter.detach()))):

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bilens.errors import CheckpointError
+from bilens.sections import distinct
 
 UNFINISHED = ".unfinished-"
 """First part of the names of files and folders that are being written."""
@@ -121,8 +124,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 def only_process_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run directory as long as the block runs.
 
-    The lock is the system's and ends with the process. Files that a killed process left unfinished
-    are removed.
+    The lock is the system's and ends with the process. Files that this process or a killed one left
+    unfinished are removed.
 
     Raises:
         CheckpointError: another process works there, or the system refuses.
@@ -138,12 +141,37 @@ def only_process_in(folder: Path) -> Iterator[None]:
                 "choose another folder."
             ) from error
     try:
-        with file_errors(folder):
-            for unfinished in folder.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
+        remove_unfinished(folder)
         yield
     finally:
+        remove_unfinished(folder)
         lock.release()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what was left unfinished in a folder, which no other process may be using."""
+    with file_errors(folder):
+        for unfinished in folder.glob(f"{UNFINISHED}*"):
+            if unfinished.is_dir():
+                # Windows does not remove files that are still mapped.
+                shutil.rmtree(unfinished, ignore_errors=True)
+            else:
+                unfinished.unlink()
+
+
+def file_names(texts: Iterable[str]) -> list[str]:
+    """Return texts as names of files in one folder, without endings; no two are equal.
+
+    Spaces become hyphens. Characters that a system may read as part of a path, or refuse, are
+    written as in addresses: / is %2F.
+    """
+    names = []
+    for text in texts:
+        words = "-".join(text.split()).lstrip(".")
+        plain = re.sub(r"[^\w.,+=-]", lambda match: quote(match[0], "", errors="replace"), words)
+        # Systems take 255 bytes, and a letter has up to four.
+        names.append(plain[:60] or "unnamed")
+    return distinct(names, "-")
 
 
 def temporary_beside(path: Path) -> Path:

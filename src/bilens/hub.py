@@ -184,6 +184,7 @@ def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             metrics.update(json.loads(line))
     if "data" in trained:
         trained["data"] = Path(str(trained["data"])).name  # without its folder on this machine
+        trained.pop("data_dir", None)
     return trained, metrics
 
 

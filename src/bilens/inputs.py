@@ -1,4 +1,4 @@
-"""Texts and images by name, for analyses of a model."""
+"""Texts and images by name, or those that a model was trained on, for analyses of a model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,12 +6,15 @@ from typing import Any
 
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
-from bilens.data.texts import text_files
-from bilens.errors import BilensError
+from bilens.data.images import KNOWN
+from bilens.data.texts import HUB, text_files
+from bilens.errors import BilensError, DataError
+from bilens.hub import is_folder
 from bilens.models import FILES
 from bilens.options import Loader
+from bilens.progress import logger
 from bilens.read.language import corpus_for
-from bilens.train.run_directory import TRAINING_NAME, read_training
+from bilens.train.run_directory import TRAINING_NAME, is_other_data, read_training
 from bilens.train.settings import OWN_TEXT
 
 
@@ -24,35 +27,116 @@ def loader(model: Any, source: str | Path) -> Loader:
     def load(kind: type, settings: Mapping[str, Any], optional: bool) -> Any:
         name, folder = settings.get("data"), settings.get("data_dir")
         if not name and optional:
+            if folder is not None:
+                raise BilensError(f"data_dir={str(folder)!r} is the folder of data; give data too")
             return None
-        if kind is ImageData:
-            return load_images(name or read_training(source)["data"], folder).to(model.device)
-        return corpus_for(model, name or data_of(source), folder)
+        data = data_for(model, source, name, folder, images=kind is ImageData)
+        return data.to(model.device) if isinstance(data, ImageData) else data
 
     return load
 
 
-def data_of(source: str | Path) -> str:
-    """Return the name of the data that a run was trained on."""
+def data_for(
+    model: Any,
+    source: str | Path,
+    name: str | None = None,
+    folder: str | Path | None = None,
+    *,
+    images: bool,
+) -> Any:
+    """Return images or texts for a model by their name; by default those of its training.
+
+    Args:
+        model: the model, whose tokenizer reads texts.
+        source: place of the model, with the record of its training.
+        name: name of other data than that of the training.
+        folder: folder of the data. For data of the training, if it is not where it was.
+        images: whether to load images.
+
+    Raises:
+        BilensError: there is no name and no record of a training, or the folder has no effect.
+        DataError: the data is missing or damaged. Or it is not that of the training, by the digest
+            in training.json, and no name was given.
+    """
+    record: Mapping[str, Any] = {}
+    if not name:
+        record = read_training(source) if images else training_of(source)
+        name, folder = _place(source, record, folder)
+    else:
+        check_folder(name, folder)
+    if images:
+        data: Any = load_images(name, folder, record.get("data_seed", 0))
+    else:
+        data = corpus_for(model, name, folder)
+    if record and "data_digest" not in record and Path(name).exists():
+        logger.warning(
+            "%s was trained by an earlier version, which kept no digest of its data; %s may be "
+            "other data",
+            source,
+            name,
+        )
+    elif record and is_other_data(record, data.provenance):
+        raise DataError(
+            f"{source} was trained on other data than {name} holds now, by the digest in its "
+            f"{TRAINING_NAME}. Restore the data, or name its place by --data-dir (data_dir); "
+            "commands with --data read other data on purpose."
+        )
+    return data
+
+
+def _place(
+    source: str | Path, record: Mapping[str, Any], folder: str | Path | None
+) -> tuple[str, str | Path | None]:
+    """Return the name and the folder by which the data of a training is loaded again."""
+    name, recorded = str(record["data"]), record.get("data_dir")
+    if not Path(name).is_absolute():
+        return name, recorded if folder is None and recorded and is_folder(recorded) else folder
+    path = Path(name)
+    if folder is not None:
+        inside = Path(folder) / path.name
+        path = inside if inside.exists() else Path(folder)
+    if not path.exists():
+        raise DataError(
+            f"{source} was trained on {name}, and {path} does not exist; name the place of that "
+            "data by --data-dir (data_dir)"
+        )
+    return str(path), None
+
+
+def training_of(source: str | Path) -> dict[str, Any]:
+    """Return the record of a run's training, which names its data."""
     known = (Path(source) / TRAINING_NAME).is_file()
-    data = str(read_training(source)["data"]) if known else OWN_TEXT
-    if data == OWN_TEXT:
+    record = read_training(source) if known else {"data": OWN_TEXT}
+    if record["data"] == OWN_TEXT:
         raise BilensError(
             f"{source} does not say what it was trained on; name texts or images with --data, such "
             "as --data tinystories, --data FILE.txt or --data mnist"
         )
-    return data
+    return record
+
+
+def check_folder(data: str, data_dir: str | Path | None) -> None:
+    """Raise if a folder is named in which nothing is looked up."""
+    looked_up = (*KNOWN, *HUB)
+    if data_dir is not None and data not in looked_up:
+        raise BilensError(
+            f"data_dir={str(data_dir)!r} has no effect on data={data!r}: it is the folder of "
+            f"{', '.join(looked_up)}; leave it out"
+        )
 
 
 def check_data(source: str | Path, data: str | None, data_dir: str | Path | None = None) -> None:
     """Raise, before a model on this machine is opened, if its data is not named or not there.
 
     Raises:
-        BilensError: the model has no record of its training.
-        DataError: a language model in a file is to read texts that do not exist.
+        BilensError: the model has no record of its training, or data_dir has no effect on its data.
+        DataError: a language model in a file is to read texts that do not exist, or the data of
+            the training is gone.
     """
+    if data is not None:
+        check_folder(data, data_dir)
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)
     elif data is None and (is_file or Path(source).is_dir()):
-        data_of(source)
+        _place(source, training_of(source), data_dir)

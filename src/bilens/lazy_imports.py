@@ -23,10 +23,10 @@ def lazy_import(name: str, *, install: str = "") -> Any:
         if TYPE_CHECKING:
             import gradio
         else:
-            gradio = lazy_import("gradio", install="bilens[explore]")
+            gradio = lazy_import("gradio", install=".[explore]")
 
     Raises:
-        BilensError: (on first use) the module is not installed; names `pip install` of `install`.
+        BilensError: (on first use) the module is not installed; says to install `install`.
     """
     return _LazyModule(name, install)
 
@@ -70,7 +70,8 @@ class _LazyModule(ModuleType):
             if not self._install or error.name != package:
                 raise
             raise BilensError(
-                f"{package} is needed for this and is not installed: pip install '{self._install}'"
+                f"{package} is needed for this and is not installed: pip install -e "
+                f"'{self._install}' in your clone of bilens"
             ) from error
         return getattr(module, attribute)
 
@@ -87,9 +88,9 @@ if TYPE_CHECKING:
     import tokenizers
     import transformers
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
-    accelerate = lazy_import("accelerate", install="bilens[train]")
-    datasets = lazy_import("datasets", install="bilens[train]")
-    gradio = lazy_import("gradio", install="bilens[explore]")
+    accelerate = lazy_import("accelerate", install=".[train]")
+    datasets = lazy_import("datasets", install=".[train]")
+    gradio = lazy_import("gradio", install=".[explore]")
     safetensors = lazy_import("safetensors")
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")

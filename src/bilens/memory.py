@@ -1,8 +1,10 @@
 """Memory is checked before it is taken, and goes back once it is free."""
 
 import ctypes
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -53,6 +55,30 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
             f"{purpose} need {_gigabytes(n_bytes)} of memory on {device}, and "
             f"{_gigabytes(available)} are available"
         )
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Say in a line that memory is used up, in place of what Python, numpy or torch raise.
+
+    Raises:
+        MemoryLimitError: an allocation has failed.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        # torch has a class for it on a GPU only, and the system for none of its libraries.
+        texts = (
+            "DefaultCPUAllocator|[Cc]annot allocate memory|failed to map segment|can't start new"
+        )
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and not re.search(texts, str(error)):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise MemoryLimitError(
+            f"There is not enough memory ({reason}). Give the process more, or take a smaller "
+            "model, fewer texts or shorter ones."
+        ) from error
 
 
 def return_freed() -> None:

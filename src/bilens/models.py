@@ -11,6 +11,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
+from bilens.options import check_docstrings
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ FILES = (".gguf",)
 """Models that are one file have no config.json."""
 
 
+@torch.inference_mode(False)
 def load(
     source: str | Path | nn.Module,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     low_memory: bool = False,
     input_shape: Sequence[int] | None = None,
     **hub: Any,
@@ -41,8 +43,9 @@ def load(
             of bilens, of a known family of transformers, or of another known layout. A .gguf file
             is a model too. A torch module of your own is a transformer of a known family, or a
             stack of bilinear layers. The tensors of a stack are found and compared with it
-            (`bilens.tensor.TensorStack`).
-        device: device of the weights.
+            (`bilens.tensor.TensorStack`). Your module stays as it is, also in training mode: it
+            is in evaluation mode only while a reading runs it.
+        device: device of the weights; by default the CPU, and for a module of your own where it is.
         low_memory: open a transformer that is larger than memory. Its weights stay in files, and a
             reading takes the memory of the layers that it works on. A GGUF file needs room
             beside it on the disk for its weights in float32.
@@ -52,15 +55,18 @@ def load(
     Raises:
         CheckpointError: the model is missing or damaged, or a weight is NaN.
         NotBilinearError: your own module is neither.
-        BilensError: the structure of the model or the device is not known.
+        BilensError: the structure of the model or the device is not known, or your own module is on
+            another device.
     """
-    check_device(device)
     if isinstance(source, nn.Module):
-        return _open_module(source.to(device).eval(), input_shape)
+        _check_place(source, device)
+        return _open_module(source, input_shape)
+    device = check_device("cpu" if device is None else device)
     place = {name: value for name, value in hub.items() if name != "dtype"}
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
+    check_docstrings()
     opened = loading.open_any(source, low_memory=low_memory, **hub)
     model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
@@ -74,6 +80,19 @@ def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
     if type(module).__name__ in residual.families.known_families():
         return residual.ResidualModel(module)
     return TensorStack(module, input_shape)
+
+
+def _check_place(module: nn.Module, device: torch.device | str | None) -> None:
+    """Raise unless a module is on the device that was asked for."""
+    if device is None:
+        return
+    asked = torch.empty(0, device=check_device(device)).device
+    others = {str(p.device) for p in module.parameters() if p.device != asked}
+    if others:
+        raise BilensError(
+            f"device={str(device)!r}, but your own module is on {', '.join(sorted(others))}; "
+            "expected its device. Leave it out, or move the module first, by module.to(device)"
+        )
 
 
 def check_device(device: torch.device | str, name: str = "device") -> torch.device:

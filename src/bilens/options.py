@@ -13,6 +13,7 @@ import builtins
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, cached_property
@@ -210,6 +211,15 @@ Metric = Literal["images", "gaussian", "weights"]
 The last is a reading of the weights only. The tree has the same bonds for the first two, since it
 uses the second moment of the inputs.
 """
+
+
+def check_docstrings() -> None:
+    """Raise if Python dropped all docstrings: help, and transformers' classes, are made of them."""
+    if sys.flags.optimize > 1:
+        raise BilensError(
+            "Python runs with PYTHONOPTIMIZE=2 or -OO, which drops docstrings: commands would have "
+            "no help, and transformers could not open most models. Use PYTHONOPTIMIZE=1, or none"
+        )
 
 
 def help_lines(documented: Any, section: str) -> dict[str, str]:

@@ -3,8 +3,9 @@
 import atexit
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,6 +19,23 @@ def this_process(cpu: bool = False) -> "accelerate.PartialState":
     atexit.register(_leave_group)
     # Without a GPU accelerate starts a group only if it is told to use the CPU.
     return accelerate.PartialState(cpu=cpu or not torch.accelerator.is_available())
+
+
+def from_main_process(call: Callable[[], Any]) -> Any:
+    """Return the result of a call in the main process to all of them; its BilensError too.
+
+    The others would wait forever for what is never opened.
+    """
+    message: list[Any] = [None]
+    if this_process().is_main_process:
+        try:
+            message = [call()]
+        except BilensError as error:
+            message = [error]
+    accelerate.utils.broadcast_object_list(message)
+    if isinstance(message[0], BilensError):
+        raise message[0]
+    return message[0]
 
 
 @contextmanager

@@ -24,6 +24,11 @@ class Percent(float):
         return format(self, ".2%")
 
 
+def shape_fact(shape: Sequence[int]) -> str | int:
+    """Return the length of a single axis, and several as 2x3."""
+    return shape[0] if len(shape) == 1 else "x".join(map(str, shape))
+
+
 def signed(value: float, digits: str = ".3g") -> str:
     """Format a number with its sign, but without one if only zeros are shown."""
     text = format(value, "+" + digits)
@@ -196,6 +201,26 @@ class Section:
     def parts(self) -> list[Panel]:
         """The content, row after row."""
         return [part for row in self.rows for part in row]
+
+
+def distinct(names: Iterable[str], joint: str = " ") -> list[str]:
+    """Return names of which no two are equal, not even in another case: later ones get a number."""
+    taken, result = set[str](), list[str]()
+    for name in names:
+        number, unique = 1, name
+        while unique.casefold() in taken:
+            number += 1
+            unique = f"{name}{joint}{number}"
+        taken.add(unique.casefold())
+        result.append(unique)
+    return result
+
+
+def named_figures(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
+    """Return the figures of the pictures among parts of a page, by distinct names."""
+    pictures = [part for part in parts if isinstance(part, Picture)]
+    names = distinct((picture.name for picture in pictures), "-")
+    return {name: picture.figure for name, picture in zip(names, pictures, strict=True)}
 
 
 def plain(value: Any) -> Any:

@@ -1,9 +1,10 @@
 import datasets
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from bilens.data import load_images
+from bilens.data.images import BYTE_MODES, DEEP_MODES, grey_levels
 from bilens.errors import DataError
 
 CLASSES = ("ant", "bee", "wasp")
@@ -55,10 +56,10 @@ def test_a_split_in_folders_is_kept(tmp_path, name):
 def test_images_of_two_sizes_and_files_that_are_no_images_are_named(tmp_path):
     folder = write(tmp_path / "insects")
     Image.new("L", (5, 5)).save(folder / "bee" / "5.png")
-    with pytest.raises(DataError, match=r"insects, train: image 15 has 5x5 pixels, expected 4x5"):
+    with pytest.raises(DataError, match=r"insects: bee/5.png .* it has 5x5 pixels, expected 4x5 "):
         load_images(str(folder))
     (folder / "bee" / "5.png").write_bytes(b"\x89PNG")
-    with pytest.raises(DataError, match=r"insects, train: image 15 cannot be read.*Remove it"):
+    with pytest.raises(DataError, match=r"insects: bee/5.png cannot be read: .*remove it"):
         load_images(str(folder))
 
 
@@ -66,12 +67,149 @@ def test_folders_without_pictures_are_refused(tmp_path):
     with pytest.raises(DataError, match="has neither the IDX files .* nor class folders with imag"):
         load_images(str(tmp_path))
     (tmp_path / "notes.txt").write_text("none")
-    with pytest.raises(DataError, match="holds no images, expected pictures in class folders"):
+    with pytest.raises(DataError, match="nor class folders with images; unpack archives first"):
+        load_images(str(tmp_path))
+    (tmp_path / "ant").mkdir()
+    with pytest.raises(DataError, match="ant holds no pictures; fill it, or remove it"):
         load_images(str(tmp_path))
     folder = tmp_path / "[classes]"
     write(folder / "test")
-    with pytest.raises(DataError, match="has images in test, expected class folders, or class"):
+    with pytest.raises(DataError, match=r"holds the folders test, of which test hold further fold"):
         load_images(str(folder))
+    write(folder / "train")
+    write(folder / "more")
+    with pytest.raises(DataError, match=r"holds the folders more, test, train, of which"):
+        load_images(str(folder))
+    (folder / "more").rename(folder / "train" / "ant" / "more")
+    with pytest.raises(DataError, match=r"ant holds folders, expected pictures only"):
+        load_images(str(folder))
+
+
+RAMP = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (4, 1))
+LEVELS = RAMP / 255
+GREY = Image.fromarray(RAMP)
+
+
+def clear(mode, ink):
+    """Return a picture whose ink shows only by its opacity."""
+    picture = Image.new(mode, GREY.size, ink)
+    picture.putalpha(ImageOps.invert(GREY))
+    return picture
+
+
+def turned():
+    """Return a picture that is stored on its side, as cameras do."""
+    picture = GREY.rotate(90, expand=True)
+    picture.getexif()[274] = 6
+    return picture
+
+
+READ = {
+    "L": (GREY, "png"),
+    "P": (GREY.convert("P"), "png"),
+    "RGB": (GREY.convert("RGB"), "bmp"),
+    "CMYK": (GREY.convert("RGB").convert("CMYK"), "tiff"),
+    "RGBA": (GREY.convert("RGBA"), "png"),
+    "16 bits": (Image.fromarray(RAMP.astype(np.uint16) * 257), "png"),
+    "16 bits, TIFF": (Image.fromarray(RAMP.astype(np.uint16) * 257), "tiff"),
+    "16 bits, big-endian": (Image.fromarray((RAMP.astype(np.uint16) * 257).astype(">u2")), "tiff"),
+    "floats": (Image.fromarray(LEVELS.astype(np.float32)), "tiff"),
+    "ink by opacity, grey": (clear("L", 0), "png"),
+    "ink by opacity, colours": (clear("RGB", (0, 0, 0)), "webp"),
+    "turned": (turned(), "png"),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_pictures_of_these_kinds_have_all_their_levels(tmp_path, kind):
+    picture, ending = READ[kind]
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(3):
+            how = {"exif": picture.getexif()} if kind == "turned" else {}
+            how |= {"lossless": True} if ending == "webp" else {}
+            picture.save(tmp_path / label / f"{number}.{ending}", **how)
+    images = load_images(str(tmp_path)).train_images
+    np.testing.assert_allclose(images[0].reshape(4, 16), LEVELS, atol=1e-6)
+
+
+REFUSED = {
+    "32 bits": (Image.fromarray(RAMP.astype(np.int32)), "mode is I, expected one of 1, L, LA"),
+    "floats": (Image.fromarray(RAMP.astype(np.float32)), "from 0 to 255, expected 0 to 1"),
+    "NaN": (Image.fromarray(np.full((4, 4), np.nan, np.float32)), "from nan to nan, expected"),
+    "LAB": (Image.new("LAB", (4, 4)), "mode is LAB, expected one of"),
+    "white ink": (clear("L", 255), "white on a transparent ground, which is taken as white"),
+}
+
+
+@pytest.mark.parametrize("kind", [*REFUSED, "frames"])
+def test_pictures_of_other_kinds_are_refused(tmp_path, kind):
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "1.tiff"
+    if kind == "frames":
+        message = "it has several frames, expected one"
+        GREY.save(file, save_all=True, append_images=[ImageOps.invert(GREY)])
+    else:
+        picture, message = REFUSED[kind]
+        picture.save(file)
+    with pytest.raises(DataError, match=f"a/1.tiff cannot be read: .*{message}"):
+        load_images(str(tmp_path))
+
+
+def test_every_mode_of_pillow_is_read_whole_or_refused():
+    modes = {*BYTE_MODES, *DEEP_MODES, "LAB", "HSV", "I", "RGBX", "RGBa", "La", "I;16N"}
+    for mode in modes:
+        picture = Image.new(mode, (2, 2))
+        if mode in (*BYTE_MODES, *DEEP_MODES):
+            assert grey_levels(picture).shape == (2, 2)
+        else:
+            with pytest.raises(DataError, match=f"its mode is {mode}"):
+                grey_levels(picture)
+
+
+@pytest.mark.parametrize("names", ["train bus", "test control", "train test", "valid val"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_classes_have_any_names_and_may_be_links(tmp_path, names, linked):
+    place = tmp_path / "elsewhere" if linked else tmp_path / "data"
+    (tmp_path / "data").mkdir()
+    for name in names.split():
+        (place / name).mkdir(parents=True)
+        for number in range(5):
+            GREY.save(place / name / f"{number}.png")
+        if linked:
+            (tmp_path / "data" / name).symlink_to(place / name)
+    data = load_images(str(tmp_path / "data"))
+    assert data.class_names == tuple(sorted(names.split()))
+    assert len(data.train_labels) + len(data.test_labels) == 10
+
+
+def test_two_pictures_and_a_broken_link_are_named(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        GREY.save(tmp_path / name / "1.png")
+    with pytest.raises(DataError, match="holds 2 pictures, expected at least 3, to train and to t"):
+        load_images(str(tmp_path))
+    (tmp_path / "b" / "2.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match="b/2.png cannot be read: .*No such file"):
+        load_images(str(tmp_path))
+
+
+@pytest.mark.parametrize("below", [".", "data"])
+def test_parquet_files_of_the_hub(tmp_path, monkeypatch, below):
+    names = datasets.ClassLabel(names=list(CLASSES))
+    features = datasets.Features({"img": datasets.Image(), "label": names})
+    place = tmp_path / "mnist" / below
+    place.mkdir(parents=True)
+    for split, levels_of in (("train", [0, 1, 2]), ("test", [2])):
+        pictures = [Image.new("L", (3, 4), level) for level in levels_of]
+        rows = datasets.Dataset.from_dict({"img": pictures, "label": levels_of}, features)
+        rows.to_parquet(place / f"{split}-00000-of-00001.parquet")
+    for data in (load_images(str(tmp_path / "mnist")), load_images("mnist", tmp_path)):
+        assert (levels(data.train_images), levels(data.test_images)) == ([0, 1, 2], [2])
+        assert data.train_labels.tolist() == [0, 1, 2]
+    assert load_images(str(tmp_path / "mnist")).class_names == CLASSES
+    with pytest.raises(DataError, match="is a folder of mnist by its name, expected fashion-mnist"):
+        load_images("fashion-mnist", tmp_path / "mnist")
 
 
 def test_no_network_is_asked(tmp_path, monkeypatch):

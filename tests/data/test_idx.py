@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bilens.data.images import read_idx
 from bilens.errors import DataError
+from bilens.memory import MemoryLimitError
 
 # 2 x 3 bytes after a header of 12.
 HEADER = bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3])
@@ -28,7 +29,7 @@ def test_reads_what_was_written(tmp_path, write_idx, shape, name):
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"\x89PNG1234", b"\x00\x00\x0d\x01" + bytes(8), b"", HEADER[:11], WHOLE[:-1], HEADER),
+        *(b"\x89PNG1234", b"\x00\x00\x07\x01" + bytes(8), b"", HEADER[:11], WHOLE[:-1], HEADER),
         WHOLE + b"\x00",
     ],
 )
@@ -65,3 +66,26 @@ def test_no_content_escapes_as_another_error(shared_path, content, start):
     shared_path.write_bytes(start + content)
     with contextlib.suppress(DataError):
         assert read_idx(shared_path).dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(9, "signed bytes"), (11, "int16"), (12, "int32"), (13, "float32"), (14, "float64")],
+)
+def test_values_of_another_type_are_no_damage(tmp_path, code, kind):
+    (tmp_path / "some-idx").write_bytes(bytes([0, 0, code, 1, 0, 0, 0, 1]) + bytes(8))
+    with pytest.raises(DataError, match=f"some-idx holds {kind}, expected bytes; save it as bytes"):
+        read_idx(tmp_path / "some-idx")
+
+
+def test_no_more_is_unpacked_than_the_file_says_that_it_holds(tmp_path, monkeypatch):
+    asked = []
+    read = gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda *args: asked.append(args[1]) or read(*args))
+    (tmp_path / "some-idx.gz").write_bytes(gzip.compress(HEADER + bytes(1_000_000)))
+    with pytest.raises(DataError, match="some-idx.gz cannot be read as an IDX file of bytes"):
+        read_idx(tmp_path / "some-idx.gz")
+    assert max(asked) < 1000
+    (tmp_path / "some-idx").write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12)
+    with pytest.raises(MemoryLimitError, match="The .* bytes of .*some-idx need .* of memory"):
+        read_idx(tmp_path / "some-idx")

@@ -172,3 +172,18 @@ def test_a_folder_without_stories(tmp_path):
     message = f"^{tmp_path} is a folder without files .txt, .txt.gz, .parquet, .jsonl; choose anoth"
     with pytest.raises(DataError, match=message):
         next(read_texts(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["", "\n<|endoftext|>\nshort", "\n\nshort"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_text_is_never_held_that_is_too_long(tmp_path, monkeypatch, name, ending):
+    monkeypatch.setattr("bilens.data.texts.LONGEST", 1000)
+    opened = gzip.open if name.endswith(".gz") else open
+    for text in ("a" * 1001, "a b\n" * 251 if ending else "a" * 2000):
+        with opened(tmp_path / name, "wt") as file:
+            file.write(text + ending)
+        with pytest.raises(DataError, match=f"{name} holds a text of more than 1,000 characters"):
+            list(read_texts(tmp_path / name))
+    with opened(tmp_path / name, "wt") as file:
+        file.write("a" * 900 + ending)
+    assert next(iter(read_texts(tmp_path / name))) == "a" * 900

@@ -12,6 +12,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import rotate, rotation
+from bilens.nn.language.model import CACHE
 from bilens.nn.layers import make_mlp, make_norm
 from bilens.nn.settings import MlpName
 from tests.language import VOCAB, check_same_model, parts, random_model, random_text
@@ -421,3 +422,14 @@ def test_learned_positions_have_an_end():
         model(random_text(13)[None])
     with pytest.raises(BilensError, match="layer=1, expected 0 to 0"):
         model.mlp(1)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "squared"])
+def test_a_cache_has_the_names_of_all_versions_of_transformers(attention):
+    """From 5.24 on it is `cache`, which must not be taken for an option of the loss."""
+    model, ids = random_model(attention=attention), random_text(6)[None]
+    expected = model(ids).logits[:, -1:]
+    for name in ("past_key_values", "cache"):
+        start = model(ids[:, :-1], use_cache=True)
+        given = {name: start[CACHE], "use_cache": True}
+        torch.testing.assert_close(model(ids[:, -1:], **given).logits, expected)

@@ -251,11 +251,17 @@ def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(several):
 @pytest.mark.parametrize("name", EACH_READ)
 def test_n_grams_of_every_family(name):
     view = family_view(name)
-    reading = read_ngrams(view, "t3", minus="t4", layer=1, k=5, position=place(view))
+    options = {"layer": 1, "k": 5, "position": place(view)}
+    reading = read_ngrams(view, "t3", **options)
     assert len(reading.preceding) == len(reading.following) == 5
     if name.startswith("own") and view.layer(1).mlp.gate is not None:
         assert (len(reading.heads), reading.left_out) == (4, "")
     else:
+        for unused in ({"minus": "t4"}, {"among": [3, 4]}):
+            with pytest.raises(
+                NotBilinearError, match=f"{next(iter(unused))} counts in skip-trigrams"
+            ):
+                read_ngrams(view, "t3", **options, **unused)
         assert reading.heads == []
         assert "is not a tensor" in reading.left_out
 

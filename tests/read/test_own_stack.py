@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bilens.analysis import BUILT_IN, find_analysis
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
 from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
@@ -78,15 +79,21 @@ def test_a_single_layer_of_ones_own(basis, embedded, bias, tmp_path):
     assert 0 <= result.targeted <= result.fooled <= 1
 
 
+ANALYSES = [entry for entry in map(find_analysis, BUILT_IN) if entry.on is TensorChain]
+LAYERS = {"explain": 1, "eigenvectors": 1, "paths": 2, "bonds": 2}
+
+
+@pytest.mark.parametrize("entry", ANALYSES, ids=lambda entry: entry.name)
+def test_no_analysis_reads_tensors_that_are_not_the_model(entry):
+    message = r"model\(x\) and its layer_tensors\(\) differ, expected the same"
+    with pytest.raises(BilensError, match=message):
+        entry.read(Stack(LAYERS[entry.name], False, embedded=True, wrong=1.0), digits())
+
+
 def test_what_does_not_fit_is_named():
     data = digits()
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
         spectra(Stack(2, False, embedded=True))
-    for read, n_layers in ((read_bonds, 2), (read_deep, 2), (read_classifier, 1)):
-        with pytest.raises(
-            BilensError, match=r"model\(x\) and its layer_tensors\(\) differ, expected the same"
-        ):
-            read(Stack(n_layers, False, embedded=True, wrong=1.0), data)
     stack = Stack(2, False, embedded=True)
     stack.embedding = lambda: torch.eye(5, 64)
     with pytest.raises(BilensError, match=r"embedding\(\) has shape \(5, 64\), expected 6 rows"):

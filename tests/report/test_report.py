@@ -24,7 +24,7 @@ from bilens.report import (
     truncation_figure,
     write_report,
 )
-from bilens.report.page import render_page
+from bilens.report.page import render_page, report
 from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.models import digits
 
@@ -172,6 +172,39 @@ def test_ordering_by_activation_changes_the_pictures(reading, written):
     assert any(
         by_value[name] != by_activation[name] for name in by_value if name.startswith("eigen")
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "digits"}, "data='digits' has no effect on readings"),
+        ({"data_dir": "data"}, "data_dir='data' has no effect"),
+        ({"add": ["nonsense"]}, r"add=\['nonsense'\] has no effect"),
+        ({"token": "a"}, "token='a' has no effect"),
+        ({"layer": 0}, "layer=0 has no effect"),
+        ({"colour": "red"}, "colour is no setting of a report"),
+    ],
+)
+def test_a_report_of_readings_refuses_all_but_the_path(reading, tmp_path, settings, message):
+    for source in (reading, [reading]):
+        with pytest.raises(BilensError, match=message):
+            report(source, tmp_path / "page.html", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], r"source holds \[\], expected at least one reading"),
+        ([1], r"source holds \['int'\], expected at least one reading"),
+        ((), "expected at least one reading"),
+    ],
+)
+def test_a_report_needs_readings(source, message, tmp_path):
+    with pytest.raises(BilensError, match=message):
+        report(source, tmp_path / "page.html")
+    with pytest.raises(BilensError, match="readings has 0 and no section"):
+        write_report(tmp_path / "page.html", [], title="none")
 
 
 @pytest.mark.parametrize("width", [1200, 500])  # headless Chromium is never narrower than 500

@@ -1,7 +1,6 @@
 """Gates made linear: each layer on the outputs of earlier linear ones, and the measured cost."""
 
 from copy import deepcopy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,10 +65,16 @@ def test_a_layer_that_changed_runs_again(tmp_path):
     torch.testing.assert_close(streams.seen(mlps[1].module)[0], wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_streams_that_the_disk_has_no_room_for_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(BilensError, match="no room for 4,608 bytes, the stream of 36 tokens; use"):
-        streams_of(tiny("llama"), texts(3), tmp_path)
+def test_streams_that_the_disk_has_no_room_for_are_refused(tmp_path):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        # The stream has 4,608 bytes. A write to a mapped file would end the process.
+        with pytest.raises(CheckpointError, match="stream could not be written: File too large"):
+            streams_of(tiny("llama"), texts(3), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "phi3"])

@@ -278,7 +278,7 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
     split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
     assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
     stages = {path.name for path in (run / "stages").iterdir()}
-    assert stages == {"gates", "attention", "text.safetensors"}
+    assert stages == {"gates", "attention", "text.safetensors", "training.json", ".lock"}
     card = (run / "README.md").read_text()
     for stage, by_text in result.stages.items():
         for text, row in by_text.items():
@@ -332,7 +332,7 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     monkeypatch.setattr("bilens.train.tensorise.linearise", None)
     monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
     assert run(folder, resume=True).stages == result.stages
-    with pytest.raises(CheckpointError, match="exists already; resume with --resume"):
+    with pytest.raises(CheckpointError, match="already. Resume that training with --resume"):
         run(folder)
 
 
@@ -424,3 +424,41 @@ def test_the_memory_is_that_of_a_training(tied):
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def test_other_texts_or_settings_are_refused_when_resumed(tmp_path):
+    settings = replace(SMALL, mlp="gated", tokens=0)
+
+    def run(given, **changed):
+        how = replace(settings, **changed)
+        tensorise(
+            small_llama(),
+            TOKENS,
+            {"a": texts()},
+            how,
+            tmp_path,
+            texts=given,
+            resume=(tmp_path / "stages").exists(),
+            use_cpu=True,
+        )
+
+    run(texts(seed=2))
+    before = (tmp_path / "model.safetensors").read_bytes()
+    for other in (texts(seed=3), None):
+        with pytest.raises(CheckpointError, match="stages was trained on other data"):
+            run(other)
+    with pytest.raises(CheckpointError, match=f"was trained with length={TIME}, not length=5"):
+        run(texts(seed=2), length=5)
+    (tmp_path / "stages" / "attention" / ".unfinished-streams").mkdir()
+    (tmp_path / "stages" / "attention" / ".unfinished-0.safetensors").touch()
+    run(texts(seed=2))
+    assert not list(tmp_path.rglob(".unfinished*"))
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_stages_of_an_earlier_version_are_not_mixed_with_new_ones(tmp_path):
+    (tmp_path / "stages" / "gates").mkdir(parents=True)
+    (tmp_path / "stages" / "gates" / "layer-000.safetensors").touch()
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match="is of an earlier version and cannot be resumed"):
+            tensorise(small_llama(), TOKENS, {}, SMALL, tmp_path, resume=resume, use_cpu=True)

@@ -19,11 +19,12 @@ from bilens.analysis import BUILT_IN, declared_analysis, load_file
 from bilens.cli.console import check_own, errors, out, printable
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
+from bilens.options import check_docstrings
 
 if TYPE_CHECKING:
-    from bilens import files
+    from bilens import files, memory
 else:  # It imports torch, and `bilens --help` does without it.
-    files = lazy_import("bilens.files")
+    files, memory = lazy_import("bilens.files"), lazy_import("bilens.memory")
 
 JSON = "--json"
 
@@ -67,6 +68,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         if sys.stdout is None:
             raise BilensError("standard output is closed; use > /dev/null to see nothing of it")
+        check_docstrings()
         if isinstance(sys.stdout, TextIOWrapper):
             # Terminals of other encodings than UTF-8 show \u2581 instead of a letter.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -77,6 +79,7 @@ def main(args: list[str] | None = None) -> None:
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
+            memory.memory_errors(),
         ):
             check_outputs(command)
             record = command.run()

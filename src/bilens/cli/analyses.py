@@ -172,7 +172,7 @@ def show_reading(reading: Reading) -> None:
 
 def write_reading(reading: Reading, path: Path) -> None:
     """Write a page, the numbers as JSON, or a folder with tables as CSV, by the path's ending."""
-    from bilens.files import write_json, written_whole
+    from bilens.files import file_names, write_json, written_whole
     from bilens.report import write_report
 
     # A page is for reading, and the JSON beside it for programs.
@@ -182,8 +182,9 @@ def write_reading(reading: Reading, path: Path) -> None:
     elif path.suffix == ".json":
         write_json(path, reading.record())
     else:
-        for caption, frame in reading.tables().items():
-            with written_whole(path / f"{caption.replace(' ', '-')}.csv") as file:
+        tables = reading.tables()
+        for name, frame in zip(file_names(tables), tables.values(), strict=True):
+            with written_whole(path / f"{name}.csv") as file:
                 frame.to_csv(file, index=False)
         write_json(path / "reading.json", reading.record())
 

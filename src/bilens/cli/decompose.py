@@ -1,7 +1,7 @@
 """`bilens decompose`, `report` and `explore`: a trained model as files, as a page and live."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class Decompose:
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
-        data_dir: folder of the IDX files; see `bilens train images --help`.
+        data_dir: folder of the data, if it is not where it was at the training.
         basis: (one layer) eigenvectors orthonormal after the embedding, as in the paper and by
             default, or in pixels.
         paths: (several layers) how many of the strongest paths to find; 1000 by default.
@@ -202,6 +202,14 @@ class Explore:
 
         # A Space starts its own explorer, so nothing is read here.
         if self.space is not None:
+            unused = ("data_dir", "host", "port", "share", "open_browser", "add", "device")
+            for field in fields(self):
+                value = getattr(self, field.name)
+                if field.name in unused and value != field.default:
+                    raise BilensError(
+                        f"--{field.name.replace('_', '-')}={value} has no effect with --space, "
+                        "which starts its own explorer; leave it out"
+                    )
             explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
             return {"space": self.space}

@@ -1,6 +1,6 @@
 """Commands on pretrained models: to process, anneal, export, linearise, tensorise, and spectra."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -271,23 +271,27 @@ class Linearise(InStages):
 
         from bilens.processes import this_process
         from bilens.train import layers, linearise, tensorise
+        from bilens.train.trainer import shape_of
 
         how, output = Distillation(steps=self.steps), self.output or self.place
-        folder = layers.stages_of(output, resume=self.resume)
         model, tokenizer, learned, held_out = self.begin(self.length)
         if self.tokens < self.length:
             raise BilensError(f"--tokens={self.tokens}, expected at least --length={self.length}")
+        texts = tensorise.interleaved(learned)[: self.tokens // self.length]
+        record = {**asdict(how), "layers": self.layers, "budget": self.budget}
+        record["model"] = shape_of(model.config)
         measurements = tensorise.Measurements(output, layers.sharing_copy(model), held_out)
-        measurements.add("original", model)
-        linearised = linearise.linearise(
-            model,
-            tensorise.interleaved(learned)[: self.tokens // self.length],
-            torch.cat(list(held_out.values())),
-            self.layers,
-            budget=self.budget,
-            distillation=how,
-            run=folder / "gates",
-        )
+        with layers.open_stages(output, record, texts, resume=self.resume) as folder:
+            measurements.add("original", model)
+            linearised = linearise.linearise(
+                model,
+                texts,
+                torch.cat(list(held_out.values())),
+                self.layers,
+                budget=self.budget,
+                distillation=how,
+                run=folder / "gates",
+            )
         measurements.add("gates", model)
         if not this_process().is_main_process:
             return None
@@ -423,7 +427,7 @@ class Spectra:
         # Read back from the files: some may be of an earlier run.
         names, spectrum = bilens.convert.read_spectra(output)
         values, residuals = spectrum.values.tolist(), spectrum.residuals.amax(-1).tolist()
-        rows = list(zip(names, token_names(model, names), values, residuals, strict=True))
+        rows = list(zip(map(int, names), token_names(model, names), values, residuals, strict=True))
         cells = [(name, "  ".join(map(signed, v)), f"{r:.1e}") for _, name, v, r in rows[:10]]
         show_table(("token", "eigenvalues", "largest residual"), cells, words=2)
         out.print(f"{len(names):,} tokens: {output}")

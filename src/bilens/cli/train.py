@@ -61,7 +61,7 @@ class TrainImages(CheckedSettings):
 
     @property
     def place(self) -> Path:
-        return Path("runs") / Path(self.data).name
+        return Path("runs") / Path(self.data).resolve().name
 
     def run(self) -> dict[str, Any]:
         from bilens.data import load_images
@@ -141,7 +141,7 @@ class TrainLanguage:
 
     @property
     def place(self) -> Path:
-        return Path("runs") / Path(self.data).name
+        return Path("runs") / Path(self.data).resolve().name
 
     def run(self) -> dict[str, Any] | None:
         from bilens.data import load_corpus

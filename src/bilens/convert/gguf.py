@@ -32,7 +32,7 @@ from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import
 from bilens.memory import check_memory
 
-gguf = lazy_import("gguf", install="bilens[gguf]")
+gguf = lazy_import("gguf", install=".[gguf]")
 
 SIZES = {
     "context_length": "max_position_embeddings",

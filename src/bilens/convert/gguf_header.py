@@ -16,7 +16,7 @@ from bilens.errors import CheckpointError
 from bilens.files import file_errors
 from bilens.lazy_imports import lazy_import
 
-gguf = lazy_import("gguf", install="bilens[gguf]")
+gguf = lazy_import("gguf", install=".[gguf]")
 
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by the numbers of GGUF's value types."""

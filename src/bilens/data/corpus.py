@@ -1,7 +1,7 @@
 """Texts as rows of token ids: read, split, tokenized and packed, in the cache of `datasets`."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -12,8 +12,16 @@ import numpy as np
 
 from bilens.checks import check_count, checked
 from bilens.data.languages import DeepGrammar, Grammar
-from bilens.data.texts import clean, read_texts, text_files, train_tokenizer, with_special_tokens
+from bilens.data.texts import (
+    HUB,
+    clean,
+    read_texts,
+    text_files,
+    train_tokenizer,
+    with_special_tokens,
+)
 from bilens.errors import BilensError, DataError
+from bilens.hub import named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Between, CheckedSettings, Size
 
@@ -32,12 +40,20 @@ class Corpus:
         tokenizer: tokenizer of the rows.
         rows: rows of the training split, or a function that makes them.
         validation: rows of other texts: a column `input_ids` of int64 tensors.
+        origin: arguments that read the same texts from any working directory, as training.json
+            names them, data and data_dir, and data_digest, the SHA-256 of their files.
     """
 
     name: str
     tokenizer: "transformers.PreTrainedTokenizerFast"
     rows: "datasets.Dataset | Callable[[], datasets.Dataset]" = field(repr=False)
     validation: "datasets.Dataset"
+    origin: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def provenance(self) -> dict[str, str | None]:
+        """Entries of training.json: the name and `origin`."""
+        return {"data": self.name, **self.origin}
 
     @cached_property
     def train(self) -> "datasets.Dataset":
@@ -116,7 +132,8 @@ def load_corpus(
         _tokenized(parts[split], tokenizer, *ends, settings, add_special_tokens=False)
         for split in ("train", "test")
     )
-    return Corpus(str(name), tokenizer, train, validation)
+    origin = _origin(name, data_dir, cache_dir)
+    return Corpus(Path(name).name, tokenizer, train, validation, origin)
 
 
 @checked
@@ -162,7 +179,8 @@ def load_documents(
         part = texts.filter(_belongs, input_columns="text", fn_kwargs=how)
         return _tokenized(part, tokenizer, [], end, settings)
 
-    return Corpus(str(name), tokenizer, lambda: rows(False), rows(True))
+    origin = _origin(name, data_dir, cache_dir)
+    return Corpus(Path(name).name, tokenizer, lambda: rows(False), rows(True), origin)
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -214,11 +232,41 @@ def _distinct_texts(
     name: str | Path, data_dir: str | Path | None, cache_dir: str | Path | None, *, cleaned: bool
 ) -> "datasets.Dataset":
     """Return the distinct texts of a source in a column `text`, read once."""
-    paths = [path.resolve() for path in text_files(name, data_dir)]
-    # They are in the key of the cache: a file that changes is read again.
-    files = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    files = _stamped_files(name, data_dir)
     how = {"source": str(name), "data_dir": data_dir, "cleaned": cleaned, "files": files}
     return _cached(_rows_of_texts, how, cache_dir)
+
+
+def _origin(
+    name: str | Path, data_dir: str | Path | None, cache_dir: str | Path | None
+) -> dict[str, str | None]:
+    """Return `Corpus.origin`; the hub gives no files, and so no digest."""
+    files = _stamped_files(name, data_dir)
+    folder = named_folder(data_dir) if str(name) in HUB else None
+    digest = _cached(_rows_of_digest, {"files": files}, cache_dir)[0]["text"] if files else None
+    return {
+        "data": str(name) if str(name) in HUB else str(Path(name).resolve()),
+        "data_dir": None if folder is None else str(folder.resolve()),
+        "data_digest": digest,
+    }
+
+
+Stamped = tuple[tuple[str, int, int], ...]
+"""Files with their sizes and times of modification."""
+
+
+def _stamped_files(name: str | Path, data_dir: str | Path | None) -> Stamped:
+    """Return files in the key of a cache, so that a file that changes is read again."""
+    paths = [path.resolve() for path in text_files(name, data_dir)]
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+
+
+def _rows_of_digest(files: Stamped, version: int) -> Iterator[dict[str, str]]:
+    whole = hashlib.sha256()
+    for path, _, _ in files:
+        with Path(path).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    yield {"text": whole.hexdigest()}
 
 
 def _rows_of_texts(

@@ -21,6 +21,8 @@ from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Size
 
 HUB = {"tinystories": "roneneldan/TinyStories"}
+LONGEST = 2**28
+"""Characters of a text, at most."""
 SUFFIXES = {".txt": "text", ".txt.gz": "text", ".parquet": "parquet", ".jsonl": "json"}
 
 
@@ -127,7 +129,15 @@ def _read_lines(path: Path) -> Iterator[str]:
         separator = end_of_story if marked else ""
         every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
         lines: list[str] = []
-        for line in file:
+        length = 0
+        # In parts: a small packed file may hold a line that is larger than memory.
+        while line := file.readline(LONGEST + 1):
+            length += len(line)
+            if length > LONGEST:
+                raise DataError(
+                    f"{path} holds a text of more than {LONGEST:,} characters; end texts by lines "
+                    f"{end_of_story}, or by blank lines"
+                )
             if every_line:
                 yield line
             elif line.strip() == separator:
@@ -135,6 +145,8 @@ def _read_lines(path: Path) -> Iterator[str]:
                 lines = []
             else:
                 lines.append(line)
+                continue
+            length = 0
         yield "".join(lines)
 
 

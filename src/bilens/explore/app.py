@@ -22,13 +22,13 @@ from huggingface_hub import SpaceCardData
 from torch import nn
 
 from bilens.analysis import named_analyses
-from bilens.checks import check_count
-from bilens.data import ImageData, load_images
+from bilens.checks import check_count, checked
+from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
-from bilens.inputs import check_data, data_of
+from bilens.inputs import check_data, data_for
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from starlette import middleware
 
     from bilens.explore import pages
-    from bilens.read.language import contexts
 else:
-    middleware = lazy_import("starlette.middleware", install="bilens[explore]")
+    middleware = lazy_import("starlette.middleware", install=".[explore]")
     pages = lazy_import("bilens.explore.pages")
-    contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
 
@@ -55,6 +53,7 @@ class Explorer:
 
     blocks: gr.Blocks
 
+    @checked
     def launch(
         self,
         *,
@@ -114,6 +113,7 @@ class Explorer:
         self.blocks.close(verbose=False)
 
 
+@checked
 def explorer(
     source: Any,
     *,
@@ -152,20 +152,25 @@ def explorer(
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    name = str(data or data_of(source))
+    is_tensor = isinstance(model, TensorChain)
+    shown: Any = data
+    if not isinstance(data, ImageData):
+        shown = data_for(model, source, data, data_dir, images=is_tensor)
+    elif data_dir is not None or not is_tensor:
+        other = "a folder beside them" if data_dir is not None else "the texts of a language model"
+        raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
-        if isinstance(model, TensorChain):
-            images = data if isinstance(data, ImageData) else load_images(name, data_dir)
+        if is_tensor:
             recorded = recorded_settings(source) if isinstance(source, str | Path) else {}
-            pages.ImagePage(model, images.to(device), added, recorded).screen()
+            pages.ImagePage(model, shown.to(device), added, recorded).screen()
         else:
-            corpus = contexts.corpus_for(model, name, data_dir)
-            pages.LanguagePage(model, corpus, added).screen()
+            pages.LanguagePage(model, shown, added).screen()
     return Explorer(blocks)
 
 
+@checked
 def explore(
     source: Any,
     *,
@@ -329,6 +334,7 @@ def _is_plain(body: bytes) -> bool:
     )
 
 
+@checked
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
     """Write a folder with app.py, requirements.txt, README.md and the model.
 

@@ -8,7 +8,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from bilens.analysis import Analysis, Reading
+from bilens.analysis import Analysis, Reading, check_once
 from bilens.errors import BilensError
 from bilens.explore.screen import (
     Screen,
@@ -90,7 +90,9 @@ class ReadingPanel:
         return self.analysis.run(self.model(), values, self._load)
 
     def _load(self, kind: type, settings: Any, optional: bool) -> Any:
-        return next((item for item in self.inputs if isinstance(item, kind)), None)
+        # The page's texts and images are for readings that need them.
+        fitting = [item for item in self.inputs if isinstance(item, kind)]
+        return None if optional or not fitting else fitting[0]
 
     def lay_out(self, screen: Screen[Any]) -> None:
         """Lay out the heading, the controls and the places for content."""
@@ -166,6 +168,7 @@ class PanelView:
         recorded: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
+        check_once(analyses)
         panels = [
             ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers, recorded)
             for entry in analyses

@@ -31,7 +31,7 @@ from bilens.figures.marks import (
     points,
     rgba,
 )
-from bilens.files import written_whole
+from bilens.files import file_names, written_whole
 from bilens.lazy_imports import go, lazy_import, pio
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
 def require_matplotlib() -> None:
     """Raise an error, before figures are computed, if they cannot be saved."""
     if find_spec("matplotlib") is None:
-        raise BilensError("figures are saved by matplotlib: pip install 'bilens[figures]'")
+        raise BilensError("figures are saved by matplotlib: pip install matplotlib")
 
 
 @checked
@@ -77,8 +77,8 @@ def save_figure(
 
 @checked
 def save_figures(figures: "Mapping[str, go.Figure]", folder: Path, kind: str) -> None:
-    """Save each figure under its name in `folder` as png, svg or pdf."""
-    for name, figure in figures.items():
+    """Save each figure under its name in `folder` as png, svg or pdf; see `file_names`."""
+    for name, figure in zip(file_names(figures), figures.values(), strict=True):
         save_figure(figure, folder / f"{name}.{kind}")
 
 

@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -79,7 +79,12 @@ def bilinear_attention(  # noqa: PLR0913
     tensors = tuple(x for x in inputs if isinstance(x, Tensor))
     if kernel != "reference" and has_torch_function(tensors):
         # As any function of torch, this one can have another rule.
-        options = {"scale": scale, "constant": constant, "normalised": normalised, "seen": seen}
+        options: dict[str, Any] = {
+            "scale": scale,
+            "constant": constant,
+            "normalised": normalised,
+            "seen": seen,
+        }
         return handle_torch_function(bilinear_attention, tensors, *inputs, **options)
     if not _are_valid(inputs):
         _explain(*inputs)

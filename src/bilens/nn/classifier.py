@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, check_labels, checked
 from bilens.errors import BilensError, NotBilinearError
+from bilens.hooks import evaluating
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.layers import GatedLayer, ScalarNorm, make_norm
 from bilens.nn.settings import ClassifierConfig
@@ -214,7 +215,8 @@ class ImageClassifier(Checkpointed):
         check_labels(labels, self.config.n_classes)
         right = 0
         for batch, targets in zip(x.split(batch_size), labels.split(batch_size), strict=True):
-            logits = self(fit_input(batch, self.embed.weight, constant=False))
+            with evaluating(self):
+                logits = self(fit_input(batch, self.embed.weight, constant=False))
             # The largest of NaNs is a class too.
             check_finite(logits=logits)
             right += int((logits.argmax(-1) == targets.to(self.device)).sum())

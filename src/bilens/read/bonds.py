@@ -102,6 +102,16 @@ class BondReading(Reading):
             ("drop", self.drop),
         ]
 
+    def record(self) -> dict[str, Any]:
+        """Return its numbers for JSON: the directions of each bond and the interval as lists."""
+        lists = {"directions": self.cut.ranks, "95 % interval": self.held_out.interval}
+        record = super().record() | {name: list(numbers) for name, numbers in lists.items()}
+        tables = [rows for rows in record.values() if rows and isinstance(rows, list)]
+        for row in (row for rows in tables for row in rows if isinstance(row, dict)):
+            if row.get("directions at each bond") == _sum(self.cut.ranks):
+                row["directions at each bond"] = list(self.cut.ranks)
+        return record
+
     def frame(self) -> "pd.DataFrame":
         """Return a row for each direction of each bond."""
         return self.bonds.frame()
@@ -121,7 +131,7 @@ class BondReading(Reading):
 
     def accuracies(self) -> "pd.DataFrame":
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
-        rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
+        rows: list[tuple[int | str, float]] = [(k, share) for k, share, _ in self.by_rank]
         rows.append((_sum(self.cut.ranks), self.held_out.accuracy))
         frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
         # The last row is the smallest cut, measured on the same images.
@@ -160,7 +170,7 @@ class BondReading(Reading):
         curve = partial(kept_directions_figure, self.by_rank, self.accuracy, mark=self.few)
         accuracies = self.accuracies()
         table = chain.accuracy_table(accuracies)
-        named = {str(self.few), _sum(self.cut.ranks), str(self.by_rank[-1][0])}
+        named = {self.few, _sum(self.cut.ranks), self.by_rank[-1][0]}
         shown = accuracies[accuracies["directions at each bond"].isin(named)]
         products = f"{len(reading.products):,} products of two coordinates"
         enough = [k for k, share in self.by_products if share >= self.accuracy - self.drop]

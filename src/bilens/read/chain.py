@@ -1,6 +1,7 @@
 """Models of bilinear layers, opened for reading: their tensors, their embedding, their accuracy."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from bilens.checks import check_finite, check_labels, check_sum
 from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
+from bilens.hooks import evaluating
 from bilens.lazy_imports import pd
 from bilens.sections import Fact, Table
 from bilens.tensor import BilinearTensor, TensorChain
@@ -99,7 +101,8 @@ def predict(
     # The constant coordinate is the tensors' own: the model is called on the inputs only.
     rows = fit_input(x, embedding[:, : embedding.shape[1] - first.constant], constant=False)
     # In batches, since test sets may not fit on a device.
-    logits = torch.cat([model(batch) for batch in rows.split(BATCH)])
+    with evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+        logits = torch.cat([model(batch) for batch in rows.split(BATCH)])
     check_finite(logits=logits)
     return logits
 

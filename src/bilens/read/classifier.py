@@ -412,9 +412,12 @@ def read_explanation(
 
     Raises:
         NotBilinearError: the model has several layers.
+        BilensError: the model differs from its tensor.
     """
     if isinstance(image, int):
         image = data.test_images[check_index("image", image, len(data.test_images))]
     spectrum = spectra(model)
+    tensors = chain.input_tensors(model)
+    chain.check_reproduces(model, tensors, data.test_images.to(spectrum.vectors.device))
     split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
     return ImageExplanation(split.x, split.logits, split.parts, data.shape, data.class_names)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -277,6 +277,14 @@ class Explanation(Reading):
                 rows.append((label, str(number), activation))
             rows.append((label, "all others", part.remainder))
         return pd.DataFrame(rows, columns=["class", "term", "activation"])
+
+    def record(self) -> dict[str, Any]:
+        """Return its numbers for JSON; classes and eigenvectors have theirs."""
+        record = super().record()
+        for row in record[self.title]:
+            row["class"] = int(row["class"])
+            row["term"] = int(row["term"]) if row["term"].isdigit() else row["term"]
+        return record
 
 
 @detached

@@ -56,7 +56,7 @@ class TextLoss:
 class LanguageSummary(Reading):
     """Summary of a language model, with the flow of one logit on a held-out text."""
 
-    about: tuple[tuple[str, str], ...]  # names and values of its sizes
+    about: tuple[Fact, ...]  # names and values of its sizes
     vocab_size: int
     text_loss: TextLoss
     next_tokens: pd.DataFrame  # most likely next tokens of the prompt, with their probabilities

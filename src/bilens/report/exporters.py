@@ -194,5 +194,5 @@ def write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
     # The smallest cut that keeps the accuracy is a run like any other.
     reading.cut_model().save_files(folder / "cut")
     about = {name: getattr(reading, name) for name in ("metric", "drop", "kind")}
-    about |= {"cut_of": model, "data": reading.data.name, "ranks": list(reading.cut.ranks)}
+    about |= {"cut_of": model, "ranks": list(reading.cut.ranks), **reading.data.provenance}
     write_json(folder / "cut" / TRAINING_NAME, about)

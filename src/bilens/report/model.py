@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bilens.analysis import Analysis, Reading, find_analysis, named_analyses
+from bilens.analysis import Analysis, Reading, check_once, find_analysis, named_analyses
+from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.inputs import data_of, loader
+from bilens.inputs import loader
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
-from bilens.read.language import TokenDirection, corpus_for, read_language
+from bilens.read.language import TokenDirection, read_language
 from bilens.read.summary import is_bilinear, read_summary
 
 
@@ -36,8 +37,14 @@ def report_readings(
     else:
         _check_effects(given, {"basis", "order"}, added)
         first, entries = [], [find_analysis("eigenvectors"), *added]
+    check_once(entries)
     own = {"bonds": recorded_settings(source)} if source else {}
-    load = loader(model, source)
+    load_data = loader(model, source)
+
+    def load(kind: type, settings: Mapping[str, Any], optional: bool) -> Any:
+        # The data of a report are those of readings that need them.
+        return None if optional else load_data(kind, settings, optional)
+
     return first + [
         entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
     ]
@@ -59,7 +66,7 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 
 
 def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
-    corpus = corpus_for(model, given.get("data") or data_of(source), given.get("data_dir"))
+    corpus = loader(model, source)(Corpus, given, False)
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
     direction = None

@@ -29,6 +29,7 @@ from bilens.sections import (
     Section,
     Table,
     fact_text,
+    named_figures,
     signed,
 )
 
@@ -121,23 +122,23 @@ def write_report(
         path: The page.
         readings: Readings in the order of the page.
         title: A line above the question, such as the name of the model.
+
+    Raises:
+        BilensError: the readings have no section.
     """
-    first, *others = [section for reading in readings for section in reading.sections()]
+    sections = [section for reading in readings for section in reading.sections()]
+    if not sections:
+        raise BilensError(f"readings has {len(readings)} and no section, expected at least one")
+    first, *others = sections
     about = title if title != first.title else ""
     sections = [replace(first, title="", text="", facts=())]
     for number, section in enumerate(others):
         sections.append(replace(section, folded=section.folded or number > 0))
     write_page(Path(path), first.title, first.text, first.facts, sections, about)
-    figures: dict[str, go.Figure] = {}
-    for part in (part for section in sections for part in section.parts):
-        if isinstance(part, Picture):
-            number, name = 1, part.name
-            while name in figures:
-                number, name = number + 1, f"{part.name}-{number}"
-            figures[name] = part.figure
-    return figures
+    return named_figures(part for section in sections for part in section.parts)
 
 
+@checked
 def report(
     source: Any,
     path: str | Path,
@@ -162,23 +163,33 @@ def report(
             layer, among, prompt.
 
     Raises:
-        BilensError: this kind of model has no report, or a setting does not exist or fit.
+        BilensError: this kind of model has no report, a setting does not exist or fit, or anything
+            but the path is given beside readings, which are made already.
     """
     # `bilens report --help` has a line on each.
     options = ("basis", "drop", "metric", "order", "token", "minus", "layer", "among", "prompt")
     if unknown := settings.keys() - set(options):
         raise BilensError(f"{unknown.pop()} is no setting of a report, expected {options}")
-    readings = [source] if isinstance(source, Reading) else source
-    name = source if isinstance(source, str | Path) else ""
-    title = f"{Path(name).name or type(source).__name__}, read from its weights"
-    if not isinstance(readings, list | tuple):
-        if name:
-            inputs.check_data(name, data, data_dir)
-        model = models.load(name) if name else source
-        settings |= {"data": data, "data_dir": data_dir}
-        readings = contents.report_readings(model, settings, source=name, add=add)
-    elif readings:
+    settings |= {"data": data, "data_dir": data_dir}
+    if isinstance(source, Reading | list | tuple):
+        readings = [source] if isinstance(source, Reading) else list(source)
+        if not readings or not all(isinstance(reading, Reading) for reading in readings):
+            kinds = [type(reading).__name__ for reading in readings]
+            raise BilensError(f"source holds {kinds}, expected at least one reading")
+        for name, value in {**settings, "add": add or None}.items():
+            if value is not None:
+                raise BilensError(
+                    f"{name}={value!r} has no effect on readings, which are made already; leave "
+                    "it out, or give the model"
+                )
         title = readings[0].title
+    else:
+        folder: str | Path = source if isinstance(source, str | Path) else ""
+        title = f"{Path(folder).name or type(source).__name__}, read from its weights"
+        if folder:
+            inputs.check_data(folder, data, data_dir)
+        model = models.load(folder) if folder else source
+        readings = contents.report_readings(model, settings, source=folder, add=add)
     write_report(path, readings, title=title)
     return Path(path)
 

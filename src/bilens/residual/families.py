@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.hooks import evaluating
 from bilens.nn import ATTENTIONS
 from bilens.nn.layers import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
@@ -575,18 +575,6 @@ def _check_unshared(parts: Parts) -> None:
             f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "
             "it can be neither read nor processed for one of them. Copy it for each place first."
         )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, without dropout, as long as this runs."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 def known_norm(name: str, module: nn.Module) -> Norm:

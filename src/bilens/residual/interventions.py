@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
+from bilens.residual.layer_trace import first_input
 from bilens.residual.layers import MLP, Heads
 from bilens.residual.model import ResidualModel
-from bilens.residual.running import wide_passes
+from bilens.residual.running import run, wide_passes
 
 EMBEDDING = -1
 """Layer of the sites before the first layer."""
@@ -204,8 +205,8 @@ def streams(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tenso
     """Return the streams of texts after the last layer."""
     # Logits of all positions would take longer than the layers of a small model.
     last = model.parts.norm_or_module
-    args, _ = first_call(last, lambda: model.model(ids, use_cache=False))
-    return args[0]
+    args, kwargs = first_call(last, lambda: run(model.model, ids))
+    return first_input(last, args, kwargs, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,8 +242,8 @@ class Run:
             inputs[module], outputs[module] = args[0][0], y[0]
 
         def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else kwargs.pop("hidden_states")
-            calls[module] = x, args[1:], kwargs
+            options = {name: x for name, x in kwargs.items() if name != "hidden_states"}
+            calls[module] = first_input(module, args, kwargs, None), args[1:], options
 
         layers, by_position = model.parts.layers, set[nn.Module]()
         for layer in layers:

@@ -17,6 +17,8 @@ Recorded = dict[tuple[str, nn.Module], Tensor]
 """Numbers of a forward pass, by their kind and module."""
 FOLLOWING = ("attn_n", "pattern", "mixed", "mlp_n", "gate_ratio")
 """Properties of a `LayerTrace`."""
+CACHES = ("cache", "past_key_values", "layer_past")
+"""Names of the keys and values of earlier tokens in versions of transformers, the newest first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,7 @@ class AttentionArguments:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "AttentionArguments":
         """Return the arguments of a call, without its input and without a cache."""
-        dropped = ("hidden_states", "past_key_values", "layer_past")
+        dropped = ("hidden_states", *CACHES)
         options = {name: value for name, value in kwargs.items() if name not in dropped}
         return cls(args[1:], options, by_name=not args)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, check_index, checked, detached
 from bilens.errors import BilensError
+from bilens.hooks import evaluating
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 from bilens.tensor import BilinearTensor
 
@@ -278,7 +279,8 @@ class MLP(NormedInput):
 
     def run(self, y: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the output of the module from the norm's output y."""
-        outputs: Tensor = self.module(y.reshape(1, -1, y.shape[-1]))
+        with evaluating(self.module):
+            outputs: Tensor = self.module(y.reshape(1, -1, y.shape[-1]))
         return outputs.reshape(y.shape[:-1] + outputs.shape[-1:])
 
     @detached

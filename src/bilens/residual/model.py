@@ -53,7 +53,7 @@ class ResidualModel:
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_weights(model)
         check_unhooked(model)
-        self.model: Any = model.eval()
+        self.model: Any = model
         self.tokenizer = tokenizer
         self.parts = parts_of(model)
         self._numbers = config_numbers(model)

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from copy import deepcopy
 from functools import partial
-from threading import RLock
 from typing import Any, Literal, NoReturn, cast
 
 import torch
@@ -17,10 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.checks import detached
 from bilens.errors import BilensError
-from bilens.hooks import StopForwardError
+from bilens.hooks import StopForwardError, changed, evaluating, hooked
 
 PREFIX = "bilens-"
-_LOCK = RLock()
 _attention: ContextVar[str | None] = ContextVar("attention", default=None)
 _recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
 
@@ -30,28 +29,43 @@ def attention_choice(model: Any) -> str | None:
 
     Attention of bilens's own models, and of models that were registered, has none.
     """
+    if hasattr(model, "embed_text"):
+        return None
     choice: str | None = getattr(model.config, "_attn_implementation", None)
-    return None if hasattr(model, "embed_text") else choice
+    # Another thread may be within `attends_by`.
+    return None if choice is None else choice.removeprefix(PREFIX)
 
 
 @contextmanager
 def attends_by(model: Any, kind: Literal["eager", "sdpa", "recording"]) -> Iterator[None]:
-    """Let a model of transformers attend by another function, in this thread and block only."""
-    # The configuration is shared by all threads, so it names a function that asks each thread what
-    # it wants. Passes of the model in other threads attend as before. The lock is for the name.
-    with _LOCK:
-        choice = attention_choice(model)
-        if choice is None:
+    """Let a model attend by another function of transformers, in this thread and block only."""
+    if attention_choice(model) is None:
+        with evaluating(model):
             yield
-            return
-        token = _attention.set(kind)
-        try:
-            if not choice.startswith(PREFIX):
-                model.config._attn_implementation = _registered(choice)
+        return
+    outer = _attention.get()
+    try:
+        _attention.set(kind)
+        with evaluating(model), changed(_AttentionByThread, model):
             yield
-        finally:
-            model.config._attn_implementation = choice
-            _attention.reset(token)
+    finally:
+        _attention.set(outer)
+
+
+class _AttentionByThread:
+    """The name of a function that asks each thread how it attends, in the configuration.
+
+    All threads share the configuration. Passes of the model in other threads attend as before.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def make(self) -> None:
+        self.model.config._attn_implementation = _registered(str(attention_choice(self.model)))
+
+    def undo(self) -> None:
+        self.model.config._attn_implementation = attention_choice(self.model)
 
 
 def _registered(choice: str) -> str:
@@ -92,13 +106,16 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
 NARROW = (torch.float16, torch.bfloat16)
 
 
-def wide_passes(model: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def wide_passes(model: nn.Module) -> Iterator[None]:
     """Let passes of this thread compute in float32 with weights that are stored in 16 bits.
 
-    Streams in 16 bits are rounded, and sums over their parts miss by per cents.
+    Streams in 16 bits are rounded, and sums over their parts miss by per cents. The model is in
+    evaluation mode.
     """
     narrow = any(weight.dtype in NARROW for weight in model.parameters())
-    return _WideWeights() if narrow else nullcontext()
+    with evaluating(model), _WideWeights() if narrow else nullcontext():
+        yield
 
 
 class _WideWeights(TorchFunctionMode):
@@ -118,17 +135,60 @@ def _widened(value: Any) -> Any:
 
 def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:
     """Run a model on texts without a cache, as if it had not read any text before."""
-    for module in model.modules():
-        if "dynamic" in _rotations(module):
-            # Frequencies of the longest text so far are kept: the same text would have two traces.
-            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
-                setattr(module, name, 0)
-    return model(ids, use_cache=False, **options)
+    with fresh(model):
+        return model(ids, use_cache=False, **options)
+
+
+@contextmanager
+def fresh(model: nn.Module) -> Iterator[None]:
+    """Let passes of this thread be those of a model in evaluation mode that has read no text.
+
+    Rotary positions may keep the frequencies of the longest text so far, or of the last one.
+    """
+    turned: dict[nn.Module, Any] = {}
+
+    def turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        turned[module] = _fresh_copy(module)(*args, **kwargs)
+        # The module itself, whose state is the user's, runs on a length that does not change it.
+        call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
+        last = _neutral_length(module, call.get("layer_type")) - 1
+        return (), {**call, "position_ids": torch.full_like(call["position_ids"][:1, :1], last)}
+
+    modules = [module for module in model.modules() if BY_LENGTH & _rotations(module)]
+    before = [(module, turn) for module in modules]
+    after = [(module, lambda module, *_: turned[module]) for module in modules]
+    with evaluating(model), hooked(before, after):
+        yield
+
+
+def _fresh_copy(module: nn.Module) -> nn.Module:
+    copied = deepcopy(module, {id(module.config): module.config})
+    for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+        setattr(copied, name, 0)
+    return copied
+
+
+def _neutral_length(module: Any, layer_type: str | None) -> int:
+    """Return a length of text for which rotary positions keep the frequencies that they have."""
+    # Dynamic ones change them for texts longer than all so far, and shorter than those of training.
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+    if kind != "longrope":
+        return int(module.original_max_seq_len)
+    # Those with two sets of frequencies take the second for texts longer than those of training.
+    now, short = (getattr(module, prefix + name) for name in ("inv_freq", "original_inv_freq"))
+    settings = module.config.rope_parameters
+    settings = settings if layer_type is None else settings[layer_type]
+    return 1 if torch.equal(now, short) else settings["original_max_position_embeddings"] + 1
+
+
+BY_LENGTH = {"dynamic", "longrope"}
+"""Kinds of rotary positions that depend on the length of a text."""
 
 
 def rotates_by_length(model: nn.Module) -> bool:
     """Return True if the rotary positions of a text depend on its length."""
-    return any({"dynamic", "longrope"} & _rotations(module) for module in model.modules())
+    return any(BY_LENGTH & _rotations(module) for module in model.modules())
 
 
 def _rotations(module: nn.Module) -> set[str]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from bilens.checks import check_sum
 from bilens.errors import BilensError
 from bilens.hooks import hooked
-from bilens.residual.families import evaluating
 from bilens.residual.model import ResidualModel
 from bilens.residual.parts import Norm
 from bilens.residual.running import allowed_change, run
@@ -29,8 +28,7 @@ def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab
     # Any text would do: a changed map changes the output on nearly all of them.
     length = min(16, int(getattr(model.config, "max_position_embeddings", 16)))
     ids = torch.randint(model.config.vocab_size, (2, length), generator=generator)
-    with evaluating(model):
-        logits: Tensor = run(model, ids.to(model.device)).logits
+    logits: Tensor = run(model, ids.to(model.device)).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(-1)
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
+from bilens.hooks import evaluating
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.factors import fit_input, wrong_shape
@@ -58,7 +59,7 @@ class TensorStack(nn.Module):
     def __init__(self, module: nn.Module, input_shape: Sequence[int] | None = None) -> None:
         super().__init__()
         self.module = module
-        self.eval()
+        self.training = module.training
         chain, self._embedding, self.input_shape = chain_factors(module, input_shape)
         self._tensors = [BilinearTensor(*factors) for factors in chain]
 
@@ -72,7 +73,8 @@ class TensorStack(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Return the module's outputs for flat inputs."""
-        outputs = self.module(x.reshape(-1, *self.input_shape))
+        with evaluating(self.module):
+            outputs = self.module(x.reshape(-1, *self.input_shape))
         return outputs.reshape(*x.shape[:-1], -1)
 
 

@@ -15,7 +15,7 @@ from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
 from bilens.memory import check_memory
-from bilens.sections import Fact
+from bilens.sections import Fact, shape_fact
 from bilens.settings import Count, Seed, Tolerance
 from bilens.tensor import factors
 from bilens.tensor.factors import affine, fit_input
@@ -59,7 +59,7 @@ class Spectrum(Reading):
     def facts(self) -> list[Fact]:
         facts: list[Fact] = [("eigenpairs", self.k), ("inputs", self.n_in)]
         if self.batch_shape:
-            facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
+            facts.insert(0, ("forms", shape_fact(self.batch_shape)))
         if not self.values.numel() or not self.values.isfinite().all():
             return facts
         largest = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
@@ -319,7 +319,7 @@ class QuadraticForm(Reading):
             ("", str(self.left.dtype).removeprefix("torch.")),
         ]
         if self.batch_shape:
-            facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
+            facts.insert(0, ("forms", shape_fact(self.batch_shape)))
         return facts
 
     def frame(self) -> "pd.DataFrame":

@@ -231,7 +231,7 @@ def train_classifier(
             f"data {data.name!r} has {data.n_inputs} pixels and {data.n_classes} classes; the "
             f"model reads {config.n_inputs} and tells {config.n_classes} apart"
         )
-    settings = {"data": data.name, **asdict(training), "model": asdict(config)}
+    settings = {**data.provenance, **asdict(training), "model": asdict(config)}
     with ExitStack() as stack:
         directory = None
         if run is not None:

@@ -78,7 +78,7 @@ def train_language(
         # Rounded, as 0.3 times 10 is a little more than 3.
         arguments.max_steps = math.ceil(round(training.epochs * steps, 6))
         arguments.eval_steps = training.evaluate_every or steps
-        settings = {"data": corpus.name, **asdict(training), "model": config.settings()}
+        settings = {**corpus.provenance, **asdict(training), "model": config.settings()}
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         tokens = {name: getattr(corpus.tokenizer, name) for name in names}
         texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))

@@ -6,11 +6,12 @@ with `low_memory` leaves them in its files, and the streams of all texts are in 
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,12 +27,12 @@ from transformers import PreTrainedModel
 
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
-from bilens.files import UNFINISHED, write_safetensors
+from bilens.files import UNFINISHED, file_errors, remove_unfinished, write_safetensors
 from bilens.hooks import first_call, hooked
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import this_process
+from bilens.processes import from_main_process, this_process
 from bilens.residual.parts import working_dtype
-from bilens.train.run_directory import CHECKPOINTS, is_begun
+from bilens.train.run_directory import CHECKPOINTS, TRAINING_NAME, check_free, is_begun, open_run
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage
 
@@ -39,6 +40,7 @@ BATCH = 8
 """Texts that run at once."""
 CHUNK = 4096
 """Rows whose hidden units are in memory at once."""
+ZEROS = bytes(2**20)
 
 
 class LayerStreams:
@@ -106,12 +108,8 @@ class LayerStreams:
         """Return a tensor in a file, for all texts, with the width and type of one for a batch."""
         shape = (*self._shape, like.shape[-1])
         path, size = self._folder / name, math.prod(shape)
-        if not path.exists() and shutil.disk_usage(self._folder).free < size * like.itemsize:
-            # Without room a write to the mapped file would end the process.
-            raise BilensError(
-                f"{self._folder} has no room for {size * like.itemsize:,} bytes, the stream of "
-                f"{math.prod(self._shape):,} tokens; use fewer tokens"
-            )
+        if not path.exists():
+            _reserve(path, size * like.itemsize)
         return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(shape)
 
     def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
@@ -126,6 +124,16 @@ class LayerStreams:
             with hooked(before=[(layer, keep) for layer in self._layers]):
                 run()
         return first_call(self._layers[0], run)[0][0]
+
+
+def _reserve(path: Path, n_bytes: int) -> None:
+    """Make a file of some size whose room on the disk is taken.
+
+    Without room a write to a mapped file would end the process.
+    """
+    with file_errors(path), path.open("wb") as file:
+        for start in range(0, n_bytes, len(ZEROS)):
+            file.write(ZEROS[: n_bytes - start])
 
 
 class TrainingRows(Dataset[dict[str, Any]]):
@@ -258,16 +266,51 @@ def learn_layer(
         return {name: float(value) for name, value in opened.metadata().items()}
 
 
-def stages_of(run: Path, *, resume: bool) -> Path:
-    """Return the folder of a run's stages; CheckpointError if a new run would write into it."""
+@contextmanager
+def open_stages(
+    run: Path, settings: Mapping[str, Any], texts: Tensor | None, *, resume: bool
+) -> Iterator[Path]:
+    """Begin or resume the stages of a run, and yield their folder, locked inside the block.
+
+    Stages have a record as trainings have: a resumed run needs the same settings and texts.
+
+    Raises:
+        CheckpointError: as in `open_run`, or the folder is of an earlier version.
+    """
     folder = run / "stages"
-    exists = folder.exists()
-    this_process().wait_for_everyone()  # before any of them makes the folder
-    if exists and not resume:
-        raise CheckpointError(
-            f"{folder} exists already; resume with --resume, or choose another --output"
-        )
-    return folder
+    content = b"" if texts is None else texts.cpu().contiguous().numpy().data
+    digest = sha256(content).hexdigest()
+    # The trainings of the stages send their own records to the tracker.
+    record = {"data": "texts", "data_digest": digest, **settings, "report_to": "none"}
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            if not resume:
+                check_free(run)
+            if not is_begun(folder) and any(folder.rglob("*.safetensors")):
+                raise CheckpointError(
+                    f"{folder} is of an earlier version and cannot be resumed; delete it, or "
+                    "choose another --output"
+                )
+            stack.enter_context(open_run(folder, record, resume=resume))
+            # Of a killed process: streams, and files of layers.
+            for stage in filter(Path.is_dir, folder.iterdir()):
+                remove_unfinished(stage)
+
+        from_main_process(begin)
+        try:
+            yield folder
+        except BilensError as error:
+            # A model or text that is refused before anything was learned: as if it had not begun.
+            # A full disk is another matter: there the run is resumed.
+            refused = not isinstance(error, CheckpointError)
+            if (
+                refused
+                and this_process().is_main_process
+                and not any(folder.rglob("*.safetensors"))
+            ):
+                (folder / TRAINING_NAME).unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from bilens.train.layers import (
     working_folder,
 )
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
-from bilens.train.trainer import Stage, check_vocabulary
+from bilens.train.trainer import Stage, check_vocabulary, shape_of
 
 RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.
@@ -388,9 +388,7 @@ def anneal(
     """
     check_weights(model)
     check_vocabulary(corpus, model.config.vocab_size)
-    shape = model.config.to_diff_dict()
-    shape.pop("transformers_version", None)
-    settings: dict[str, Any] = {"model": shape}
+    settings: dict[str, Any] = {"model": shape_of(model.config)}
     if schedule is not None:
         settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
     fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)

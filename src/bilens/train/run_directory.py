@@ -31,12 +31,14 @@ from bilens.progress import logger
 if TYPE_CHECKING:
     from accelerate import tracking
 else:  # It takes a second to import, and most trainings have no tracker.
-    tracking = lazy_import("accelerate.tracking", install="bilens[train]")
+    tracking = lazy_import("accelerate.tracking", install=".[train]")
 
 TRAINING_NAME = "training.json"
 """File in a run with its data set, its settings, and a flag for a finished training."""
 METRICS_NAME = "metrics.jsonl"
 """File in a run with a line for each record of its metrics."""
+PROVENANCE = ("data", "data_dir", "data_seed", "data_digest")
+"""Entries of that file about the data: where it was, the seed of its split, and its digest."""
 CHECKPOINTS = "checkpoints"
 """Folder in a run with its last two checkpoints."""
 
@@ -174,7 +176,7 @@ def open_run(
             finished = before.pop("finished", False)
             before.pop("torch", None)
             _check_same(path, before, settings, length)
-            run.finished = finished and before == settings
+            run.finished = finished and _without_data(before) == _without_data(settings)
         if run.finished:
             logger.info("%s is finished: nothing is left to train.", path)
             tracker = "none"
@@ -241,7 +243,13 @@ def part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
 def _check_same(
     path: Path, before: dict[str, Any], now: dict[str, Any], length: str | None
 ) -> None:
-    old, new = _flat(before), _flat(now)
+    if is_other_data(before, now):
+        raise CheckpointError(
+            f"{path} was trained on other data, {before.get('data')} as it was then, than "
+            f"{now.get('data')} as it is now. Resume with the same data, or choose another "
+            "--output."
+        )
+    old, new = _flat(_without_data(before)), _flat(_without_data(now))
     differing = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
     if length in differing and old.get(length, 0) < new[length]:
         differing.remove(length)
@@ -253,6 +261,19 @@ def _check_same(
             f"{path} was trained with {was}, not {is_}. Resume with the same settings{growing}, or "
             "choose another --output."
         )
+
+
+def is_other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether two records name different data: by the digests, else by the names."""
+    old, new = (record.get("data_digest") for record in (before, now))
+    if old and new:
+        return bool(old != new)
+    # Records of earlier versions have the last part of a path, and no digest.
+    return Path(str(before.get("data"))).name != Path(str(now.get("data"))).name
+
+
+def _without_data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in PROVENANCE}
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

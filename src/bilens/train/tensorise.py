@@ -25,6 +25,7 @@ from bilens.lazy_imports import accelerate, pd
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
+from bilens.nn.language.model import CACHE
 from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.residual.parts import working_dtype
@@ -33,15 +34,15 @@ from bilens.train.layers import (
     LayerStreams,
     TrainingRows,
     learn_layer,
+    open_stages,
     sharing_copy,
-    stages_of,
     teach,
     working_folder,
 )
 from bilens.train.linearise import linearise
 from bilens.train.run_directory import is_begun
 from bilens.train.settings import OWN_TEXT, Distillation, TensoriseTraining
-from bilens.train.trainer import Stage, alone_with_seed
+from bilens.train.trainer import Stage, alone_with_seed, shape_of
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,9 @@ class OwnText(Dataset[dict[str, Tensor]]):
                 ids[::2] = model.config.bos_token_id
             columns, cache = [ids], None
             for _ in range(self.training.length - 1):
-                output = model(columns[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = output.past_key_values
+                given = {CACHE: cache, "use_cache": True, "logits_to_keep": 1}
+                output = model(columns[-1], **given)
+                cache = output[CACHE]
                 probabilities = output.logits[:, -1].float().softmax(-1)
                 columns.append(probabilities.multinomial(1, generator=generator))
             self._part, self._rows = part, torch.cat(columns, 1).cpu()
@@ -353,12 +355,12 @@ def tensorise(
 
     Raises:
         BilensError: the model has another part, a text does not fit, or a training diverged.
-        CheckpointError: `run` has stages already and `resume` is False.
+        CheckpointError: `run` has stages already and `resume` is False, or stages of other settings
+            or texts.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     # Softmax and gates are parts of every family; attention without softmax is one of ours.
     original = model if training.attention == "softmax" else as_language_model(model)
-    folder_of_stages = stages_of(run, resume=resume)
 
     @cache
     def pool() -> Tensor:
@@ -395,7 +397,11 @@ def tensorise(
     if training.attention == "squared":
         stages["attention"] = patterns
     student: Any = original
-    with alone_with_seed(training.seed):
+    record = {**asdict(training), "model": shape_of(model.config)}
+    with (
+        open_stages(run, record, texts, resume=resume) as folder_of_stages,
+        alone_with_seed(training.seed),
+    ):
         held_out = held_out or {OWN_TEXT: OwnText(original, training, VALIDATION_TEXTS, 0).all()}
         measurements = Measurements(run, original, held_out)
         measurements.add("original", original)
@@ -434,8 +440,6 @@ def _distillation(
             target = original.to(labels.device)(labels.clamp_min(0), use_cache=False).logits
         return distillation_loss(outputs.logits, target, labels >= 0, num_items_in_batch)
 
-    shape = student.config.to_diff_dict()
-    shape.pop("transformers_version", None)
     return Stage(
         "distillation",
         student.requires_grad_(),
@@ -447,7 +451,7 @@ def _distillation(
             "adam_beta2": 0.95,
             "activation_checkpointing": training.checkpointing,
         },
-        settings={"model": shape},
+        settings={"model": shape_of(student.config)},
         options={"compute_loss_func": loss},
     )
 

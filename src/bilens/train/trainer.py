@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +26,8 @@ from bilens.convert import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
-from bilens.lazy_imports import accelerate
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import others_are_needed, this_process
+from bilens.processes import from_main_process, others_are_needed
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -113,6 +113,11 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
             "train on; use more text, or a smaller batch"
         )
     return math.ceil((texts // size) / parts)
+
+
+def shape_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
+    """Return the configuration of a model for training.json."""
+    return {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
@@ -204,7 +209,8 @@ class ResumableTrainer(Trainer):
             with file_errors(draft):
                 super()._save_checkpoint(model, trial)
         except RuntimeError as error:
-            if "inline_container" not in str(error):
+            # torch has no class for a file that it could not write.
+            if not re.search("inline_container|basic_ios", str(error)):
                 raise
             raise CheckpointError(f"{draft} could not be written: {error}") from error
         finally:
@@ -328,7 +334,7 @@ class Stage:
             )
             steps_per_epoch(arguments, self.corpus)
             arguments.eval_steps = training.evaluate_every or steps
-            record = {"data": self.corpus.name, **asdict(training), **self.settings}
+            record = {**self.corpus.provenance, **asdict(training), **self.settings}
             how = {"name": self.name, "resume": resume, **self.options}
             return run_trainer(self.model, self.corpus, record, run, arguments, **how)
 
@@ -353,7 +359,13 @@ def run_trainer(
     trained: Any = model
     is_transformer = isinstance(model, PreTrainedModel)
     with ExitStack() as stack:
-        directory, checkpoint = _open(stack, run, settings, resume, arguments)
+
+        def begin() -> tuple[RunDirectory, Path | None]:
+            directory = stack.enter_context(open_run(run, settings, resume=resume))
+            resuming = resume and not directory.finished
+            return directory, directory.newest_checkpoint() if resuming else None
+
+        directory, checkpoint = from_main_process(begin)
         if directory.finished:
             saved = (
                 open_model(run).state_dict() if is_transformer else load_file(run / WEIGHTS_NAME)
@@ -402,26 +414,3 @@ def run_trainer(
             directory.finish()
         trainer.accelerator.wait_for_everyone()
     return trainer.state.log_history
-
-
-def _open(
-    stack: ExitStack,
-    run: Path,
-    settings: dict[str, Any],
-    resume: bool,
-    arguments: TrainingArguments,
-) -> tuple[RunDirectory, Path | None]:
-    """Open the run in the first process, and send it to the others with its newest checkpoint."""
-    message: list[Any] = [None]
-    if this_process().is_main_process:
-        try:
-            directory = stack.enter_context(open_run(run, settings, resume=resume))
-            resuming = resume and not directory.finished
-            message = [(directory, directory.newest_checkpoint() if resuming else None)]
-        except BilensError as error:
-            # Sent as well: the other processes would wait forever for a run that never opens.
-            message = [error]
-    accelerate.utils.broadcast_object_list(message)
-    if isinstance(message[0], BilensError):
-        raise message[0]
-    return message[0]

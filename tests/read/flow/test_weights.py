@@ -105,6 +105,22 @@ def test_the_share_is_that_of_runs_by_hand(view, second, k):
 
 
 @pytest.mark.parametrize("second", [None, TEXTS[1]])
+def test_a_head_of_differential_attention_has_its_outputs(second):
+    """No number of two tokens orders its pattern, so that it has no pairs of query and key."""
+    view = view_of(n_layers=2, norm="none", attention="differential")
+    result = flow_of(view, second)
+    opened = open_part(view, result, "head.0.2@4")
+    numbers = numbers_of(result, address="head.0.2@4")
+    assert opened.flow == pytest.approx(sum(result.nodes[i].flow for i in numbers))
+    assert opened.measured == -remove(view, result, numbers).actual
+    ((name, frame),) = opened.frames.items()
+    assert name == "OV of head.0.2"
+    (pairs,) = output_pairs(view, [2], layer=0, k=10)
+    assert frame.equals(pairs.highest)
+    assert opened.about == ()
+
+
+@pytest.mark.parametrize("second", [None, TEXTS[1]])
 @pytest.mark.parametrize("attention", ["softmax", "bilinear"])
 def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attention):
     view = view_of(n_layers=2, norm="none", attention=attention)

@@ -1,5 +1,6 @@
 """The causal transformer of the papers, as a Hugging Face model, and its configuration."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, no_type_check
@@ -21,6 +22,9 @@ from bilens.nn.language.attention import Attention, Rope, StateLayer, rotation
 from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm
 from bilens.nn.settings import ATTENTIONS, LanguageSettings
 
+CACHE = [*inspect.signature(create_causal_mask).parameters][3]
+"""Name of the keys and values of earlier tokens in the installed transformers."""
+
 
 # transformers makes the constructor, which takes more settings than its signature says.
 @no_type_check
@@ -28,7 +32,7 @@ class LanguageConfig(LanguageSettings, transformers.PreTrainedConfig):
     """The `LanguageSettings` of a `LanguageModel`, with the settings of transformers."""
 
     model_type = "bilens-language"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = [CACHE]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",
@@ -191,6 +195,7 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
         attention_mask: Tensor | None = None,
         position_ids: Int[Tensor, "_ time"] | None = None,
         past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         labels: Int[Tensor, "batch time"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
@@ -204,24 +209,26 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
                 can mask tokens, not pairs of them.
             position_ids: positions, counted from the end of the cache by default.
             past_key_values: keys and values of earlier tokens.
+            cache: the same, as transformers calls it from 5.24 on.
             labels: tokens again, or -100 to omit one from the loss; each position is compared with
                 the label of the next.
             use_cache: keep keys and values for the next call.
             logits_to_keep: number of last positions to return; 0 for all.
             loss: options of the loss, such as `num_items_in_batch`.
         """
-        if use_cache and past_key_values is None:
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
             states = Cache(layers=[StateLayer() for _ in self.blocks])
-            past_key_values = states if self._keeps_state() else DynamicCache(config=self.config)
+            cache = states if self._keeps_state() else DynamicCache(config=self.config)
         if position_ids is None:
-            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            seen = cache.get_seq_length() if cache is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
             position_ids = times[None]
         x, pos_embed, rope = self.embed_text(input_ids, position_ids)
-        mask = self._mask(x, attention_mask, past_key_values, position_ids)
+        mask = self._mask(x, attention_mask, cache, position_ids)
         x0, v_first = x, self.first_block_values(x)
         for block in self.blocks:
-            x = block(x, pos_embed, rope, mask, past_key_values, v_first, x0)
+            x = block(x, pos_embed, rope, mask, cache, v_first, x0)
         # -0 is 0, so that 0 keeps all positions.
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
         if self.config.logit_cap is not None:
@@ -231,9 +238,8 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
             mean_loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss
             )
-        return CausalLMOutputWithPast(
-            loss=mean_loss, logits=logits, past_key_values=past_key_values
-        )
+        # By their order, since transformers has renamed the cache.
+        return CausalLMOutputWithPast(mean_loss, logits, cache)
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         # `generate` calls this before it makes a cache of keys; otherwise `forward` makes its own.
@@ -256,12 +262,9 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
                 )
             # Padding in the cache needs no mask: its keys were zero when they entered the state.
             return attention_mask[:, None, None, -x.shape[1] :].bool()
+        # By their order, since transformers has renamed the cache.
         return create_causal_mask(  # type: ignore[return-value]
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            position_ids=position_ids,
+            self.config, x, attention_mask, cache, position_ids
         )
 
     def embed_text(

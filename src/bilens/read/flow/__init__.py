@@ -4,7 +4,7 @@ from bilens.read.flow.ablation import Ablation, measure, remove
 from bilens.read.flow.circuit_reading import CircuitReading, circuit, read_circuit
 from bilens.read.flow.circuit_search import Circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question

@@ -13,7 +13,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import runs_of
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
@@ -165,9 +165,7 @@ Rows = tuple[Site, Tensor]
 """A place in the model, and what is taken from it at each position."""
 
 
-def _run_without(
-    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]
-) -> list[Ends]:
+def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]) -> list[Ends]:
     """Return both texts' last normalised streams with all parts, and without those of each group.
 
     In the run of the second text the changes of parts are added in place of being removed.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.read.flow.modules import module_hooks
+from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
 from bilens.hooks import hooked
@@ -48,13 +49,15 @@ class LayerGraph:
     @cached_property
     def mix(self) -> Mix | None:
         """What the heads mixed, if it is all that the attention's last map reads."""
-        for mix in self.mixes if self.heads else ():
+        if self.heads is None:
+            return None
+        for mix in self.mixes:
             joined = mix.output.detach().transpose(1, 2).flatten(2)
             if torch.equal(joined, self.heads.leaf.detach()):
                 return mix
         return None
 
-    def start(self, number: int) -> tuple[str, str | None]:
+    def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
         """Return the kind of the node that a leaf belongs to, and its part of the layer."""
         if self.leaves[number].kind == "choice":
             return "choice", None
@@ -123,7 +126,9 @@ class Adjoints:
         self.numbers, self.last_leaves = numbers.detach(), rules.leaves
         ones = torch.ones_like(self.numbers[: self.questions])
         inputs = [self.last.leaf, *(leaf.value for leaf in self.last_leaves)]
-        self.of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        # A number that no stream changes, as along a vector of zeros.
+        self.of_last = torch.zeros_like(self.last.leaf) if of_last is None else of_last
         self.of_first_leaves: list[Tensor | None] = []
         self.of_tokens = torch.zeros_like(self.embedding.leaf)
 
@@ -149,14 +154,13 @@ class Adjoints:
             self._take(rules)
             graph = LayerGraph(Cut.of(args[0] if args else kwargs["hidden_states"]))
             self.graphs.append(graph)
-            call = _with_stream(graph.stream.leaf.clone(), args, kwargs)
             if not self.keep:
                 self.calls.append((args, kwargs))
-                torch.set_grad_enabled(False)
-            return call
+                rules.paused = True
+            return _with_stream(graph.stream.leaf.clone(), args, kwargs)
 
         def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
-            torch.set_grad_enabled(True)
+            rules.paused = False
             self.graphs[-1].out = cut = Cut.of(_stream_of(output))
             leaf = cut.leaf.clone()
             return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
@@ -165,7 +169,7 @@ class Adjoints:
             self._take(rules)
             self.last = Cut.of(args[0] if args else kwargs["hidden_states"])
             # The logits are only compared with the score.
-            torch.set_grad_enabled(False)
+            rules.paused = True
 
         before: list[Hook] = [(layer.module, enter) for layer in places.layers]
         before.append((places.last, finish))
@@ -202,21 +206,25 @@ class Adjoints:
             return self.graphs[-1] if graph is None else graph
 
         def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            current().heads = cut = Cut.of(args[0])
-            return (cut.leaf.clone(), *args[1:]), kwargs
+            current().heads, x = self._cut(args[0])
+            return (x, *args[1:]), kwargs
 
         def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             of_layer = current()
             of_layer.take(rules)
             of_layer.of_attention = len(of_layer.leaves)
             value, *others = output if isinstance(output, tuple) else (output,)
-            of_layer.mlp = cut = Cut.of(value)
-            leaf = cut.leaf.clone()
-            return (leaf, *others) if isinstance(output, tuple) else leaf
+            of_layer.mlp, x = self._cut(value)
+            return (x, *others) if isinstance(output, tuple) else x
 
         before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
         after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
         return before, after
+
+    def _cut(self, x: Tensor) -> tuple[Cut, Tensor]:
+        """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
+        cut = Cut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
+        return cut, cut.leaf.clone().reshape(x.shape)
 
     def graph(self, layer: int) -> tuple[LayerGraph, Tensor]:
         """Return the graph of a layer and the stream after it; it runs again if it was not kept."""
@@ -295,7 +303,8 @@ class Adjoints:
             adjoint = pending.get(cut.leaf)
             if adjoint is not None:
                 pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
-        heads, mlp = (cut and pending.pop(cut.leaf) for cut in (graph.heads, graph.mlp))
+        heads = None if graph.heads is None else pending.pop(graph.heads.leaf)
+        mlp = None if graph.mlp is None else pending.pop(graph.mlp.leaf)
         leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
         return LayerAdjoints(graph, out, heads, mlp, leaves, passes)
 
@@ -354,8 +363,10 @@ def position_flows(
         if w is not None:
             of_constant = (w * constant.detach()).sum(-1)
             by_position = of_constant.shape[-1:] == (time,)
-            flows += of_constant.flatten(0, -2).sum(0) if by_position and of_constant.dim() > 1 else (
-                of_constant if by_position else of_constant.sum() / time
+            flows += (
+                of_constant.flatten(0, -2).sum(0)
+                if by_position and of_constant.dim() > 1
+                else (of_constant if by_position else of_constant.sum() / time)
             )
     return flows
 

@@ -18,7 +18,7 @@ from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, split_tasks
 from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
-from bilens.read.flow.flow import FlowGraph
+from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import flows
@@ -395,13 +395,13 @@ def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
     """Return the parts of a circuit at the positions of a question, with its tokens."""
     (through,) = flows(model, [question])
-    places = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
+    in_circuit = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
     at_positions = circuit.mask.dim() == 3
     drawn = []
     for node in through.nodes:
         at = node.position if at_positions else None
-        in_circuit = node.kind in ("head", "mlp") and (node.layer, node.number, at) in places
-        if in_circuit or node.kind == "token":
+        is_part = node.kind in ("head", "mlp") and (node.layer, node.number, at) in in_circuit
+        if is_part or node.kind == "token":
             drawn.append(node)
     drawn = drawn[:DRAWN]
     named = named_by_measurement(model, through, drawn)
@@ -420,7 +420,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     against: str = "",
     pairs: str = "",
     keep: Keep = 0.9,
-    ordering: Count = 16,
+    ordering: Count | None = None,
     level: Level = "parts",
     bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
@@ -444,7 +444,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             token, minus, against and task. The first questions of a task find, the others
             measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
-        ordering: Number of questions of a task that find; at most half of them.
+        ordering: Number of questions of a task that find, by default 16; at most half of them.
         level: Parts, or also the edges between them that carry the answer.
         bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
             least two to compare; each takes a search.
@@ -457,7 +457,16 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
             "and --against, or --pairs FILE"
         )
+    # Options of one way to ask beside the other.
+    one_question = {"token": token, "minus": minus, "against": against}
+    unused = one_question if pairs else {"ordering": ordering}
+    for name, value in unused.items():
+        if value:
+            beside = (
+                "pairs, whose lines have their own" if pairs else "prompt, which is one question"
+            )
+            raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
     questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
     return circuit(
-        model, questions, keep=keep, ordering=ordering, level=level, bootstraps=bootstraps
+        model, questions, keep=keep, ordering=ordering or 16, level=level, bootstraps=bootstraps
     )

@@ -15,10 +15,10 @@ from bilens.read.flow.adjoints import (
     position_flows,
     start_flows,
 )
-from bilens.read.flow.nodes import Node
+from bilens.read.flow.nodes import Node, NodeKind, Sublayer
 
 if TYPE_CHECKING:
-    from bilens.read.flow.flow import Flow
+    from bilens.read.flow.graph import Flow
 
 
 class Edges:
@@ -66,7 +66,9 @@ class Edges:
             self.reading[reader].add_all(earlier, found)
             for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
                 self._to_parts(reader, members, of_part)
-            for (leaf, start), of_start in zip(starts, found[len(earlier) + len(parts) :], strict=True):
+            for (leaf, start), of_start in zip(
+                starts, found[len(earlier) + len(parts) :], strict=True
+            ):
                 self._to_start(reader, start, leaf, of_start)
 
         for reader, sums in self.reading.items():
@@ -81,13 +83,17 @@ class Edges:
 
     def _starts(self, graph: LayerGraph, numbers: Sequence[int]) -> list[tuple[Tensor, int]]:
         """Return what a layer chose, and its biases, each with the node that it belongs to."""
-        nodes = {(self.nodes[i].kind, self.nodes[i].part): i for i in numbers}
+        nodes: dict[tuple[NodeKind, Sublayer | None], int] = {}
+        for i in numbers:
+            nodes[self.nodes[i].kind, self.nodes[i].part] = i
         starts = [(leaf.value, nodes.get(graph.start(i))) for i, leaf in enumerate(graph.leaves)]
         return [(leaf, number) for leaf, number in starts if number is not None]
 
     def _to_parts(self, reader: int, numbers: Sequence[int], w: Tensor | None) -> None:
         """Note the edges to heads or MLPs, given the adjoint at all positions."""
-        for number in numbers if w is not None else ():
+        if w is None:
+            return
+        for number in numbers:
             node, change = self.nodes[number], self.changes[number]
             first = (node.number or 0) * len(change)
             row = w[self.flow.row, node.position, first : first + len(change)]
@@ -96,13 +102,17 @@ class Edges:
     def _to_start(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
         """Note the edge to a choice or a bias."""
         if w is not None:
-            self.edges[reader, number] += float(start_flows(self.flow.adjoints, leaf, w)[self.flow.row])
+            self.edges[reader, number] += float(
+                start_flows(self.flow.adjoints, leaf, w)[self.flow.row]
+            )
 
     def _embeddings(self) -> None:
         adjoints, q = self.flow.adjoints, self.flow.row
         stream, first = adjoints.graphs[0].stream, adjoints.first
         change = adjoints.change(adjoints.embedding.value)[q]
-        nodes = {(self.nodes[i].kind, self.nodes[i].position): i for i in self.in_layer[None]}
+        nodes: dict[tuple[object, ...], int] = {}
+        for i in self.in_layer[None]:
+            nodes[self.nodes[i].kind, self.nodes[i].position] = i
         for reader, sums in self.reading.items():
             w = sums.pop(stream.leaf)
             if w is not None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.language.names import in_words, readable_tokens
 from bilens.residual import ResidualModel

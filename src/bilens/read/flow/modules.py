@@ -11,8 +11,8 @@ from bilens.read.flow.rules import RELEVANCE, Rules, UnknownOperationError, acti
 
 Hook = tuple[nn.Module, Callable[..., Any]]
 
-ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
-"""Modules whose classes are functions of each number."""
+ACTIVATIONS = "transformers.activations"
+"""A file whose classes are functions of each number."""
 INDICES = ("top_k_index", "router_indices")
 """Names by which experts are called: what was chosen,"""
 WEIGHTS = ("top_k_weights", "routing_weights")
@@ -39,9 +39,7 @@ def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hoo
 
 
 def _is_activation(module: nn.Module) -> bool:
-    kind = type(module)
-    of_numbers = kind.__module__ in ACTIVATIONS and not isinstance(module, nn.MultiheadAttention)
-    return of_numbers or "Gelu" in kind.__name__
+    return type(module).__module__ == ACTIVATIONS or "Gelu" in type(module).__name__
 
 
 def _activated(rules: Callable[[], Rules]) -> Callable[..., Any]:
@@ -65,7 +63,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
         x = given["hidden_states"]
         index = next((given[name] for name in INDICES if name in given), None)
         weights = next((given[name] for name in WEIGHTS if name in given), None)
-        if not is_live(x) or not torch.is_grad_enabled():
+        if not is_live(x) or rules().paused:
             return None
         if index is None or weights is None:
             raise UnknownOperationError(
@@ -89,9 +87,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
     return hide, mix
 
 
-def _in_either(
-    mode: Rules, module: Any, index: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
+def _in_either(mode: Rules, module: Any, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Let each expert run where one of the texts chose it, with the weight 0 where a text did not.
 
     The axis of texts survives: both texts have the same places of each expert.

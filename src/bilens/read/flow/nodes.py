@@ -16,6 +16,7 @@ from bilens.residual.interventions import Part
 from bilens.sections import plotly_text, signed
 
 NodeKind = Literal["output", "token", "position", "head", "mlp", "choice", "bias"]
+Sublayer = Literal["attention", "mlp"]
 LEAVES = ("token", "position", "bias", "choice")
 """Kinds of nodes at which a flow starts."""
 
@@ -43,7 +44,7 @@ class Node:
     kind: NodeKind
     flow: float
     layer: int | None = None
-    part: Literal["attention", "mlp"] | None = None
+    part: Sublayer | None = None
     position: int | None = None
     source: int | None = None
     number: int | None = None

@@ -1,15 +1,19 @@
 """The places of a model at which a flow is cut: embedding, layers, mixed values and MLPs."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.errors import BilensError
+from bilens.hooks import hooked
 from bilens.residual import ResidualModel
 from bilens.residual.running import run, wide_passes
 
@@ -58,20 +62,150 @@ def places_of(model: ResidualModel) -> Places:
     for layer in model.parts.layers:
         layers.append(LayerPlaces(layer.module, layer.heads.out.module, layer.mlp.module))
 
-    options = {}
-    if "logits_to_keep" in signature(model.model.forward).parameters:
-        options["logits_to_keep"] = 1
-
-    def forward(ids: Tensor) -> Tensor:
-        output = run(model.model, ids, **options)
-        return getattr(output, "logits", output)[:, -1]
-
-    return Places(
-        model=model.model,
-        embed=model.parts.embed.module,
-        layers=tuple(layers),
-        last=model.parts.norm_or_module,
-        forward=forward,
-        context=partial(wide_passes, model.model),
-        n_heads=model.n_heads,
+    return _places(
+        model.model, model.parts.embed.module, layers, model.parts.norm_or_module, model.n_heads
     )
+
+
+def _places(
+    model: nn.Module, embed: nn.Module, layers: Sequence[LayerPlaces], last: nn.Module, n_heads: int
+) -> Places:
+    return Places(
+        model=model,
+        embed=embed,
+        layers=tuple(layers),
+        last=last,
+        forward=partial(_last_logits, model),
+        context=partial(wide_passes, model),
+        n_heads=n_heads,
+    )
+
+
+def _last_logits(model: Any, ids: Tensor) -> Tensor:
+    takes = signature(model.forward).parameters
+    options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    output = run(model, ids, **options)
+    return getattr(output, "logits", output)[:, -1]
+
+
+# Places of a model whose family is not known, found in a short pass.
+
+MIXING = re.compile(r"att|mix|mamba|ssm|conv|rnn|recurrent|temporal", re.IGNORECASE)
+"""Names of a layer's children that mix positions; its MLP is the last other one with maps."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a module in the pass."""
+
+    module: nn.Module
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def find_places(model: nn.Module) -> Places:
+    """Return the places of a causal model of transformers whose parts are not known.
+
+    They are found in the order in which a short pass calls modules, and by names. Sums of flows
+    tell whether they are right.
+
+    Raises:
+        BilensError: the model has no layers that run in their order, each once, on one stream.
+    """
+    embed = getattr(model, "get_input_embeddings")()
+    calls = _record(model, embed)
+    order = [call.module for call in calls]
+    by_module = {call.module: call for call in calls}
+    layers = _layers(model, order)
+    streams = []
+    for layer in layers:
+        call = by_module[layer]
+        if not (call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape):
+            raise BilensError(f"{type(layer).__name__} does not read and write one stream")
+        streams.append(call.inputs[0])
+    if any(stream.dim() != 3 for stream in streams):
+        shape = tuple(streams[0].shape)
+        raise BilensError(
+            f"The stream of {type(model).__name__} has the shape {shape}, expected texts, tokens "
+            "and d_model"
+        )
+    end = by_module[layers[-1]].outputs[0]
+    last = next((c.module for c in calls if any(x is end for x in c.inputs[:1])), None)
+    if last is None:
+        raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
+    places, widths = [], []
+    for layer in layers:
+        heads, mlp = _parts(layer, order, by_module)
+        places.append(LayerPlaces(layer, heads, mlp))
+        if heads is not None:
+            widths.append(by_module[heads].inputs[0].shape[-1])
+    config = getattr(model, "config").get_text_config(decoder=True)
+    n_heads = getattr(config, "num_attention_heads", 1)
+    if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
+        n_heads = 1
+    return _places(model, embed, places, last, n_heads)
+
+
+def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
+    """Return all calls of a pass of a few tokens, in the order in which they begin."""
+    calls: list[_Call] = []
+    running: list[_Call] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        given = [*args[:1], *[kwargs[name] for name in ("hidden_states",) if name in kwargs]]
+        given += [x for x in args[1:] if isinstance(x, Tensor)]
+        call = _Call(module, [x for x in given if isinstance(x, Tensor)], [])
+        calls.append(call)
+        running.append(call)
+
+    def leave(module: nn.Module, _: Any, __: Any, output: Any) -> None:
+        values = output if isinstance(output, (tuple, list)) else (output,)
+        running.pop().outputs = [x for x in values if isinstance(x, Tensor)]
+
+    modules = [x for x in model.modules() if x is not model]
+    hooks = hooked([(x, enter) for x in modules], [(x, leave) for x in modules])
+    weight = next(embed.parameters())
+    ids = torch.arange(3, 7, device=weight.device)[None]
+    with hooks, torch.no_grad(), wide_passes(model):
+        _last_logits(model, ids)
+    return calls
+
+
+def _layers(model: nn.Module, order: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the longest list of modules that a pass calls in their order, each once."""
+    longest: list[nn.Module] = []
+    for modules in model.modules():
+        if isinstance(modules, nn.ModuleList) and len(modules) > len(longest):
+            members = set(modules)
+            if [module for module in order if module in members] == [*modules]:
+                longest = [*modules]
+    if not longest:
+        raise BilensError(
+            f"{type(model).__name__} has no layers that run in their order, each once"
+        )
+    return longest
+
+
+def _parts(
+    layer: nn.Module, order: Sequence[nn.Module], calls: dict[nn.Module, _Call]
+) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return the last map of what mixes positions, and the MLP of a layer."""
+    heads = mlp = None
+    for name, part in sorted(
+        layer.named_children(), key=lambda item: order.index(item[1]) if item[1] in order else -1
+    ):
+        maps = [x for x in part.modules() if x in calls and _is_map(x)]
+        if part not in calls or not any(p.dim() > 1 for p in part.parameters()):
+            continue
+        maps.sort(key=order.index)
+        if MIXING.search(name):
+            heads = heads or (maps[-1] if maps else None)
+        else:
+            # A second input is the stream, which such modules add.
+            mlp = maps[-1] if len(calls[part].inputs) > 1 and maps else part
+    return heads, mlp
+
+
+def _is_map(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2

@@ -20,7 +20,7 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
-from bilens.read.flow.flow import DRAWN, Flow
+from bilens.read.flow.graph import DRAWN, Flow
 from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, Target, second_run, token_hints
 from bilens.read.flow.split import flows
@@ -516,9 +516,12 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
             model, between two texts its change is exchanged, in both directions.
 
     Raises:
-        BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
+        BilensError: the model has no tokenizer, a text is empty, a token is unknown, or there are
+            texts whose mean is not taken.
     """
-    texts = [] if corpus is None or not mean else list(first_texts(corpus))
+    if corpus is not None and not mean:
+        raise BilensError("data has no effect without mean, which takes the mean of its texts")
+    texts = [] if corpus is None else list(first_texts(corpus))
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )

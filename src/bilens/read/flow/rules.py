@@ -31,11 +31,13 @@ from bilens.errors import BilensError
 
 Function = Callable[[Tensor], Tensor]
 """A function of each number."""
-Kind = Literal["smooth", "scaled", "piecewise"]
-"""How a function of numbers varies: over lengths of about 1, over ratios, or by straight pieces."""
+GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
+"""Points and weights of Gauss's quadrature between 0 and 1."""
 
 PATTERN_BYTES = 128 * 1024**2
 """Heads of attention are taken in blocks whose patterns take no more than this."""
+MASKED = -1e30
+"""Scores below this are of masked positions."""
 
 
 class UnknownOperationError(BilensError):
@@ -120,6 +122,12 @@ def differs(x: Tensor) -> bool:
     return not torch.equal(first, second)
 
 
+def check_masked(mask: Tensor) -> None:
+    """Refuse a mask by which one text sees positions that the other does not."""
+    if differs(mask):
+        raise UnknownOperationError("positions that are masked in one text and not in the other")
+
+
 def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
     """Return the logarithmic mean (p - q) / (log p - log q), given the difference of logarithms."""
     near = difference.abs() < 1e-2
@@ -139,34 +147,29 @@ class Elementwise(torch.autograd.Function):
     """A function of each number: (f(a) - f(b)) / (a - b)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, f: Function, kind: Kind) -> Tensor:
+    def forward(ctx: Any, x: Tensor, f: Function) -> Tensor:
         y = f(x)
         ctx.save_for_backward(x, y)
-        ctx.f, ctx.kind = f, kind
+        ctx.f = f
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, y = ctx.saved_tensors
         (a, b), (first, second) = pair(x), pair(y)
-        d = a - b
+        d = torch.where(a == b, 0.0, a - b)  # both may be -inf
         quotient = (first - second) / torch.where(d == 0, 1.0, d)
-        # Where a quotient would cancel: the mean of the derivative between both by three points.
-        if ctx.kind == "piecewise":
-            near, points, weights = d == 0, (0.5,), (1.0,)
-        else:
-            size = 1 + a.abs() + b.abs()
-            if ctx.kind == "scaled":
-                size = torch.minimum(a.abs(), b.abs())
-            near = d.abs() <= 1e-2 * size
-            points = (0.5 - math.sqrt(0.15), 0.5, 0.5 + math.sqrt(0.15))
-            weights = (5 / 18, 8 / 18, 5 / 18)
-        slope = torch.zeros_like(d)
-        for point, weight in zip(points, weights, strict=True):
+        # The mean of the derivative between both, by three Gauss points.
+        mean_slope = torch.zeros_like(d)
+        for point, weight in GAUSS:
             at = b + point * d
-            slope = slope + weight * _derivative(ctx.f, torch.cat([at, at]))[: len(at)]
-        slope = torch.where(near, slope, quotient)
-        return (pair(g) * slope).flatten(0, 1), None, None
+            mean_slope = mean_slope + weight * _derivative(ctx.f, torch.cat([at, at]))[: len(at)]
+        # It is taken where the quotient cancels: where both agree within rounding.
+        size = a.abs() + b.abs()
+        rounding = 8 * torch.finfo(d.dtype).eps * (first.abs() + second.abs() + size)
+        agree = (mean_slope - quotient).abs() * d.abs() <= rounding
+        near = (d.abs() <= 1e-2 * (1 + size)) & agree
+        return (pair(g) * torch.where(near, mean_slope, quotient)).flatten(0, 1), None
 
 
 def _derivative(f: Function, x: Tensor) -> Tensor:
@@ -271,6 +274,21 @@ class LogSoftmax(torch.autograd.Function):
         means, g = _log_means(pair(logs)), pair(g)
         shares = means / means.sum(-1, keepdim=True)
         return (g - shares * g.sum(-1, keepdim=True)).flatten(0, 1)
+
+
+class LogSumExp(torch.autograd.Function):
+    """log sum exp s over the last axis, which stays: sum L ds / sum L."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor) -> Tensor:
+        ctx.save_for_backward(s)
+        return s.logsumexp(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (s,) = ctx.saved_tensors
+        means = _log_means(pair(s.log_softmax(-1)))
+        return (pair(g) * means / means.sum(-1, keepdim=True)).flatten(0, 1)
 
 
 class Attend(torch.autograd.Function):
@@ -476,16 +494,14 @@ READ = set(
 )
 """Operations whose results carry no activation."""
 
-SMOOTH = "silu tanh sigmoid exp expm1 softplus logsigmoid erf erfc sin cos mish elu selu celu gelu \
-hardswish sinh cosh atan exp2 square log1p softsign tanhshrink".split()
-SCALED = "rsqrt sqrt reciprocal log log2 log10".split()
-PIECEWISE = "relu abs leaky_relu hardtanh relu6 clamp clamp_min clamp_max hardsigmoid threshold \
-softshrink hardshrink round floor ceil trunc".split()
-KINDS: dict[str, Kind] = {
-    **dict.fromkeys(SMOOTH, "smooth"),
-    **dict.fromkeys(SCALED, "scaled"),
-    **dict.fromkeys(PIECEWISE, "piecewise"),
-}
+OF_NUMBERS = set(
+    """
+    abs atan ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
+    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish prelu
+    reciprocal relu relu6 round rsqrt selu sigmoid silu sin sinh softplus softshrink softsign sqrt
+    square tanh tanhshrink threshold trunc
+    """.split()
+)
 """Functions of each number."""
 FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "sigmoid", "log", "softmax", "log_softmax", "norm"}
 """Functions whose values are held fixed on one text."""
@@ -509,6 +525,7 @@ class Rules(TorchFunctionMode):
     Attributes:
         leaves: what was chosen, and constants; in the order of the pass.
         mixes: values that heads mixed by their patterns.
+        paused: whether operations run without a graph.
     """
 
     def __init__(self, table: dict[str, Rule], texts: int = 2) -> None:
@@ -516,16 +533,25 @@ class Rules(TorchFunctionMode):
         self.table, self.texts = table, texts
         self.leaves: list[Leaf] = []
         self.mixes: list[Mix] = []
+        self.paused = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if not torch.is_grad_enabled():
-            return func(*args, **(kwargs or {}))
+        if (
+            func is torch._C._set_grad_enabled
+        ):  # `no_grad` in the model's code: flows pass there too
+            return None
+        if self.paused:
+            with torch.no_grad():
+                return func(*args, **(kwargs or {}))
         args = [_constant_weights(x) for x in args]
         kwargs = {name: _constant_weights(x) for name, x in (kwargs or {}).items()}
-        if not any(is_live(x) for x in _tensors((*args, *kwargs.values()))):
+        live = [x for x in _tensors((*args, *kwargs.values())) if is_live(x)]
+        if not live:
             return func(*args, **kwargs)
+        for x in live:
+            _check_derivative(x)
         name = getattr(func, "__name__", str(func))
         name = CALLED.get(name, name)
         if name in READ:
@@ -548,14 +574,31 @@ class Rules(TorchFunctionMode):
         self.leaves.append(Leaf("choice", leaf))
         return leaf
 
+    def known(self, x: Any, like: Any) -> Any:
+        """Return an operand; numbers that are no activation and differ are what was chosen."""
+        aligned = isinstance(x, Tensor) and not is_live(x) and x.shape[:1] == like.shape[:1]
+        if self.table is RELEVANCE or not aligned or x.dim() != like.dim() or not differs(x):
+            return x
+        return self.chosen(x, like)
+
     def constant(self, value: Any, like: Tensor) -> Tensor:
         """Return a constant that is added to an activation, at which a flow starts."""
-        value = torch.as_tensor(value, device=like.device)
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=like.dtype, device=like.device)
         if not value.is_floating_point():
             value = value.to(like.dtype)
         leaf = value.detach().clone().requires_grad_()
         self.leaves.append(Leaf("constant", leaf))
         return leaf
+
+
+def _check_derivative(x: Tensor) -> None:
+    """Refuse an activation that a function with a derivative of its own made."""
+    function = getattr(type(x.grad_fn), "_forward_cls", None)
+    if function is not None and function.__module__ != __name__:
+        raise UnknownOperationError(
+            f"{function.__name__}, a torch.autograd.Function, has no rule{_called_by()}"
+        )
 
 
 def _constant_weights(value: Any) -> Any:
@@ -614,13 +657,11 @@ def composed(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
 
 
 def _elementwise(name: str) -> None:
-    kind = KINDS[name]
-
     def secant(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not is_live(x) or any(is_live(y) for y in _tensors((*args, *kwargs.values()))):
             raise UnknownOperationError("more than one activation in a function of one")
         kwargs.pop("inplace", None)
-        return Elementwise.apply(x, lambda z: func(z, *args, **kwargs), kind)
+        return Elementwise.apply(x, lambda z: func(z, *args, **kwargs))
 
     def relevance(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if name in FROZEN:
@@ -650,7 +691,7 @@ def ratio(mode: Rules, f: Function, x: Tensor) -> Tensor:
     return Ratio.apply(x, lambda z: f(z) - at_zero) + mode.constant(at_zero, x)
 
 
-for _name in KINDS:
+for _name in sorted(OF_NUMBERS):
     _elementwise(_name)
 
 
@@ -658,7 +699,7 @@ def activation(mode: Rules, f: Function, x: Tensor) -> Tensor:
     """Return a function of each number that is made of several operations, by one rule."""
     if mode.table is RELEVANCE:
         return ratio(mode, f, x)
-    return Elementwise.apply(x, f, "smooth")
+    return Elementwise.apply(x, f)
 
 
 @rule("pow", SECANTS, RELEVANCE)
@@ -667,14 +708,14 @@ def _power(mode: Rules, func: Any, x: Tensor, exponent: Any) -> Tensor:
         raise UnknownOperationError("an exponent that is an activation")
     if mode.table is RELEVANCE:
         return ratio(mode, lambda z: z.pow(exponent), x)
-    return Elementwise.apply(x, lambda z: z.pow(exponent), "scaled")
+    return Elementwise.apply(x, lambda z: z.pow(exponent))
 
 
 @rule("rpow", SECANTS, RELEVANCE)
 def _exponential(mode: Rules, func: Any, x: Tensor, base: Any) -> Tensor:
     if mode.table is RELEVANCE:
         return func(x, base).detach()
-    return Elementwise.apply(x, lambda z: func(z, base), "smooth")
+    return Elementwise.apply(x, lambda z: func(z, base))
 
 
 # Sums. On one text a constant that is added is a start of the flow.
@@ -694,28 +735,46 @@ def _joined(mode: Rules, func: Any, tensors: Sequence[Tensor], *args: Any, **kwa
     return func(parts, *args, **kwargs)
 
 
-@rule("linear", RELEVANCE)
-def _linear(mode: Rules, func: Any, x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
-    return func(x, W) if bias is None else func(x, W) + mode.constant(bias, x)
+@rule("cat concat stack", SECANTS)
+def _side_by_side(mode: Rules, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    if dim == 0:
+        raise UnknownOperationError("activations are joined along the axis of texts")
+    return func(tensors, dim)
 
 
-@rule("conv1d", RELEVANCE)
-def _convolution(
-    mode: Rules, func: Any, x: Tensor, W: Tensor, bias: Tensor | None = None, *args: Any, **kw: Any
+@rule("add add_ sub sub_ rsub", SECANTS)
+def _sum(mode: Rules, func: Any, a: Any, b: Any, **options: Any) -> Tensor:
+    return func(mode.known(a, b), mode.known(b, a), **options)
+
+
+@rule("linear conv1d conv2d", SECANTS, RELEVANCE)
+def _affine(
+    mode: Rules,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
-    y = func(x, W, None, *args, **kw)
-    return y if bias is None else y + mode.constant(bias, x)[:, None]
+    def product(x: Tensor, W: Tensor) -> Tensor:
+        return func(x, W, None, *args, **kwargs)
 
-
-for _name in ("add", "add_", "sub", "sub_", "rsub", "cat", "stack"):
-    rule(_name, SECANTS)(lambda mode, func, *args, **kwargs: func(*args, **kwargs))
-
-
-@rule("linear conv1d conv2d", SECANTS)
-def _affine(mode: Rules, func: Any, x: Tensor, W: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if is_live(x) and is_live(W):
-        return Bilinear.apply(x, W, lambda a, b: func(a, b, *args, **kwargs))
-    return func(x, W, *args, **kwargs)
+    if is_live(input) and is_live(weight):
+        y = (
+            Shared.apply(product, input, weight)
+            if mode.table is RELEVANCE
+            else Bilinear.apply(input, weight, product)
+        )
+    elif mode.table is SECANTS and not is_live(bias):
+        return func(input, weight, bias, *args, **kwargs)
+    else:
+        y = product(input, weight)
+    if bias is None:
+        return y
+    bias = bias if is_live(bias) or mode.table is SECANTS else mode.constant(bias, input)
+    spatial = weight.dim() - 2  # a convolution's further axes, after that of channels
+    return y + bias.reshape(-1, *[1] * spatial)
 
 
 # Products.
@@ -723,6 +782,7 @@ def _affine(mode: Rules, func: Any, x: Tensor, W: Tensor, *args: Any, **kwargs: 
 
 @rule("mul", SECANTS, RELEVANCE)
 def _product(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
+    a, b = mode.known(a, b), mode.known(b, a)
     if not (is_live(a) and is_live(b)):
         return func(a, b)
     return Shared.apply(torch.mul, a, b) if mode.table is RELEVANCE else Multiply.apply(a, b)
@@ -754,7 +814,9 @@ def _mix(pattern: Tensor, values: Tensor, output: Tensor, *, texts: int) -> Mix:
     if pattern.dim() == 3:  # texts and heads in one axis
         pattern, values, output = (x.unflatten(0, (texts, -1)) for x in (pattern, values, output))
     detached = pattern.detach()
-    return Mix(output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s])
+    return Mix(
+        output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s]
+    )
 
 
 @composed("addmm", SECANTS, RELEVANCE)
@@ -915,23 +977,21 @@ def _softmax(
     if mode.table is RELEVANCE:
         return func(x, dim, *args, **kwargs).detach()
     secant = LogSoftmax if func.__name__ == "log_softmax" else Softmax
+    check_masked(x.detach() < MASKED)
     x = (x if dtype is None else x.to(dtype)).movedim(dim, -1)
     return secant.apply(x).movedim(-1, dim)
 
 
-@composed("logsumexp", SECANTS)
-def _log_of_sum(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+@rule("logsumexp", SECANTS, RELEVANCE)
+def _log_of_sum(mode: Rules, func: Any, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     if len(_axes(dim)) > 1:
         raise UnknownOperationError("logsumexp over several axes")
+    if mode.table is RELEVANCE:
+        return func(x, dim, keepdim=keepdim).detach()
     (axis,) = _axes(dim)
-    # log sum exp x = x_i - log p_i for any i; the mean over i loses no accuracy.
-    difference = (x - torch.log_softmax(x, axis)).mean(axis, keepdim=True)
-    return difference if keepdim else difference.squeeze(axis)
-
-
-@rule("logsumexp", RELEVANCE)
-def _log_of_sum_frozen(mode: Rules, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    return func(*args, **kwargs).detach()
+    check_masked(x.detach() < MASKED)
+    y = LogSumExp.apply(x.movedim(axis, -1)).movedim(-1, axis)
+    return y if keepdim else y.squeeze(axis)
 
 
 @composed("glu", SECANTS, RELEVANCE)
@@ -971,6 +1031,7 @@ def _attention(
         q, k = query.detach(), key.detach()
         y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
     else:
+        check_masked(mask)
         y = Attend.apply(query, key, value, mask, factor)
     q, k = query.detach(), key.detach()
 
@@ -1045,7 +1106,7 @@ def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
         return _choose(mode, first, x, other)
     if mode.table is RELEVANCE:
         return ratio(mode, lambda z: func(z, other), x)
-    return Elementwise.apply(x, lambda z: func(z, other), "piecewise")
+    return Elementwise.apply(x, lambda z: func(z, other))
 
 
 def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Tensor:
@@ -1054,7 +1115,10 @@ def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Tensor:
     if mode.table is RELEVANCE or not differs(condition):
         return torch.where(condition, a, b)
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
-    a, b = (x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape) for x in (a, b))
+    a, b = (
+        x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape)
+        for x in (a, b)
+    )
     return Where.apply(mode.chosen(condition, like), a, b)
 
 

@@ -11,18 +11,12 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, check_sum, checked
 from bilens.errors import BilensError
-from bilens.kernels.attention import bilinear_attention
 from bilens.read.flow.ablation import named_by_measurement
-from bilens.read.flow.adjoints import (
-    Adjoints,
-    LayerAdjoints,
-    position_flows,
-    start_flows,
-)
-from bilens.read.flow.flow import DRAWN, Flow, Pairs
+from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
+from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.places import places_of
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
-from bilens.read.flow.rules import RELEVANCE, SECANTS, composed
+from bilens.read.flow.rules import RELEVANCE, SECANTS, Rules, rule
 from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import embedded
@@ -121,7 +115,9 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [questions[number] for number in numbers]
-        for number, through in zip(numbers, _flows(model, adjoints_of(model, asked), asked), strict=True):
+        for number, through in zip(
+            numbers, _flows(model, adjoints_of(model, asked), asked), strict=True
+        ):
             results[number] = through
     return [through for through in results if through is not None]
 
@@ -139,7 +135,9 @@ def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints
         both = [question.both_runs(model) for question in questions]
         texts = [ids for ids, _ in both] + [other.ids for _, other in both]
         has_embeddings = any(other.embeddings is not None for _, other in both)
-        rows = [model.parts.embed.rows(ids) for ids, _ in both] + [other.tokens for _, other in both]
+        rows = [model.parts.embed.rows(ids) for ids, _ in both] + [
+            other.tokens for _, other in both
+        ]
     else:
         texts = [model.ids(questions[0].text, questions[0].position)]
 
@@ -180,9 +178,7 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         check_sum("W_U n + b_U", z, own[tokens], size=size, dtype=stored)
 
 
-def _flows(
-    model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]
-) -> list[Flow]:
+def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) -> list[Flow]:
     """Return the flow of each question of a pass.
 
     Raises:
@@ -311,13 +307,16 @@ def check_flow(flow: Flow) -> None:
 # Attention of bilens's own models without softmax: by its equations.
 
 
-@composed("bilinear_attention", SECANTS)
-def _attended(*args: Any, **kwargs: Any) -> Tensor:
-    return bilinear_attention(*args, **{**kwargs, "kernel": "reference"})
+@rule("bilinear_attention", SECANTS)
+def _attended(mode: Rules, func: Any, *inputs: Any, **options: Any) -> Tensor:
+    with mode:
+        return func(*inputs, **options, kernel="reference")
 
 
-@composed("bilinear_attention", RELEVANCE)
-def _attended_frozen(q1: Tensor, k1: Tensor, v: Tensor, *others: Any, **kwargs: Any) -> Tensor:
+@rule("bilinear_attention", RELEVANCE)
+def _attended_frozen(
+    mode: Rules, func: Any, q1: Tensor, k1: Tensor, v: Tensor, *others: Any, **options: Any
+) -> Tensor:
     constant = [x.detach() if isinstance(x, Tensor) else x for x in others]
-    kwargs["kernel"] = "reference"
-    return bilinear_attention(q1.detach(), k1.detach(), v, *constant, **kwargs)
+    with mode:
+        return func(q1.detach(), k1.detach(), v, *constant, **options, kernel="reference")

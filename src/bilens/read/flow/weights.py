@@ -15,7 +15,7 @@ from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.read.flow.ablation import remove, without_output
-from bilens.read.flow.flow import Flow
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.language.heads import attention_pairs, output_pairs
@@ -38,7 +38,7 @@ class PartWeights(Reading):
         share: of an MLP, the share of its measured effect that its strongest eigenvectors carry
             when all others are removed; None of a head.
         frames: tables by their captions: eigenvectors of an MLP; of a head pairs of tokens of QK,
-            the tokens of OV.
+            which differential attention does not have, and of OV.
         about: further facts.
     """
 
@@ -89,7 +89,8 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
 
     **A head** has its strongest pairs of tokens: of a query and a key at the distance at which most
     of its flow goes, and of a key and an output. They are exact in the first layer, and in later
-    ones those of the tokens' embeddings.
+    ones those of the tokens' embeddings. Pairs of a query and a key are left out in differential
+    attention, whose pattern is not ordered by one number of two tokens.
 
     Args:
         model: the model of the flow.
@@ -153,9 +154,7 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     return Eigenvectors(spectrum.values[order], vectors, flows, outputs / gain)
 
 
-def _inputs(
-    model: ResidualModel, flow: Flow, layer: int
-) -> list[Float[Tensor, "time d_model"]]:
+def _inputs(model: ResidualModel, flow: Flow, layer: int) -> list[Float[Tensor, "time d_model"]]:
     """Return the normalised input of an MLP in each run of a flow."""
     if not flow.two_texts:
         return [model.mlp_inputs(layer, flow.ids[None])[0]]
@@ -216,19 +215,24 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     distance, (query, key) = position - source, (int(flow.ids[p]) for p in (position, source))
     scores = attention_scores(model, layer=layer, distance=distance, position=at)
     product = [scores[i] for i in ATTENTIONS[model.parts.attention].product]
-    row = torch.stack([pair[head].left[query] @ pair[head].right for pair in product]).prod(0)
-    rank = 1 + int((row > row[key]).sum())
-    (QK,) = attention_pairs(model, [head], layer=layer, k=10, distance=distance, position=at)
     (OV,) = output_pairs(model, [head], layer=layer, k=10, position=of_key)
-    words = [f'"{flow.tokens[p]}"' for p in (source, position)]
     name = f"head.{layer}.{head}"
+    frames, about = {f"OV of {name}": OV.highest}, tuple[Fact, ...]()
+    # Without such numbers, as in differential attention, no order of pairs is that of the pattern.
+    if product:
+        row = torch.stack([pair[head].left[query] @ pair[head].right for pair in product]).prod(0)
+        rank = 1 + int((row > row[key]).sum())
+        (QK,) = attention_pairs(model, [head], layer=layer, k=10, distance=distance, position=at)
+        frames = {f"QK of {name}": QK.highest, **frames}
+        words = [f'"{flow.tokens[p]}"' for p in (source, position)]
+        about = ((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),)
     return PartWeights(
         part=_named(flow, part),
         flow=sum(node.flow for node in nodes),
         measured=-remove(model, flow, nodes).actual,
         share=None,
-        frames={f"QK of {name}": QK.highest, f"OV of {name}": OV.highest},
-        about=((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),),
+        frames=frames,
+        about=about,
     )
 
 

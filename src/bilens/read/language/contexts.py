@@ -24,7 +24,7 @@ from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import Stream, last_stream
 from bilens.residual import ResidualModel
-from bilens.residual.running import rotates_by_length
+from bilens.residual.running import fresh, rotates_by_length
 from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
 from bilens.sections import Fact, Section
 from bilens.settings import Count, NotNegative, Seed
@@ -273,7 +273,7 @@ def generate_text(
     config = GenerationConfig(max_new_tokens=tokens, do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []
     # Sampling draws from torch's own generator, which the caller may have seeded.
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), fresh(model.model):
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
     tokenizer = require_tokenizer(model.tokenizer)

@@ -16,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.options import Among, Layer
 from bilens.read.language.names import token_names, token_range, top_pairs
-from bilens.read.language.ngrams import attention_scores, head_outputs, ngram_table
+from bilens.read.language.ngrams import attention_scores, check_position, head_outputs, ngram_table
 from bilens.residual import Moment, ResidualModel
 from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
@@ -278,7 +278,11 @@ def read_attention(
         distance: distance from the query back to the key, in tokens.
         position: position of the query, required by models with learned positions.
         among: tokens of the pairs, such as the most frequent ones; all by default.
+
+    Raises:
+        BilensError: a head or a position does not exist, or the position has no effect.
     """
+    check_position(model, position)
     numbers = range(model.n_heads) if heads is None else heads
     # A head writes at the query what it reads at the key, `distance` before it.
     key_position = None if position is None else position - distance

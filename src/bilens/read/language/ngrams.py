@@ -228,6 +228,14 @@ def _final_stream(model: ResidualModel, e: Tensor, layer: int) -> tuple[Tensor, 
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 
+def check_position(model: ResidualModel, position: int | None) -> None:
+    """Raise if a position is named that changes nothing."""
+    if position is not None and model.parts.n_positions is None:
+        raise BilensError(
+            f"position={position} has no effect on a model without learned positions; leave it out"
+        )
+
+
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
     # Rotary positions depend on the distance only, learned ones on the place.
     n_positions = model.parts.n_positions
@@ -324,7 +332,11 @@ def read_ngrams(
         k: number of rows of each table.
         position: position of the tokens, required by models with learned positions.
         among: tokens that skip-trigrams consist of; all by default.
+
+    Raises:
+        BilensError: a token is unknown, or an option has no effect on this model.
     """
+    check_position(model, position)
     number = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
     heads: list[pd.DataFrame] = []
@@ -335,6 +347,11 @@ def read_ngrams(
             heads.append(skip_trigrams(model, token, head, minus=minus, among=among, **options))
     except NotBilinearError as error:
         left_out = str(error)
+        for name, value in (("minus", minus), ("among", among)):
+            if value is not None and value != ():
+                raise NotBilinearError(
+                    f"{name} counts in skip-trigrams only, which this layer has none of: {error}"
+                ) from error
     direction = TokenDirection.of(model, token, minus)
     before, after = preceding(model, number, **options), following(model, number, **options)
     return NGramReading(direction, layer, before, after, heads, left_out)

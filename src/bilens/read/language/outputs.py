@@ -168,23 +168,29 @@ def read_language(
     # Learned positions differ, and tokens are read at one where both sides of a pair exist.
     position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
+    n_tokens = model.vocab_size if tokens is None else len(tokens)
     readings: list[DirectionReading] = []
     left_out: tuple[str, ...] = ()
-    ngrams = [
-        read_ngrams(model, d.token, minus=d.minus, layer=layer, position=position) for d in outputs
-    ]
-    # N-grams are read in any case; eigenvectors need a tensor.
+    # N-grams are read in any case; eigenvectors, and tokens to subtract, need a tensor.
     try:
         readings = [
             read_direction(model, corpus, d.token, minus=d.minus, layer=layer) for d in outputs
         ]
     except NotBilinearError as error:
         left_out = (str(error),)
+    ngrams = [
+        read_ngrams(
+            model, d.token, minus=() if left_out else d.minus, layer=layer, position=position
+        )
+        for d in outputs
+    ]
     return LanguageReading(
         model=model,
         ngrams=ngrams,
         directions=readings,
-        attention=read_attention(model, layer=layer, position=position, among=tokens),
+        attention=read_attention(
+            model, layer=layer, k=min(10, n_tokens), position=position, among=tokens
+        ),
         left_out=left_out,
     )
 
@@ -237,13 +243,13 @@ def read_direction(
 
 
 @checked
-def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], ...]:
+def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[Fact, ...]:
     """Return names and values of a model's sizes."""
     return (
         ("data", corpus.name),
-        ("layers", str(model.n_layers)),
-        ("width", str(model.d_model)),
-        ("heads", str(model.n_heads)),
+        ("layers", model.n_layers),
+        ("width", model.d_model),
+        ("heads", model.n_heads),
     )
 
 

@@ -21,6 +21,7 @@ from bilens.read.flow.nodes import (
     LEAVES,
     Node,
     NodeKind,
+    Sublayer,
     graph_figure,
     node_frame,
     strongest_first,
@@ -31,6 +32,7 @@ from bilens.sections import Fact, Percent
 
 DRAWN = 20
 """Nodes of a figure, and those that are measured and named."""
+SUBLAYERS: dict[NodeKind, Sublayer] = {"head": "attention", "mlp": "mlp"}
 LEAST = 1e-4
 """Nodes of a flow have at least this share of its absolute flow."""
 
@@ -175,12 +177,12 @@ class Flow(Reading):
             rows = zip(flows[strong].tolist(), places[strong].tolist(), strict=True)
             for through, place in rows:
                 layer, number, position, source = (None if x < 0 else x for x in place)
-                part = {"head": "attention", "mlp": "mlp"}.get(kind)
+                part = SUBLAYERS.get(kind)
                 nodes.append(Node(kind, through, layer, part, position, source, number))
         for layer, both in enumerate(self.biases.tolist()):
-            for part, through in zip(("attention", "mlp"), both, strict=True):
+            for part, through in zip(SUBLAYERS.values(), both, strict=True):
                 if through:
-                    nodes.append(Node("bias", through, layer, part=part))
+                    nodes.append(Node("bias", through, layer, part))
         if self.unembedding:
             nodes.append(Node("bias", self.unembedding))
         named = {node.place: node for node in self.named}
