@@ -1031,7 +1031,8 @@ def _attention(
         q, k = query.detach(), key.detach()
         y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
     else:
-        check_masked(mask)
+        if mask.dim() == query.dim():  # with an axis of texts
+            check_masked(mask)
         y = Attend.apply(query, key, value, mask, factor)
     q, k = query.detach(), key.detach()
 
