@@ -1,79 +1,133 @@
-"""Effects of single nodes and of groups: exact in linear models, and those of whole runs."""
+"""Effects of nodes alone and together are those of the model's own forward passes with hooks."""
+
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, patch, remove
-from tests.families import exact_norms, family_view, some_text
-from tests.language import view_of
+from bilens.read.flow.nodes import Node
+from bilens.residual import ResidualModel
+from tests.families import EACH_READ, exact_norms, family_view, some_text
+from tests.language import random_text, toy_tokenizer, view_of
 from tests.nightly import nightly
-from tests.read.flow.flows import DIRECTION, TWO, numbers_of
+from tests.read.flow.flows import DIRECTION, TWO, logit, nodes_of
+from tests.residual.test_experts import MIXTURES, mixture
 
 FEW = nightly(
     ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"],
     ["llama-biases", "gemma2", "neox"],
 )
+STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
 
 
 def between(view, **options):
-    return flow(view, TWO[0], DIRECTION, against=TWO[1], threshold=0, **options)
+    return flow(view, TWO[0], DIRECTION, against=TWO[1], ablate=0, **options)
 
 
-def test_nodes_that_only_the_unembedding_reads_have_their_flow():
-    view = view_of(n_layers=2, norm="none")
-    outcome = between(view)
-    last = numbers_of(outcome, kind="mlp", layer=1, position=len(TWO[0]) - 1)
-    results = measure(view, outcome, last)
-    assert results
-    for i, result in zip(last, results, strict=True):
-        assert result.predicted == -outcome.nodes[i].flow
-        assert result.actual == pytest.approx(result.predicted, abs=1e-12)
+def view_named(name):
+    if name in MIXTURES:
+        return ResidualModel(mixture(name), toy_tokenizer())
+    return family_view(name)
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_all_tokens_at_once_turn_one_text_into_the_other(name):
-    """Exchanging every token's change is the whole change, in both directions."""
-    view, (first, second) = family_view(name), some_text()[:2]
-    second = torch.cat([first[:5], second[5:6], first[6:]])
+def place_of(view, node):
+    """Return the module that has a node's output, whether as its input, and the columns."""
+    if node.kind == "token":
+        return view.parts.embed.module, False, slice(None)
+    layer = view.parts.layers[node.layer]
+    if node.kind == "mlp":
+        return layer.mlp.module, False, slice(None)
+    width = view.layer(node.layer).heads.weights().value.shape[-1]
+    return layer.heads.out.module, True, slice(node.number * width, (node.number + 1) * width)
+
+
+def number_with(view, ids, nodes, rows):
+    """Return the number in a run of the model to which rows are added at some nodes."""
+
+    def added(x, node, row, columns):
+        x = x.clone()
+        x[0, node.position, columns] += row.to(x)
+        return x
+
+    places = [place_of(view, node) for node in nodes]
+    with ExitStack() as hooks:
+        for (module, is_input, columns), node, row in zip(places, nodes, rows, strict=True):
+            if is_input:
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, n=node, r=row, c=columns: (added(args[0], n, r, c),)
+                )
+            else:
+                hook = module.register_forward_hook(
+                    lambda _, __, y, n=node, r=row, c=columns: added(y, n, r, c)
+                )
+            hooks.enter_context(hook)
+        # Written without bilens: `ResidualModel` does not read a model with other hooks.
+        output = view.model(ids[None]).logits[0, -1]
+    cap = view.parts.softcap
+    output = output if cap is None else cap * torch.atanh(output / cap)
+    return float(output[3] - output[[7, 8]].mean())
+
+
+def by_hand(view, result, nodes, texts, scale=0.0):
+    rows = [(1 - scale) * row for row in result.written(nodes)]
+    less = [-row for row in rows]
+    change = number_with(view, texts[0], nodes, less) - logit(view, texts[0])
+    if len(texts) == 1:
+        return change
+    more = logit(view, texts[1]) - number_with(view, texts[1], nodes, rows)
+    return (change + more) / 2
+
+
+@pytest.mark.parametrize("two_texts", [True, False])
+@pytest.mark.parametrize(
+    "name", [*EACH_READ, *nightly(MIXTURES, ("mixtral", "qwen3")), "neox", "gemma3"]
+)
+def test_effects_are_those_of_own_passes(name, two_texts):
+    view, texts = view_named(name), some_text()[: 1 + two_texts, :8]
     with exact_norms():
-        flows = flow(view, first, DIRECTION, against=second)
-        (result,) = measure(view, flows, numbers_of(flows, kind="token", position=5))
-    assert result.actual == pytest.approx(-flows.value, rel=1e-5)
+        result = flow(view, texts[0], DIRECTION, against=texts[1] if two_texts else None, ablate=0)
+        nodes = []
+        for kind in ("token", "head", "mlp"):
+            nodes += nodes_of(result, kind=kind)[:3]
+        for scale in (0.0, 0.5):
+            for node, effect in zip(nodes, measure(view, result, nodes, scale=scale), strict=True):
+                expected = by_hand(view, result, [node], texts, scale)
+                assert effect.actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+                assert effect.predicted == (scale - 1) * node.flow
+                assert effect.part == node.name(result.tokens)
+        together = remove(view, result, [*nodes, nodes[0]])
+        expected = by_hand(view, result, nodes, texts)
+    assert together.actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    inside = float(result.edges(nodes).sum())
+    assert together.predicted == pytest.approx(inside - sum(node.flow for node in nodes))
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale, against):
+    view = view_of(**STRAIGHT)
+    result = flow(view, TWO[0], DIRECTION, against=against, ablate=0)
+    last = nodes_of(result, kind="mlp", layer=1, position=len(TWO[0]) - 1)
+    (effect,) = measure(view, result, last, scale=scale)
+    assert effect.actual == pytest.approx(effect.predicted, abs=1e-12)
+    assert abs(effect.actual) > 1e-3
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
-    """All nodes of a head together write its change if no norm follows the heads."""
     view, (first, second) = family_view(name), some_text()[:2]
     if view.layer(0).heads.out_norm is not None:
         pytest.skip("a norm after the heads mixes them")
     with exact_norms():
-        flows = flow(view, first, DIRECTION, position=0, against=second, threshold=0)
+        flows = flow(view, first, DIRECTION, position=0, against=second, ablate=0)
         patched = patch(view, first, DIRECTION, position=0, against=second)
         for head in range(view.n_heads):
-            heads = numbers_of(flows, kind="head", layer=1, number=head)
-            nodes = [i for i in heads if flows.nodes[i].flow]
-            # At the first position a head moves one value, and its pattern is 1 in both runs.
-            assert [flows.nodes[i].role for i in nodes] == ["values"]
-            (result,) = measure(view, flows, nodes)
-            assert -result.actual == pytest.approx(
-                float(patched.heads[1, head]), rel=1e-5, abs=1e-8
-            )
-
-
-@pytest.mark.parametrize("against", [None, TWO[1]])
-def test_one_node_is_removed_as_it_is_measured(against):
-    view = view_of(n_layers=2)
-    flows = flow(view, TWO[0], DIRECTION, against=against, directions=2, threshold=1e-3)
-    kinds = {"token", "head", "direction"}
-    first = {n.kind: i for i, n in reversed([*enumerate(flows.nodes)]) if n.kind in kinds}
-    assert len(first) == 3
-    for number, result in zip(first.values(), measure(view, flows, [*first.values()]), strict=True):
-        together = remove(view, flows, [number, number])
-        assert together.actual == pytest.approx(result.actual, abs=1e-10)
-        assert together.predicted == pytest.approx(result.predicted)
-        assert together.part == flows.nodes[number].name(flows.tokens)
+            (node,) = nodes_of(flows, kind="head", layer=1, number=head)
+            (result,) = measure(view, flows, [node])
+            expected = float(patched.heads[1, head])
+            assert -result.actual == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -81,25 +135,48 @@ def test_all_tokens_removed_together_leave_no_change(name):
     """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
     view, (first, second) = family_view(name), some_text()[:2]
     with exact_norms():
-        flows = flow(view, first, DIRECTION, against=second, threshold=0)
-        tokens = numbers_of(flows, kind="token")
-        result = remove(view, flows, tokens)
-        # A direction of the last layer beside the tokens adds what does not come from them.
-        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "mlp")
-        group = remove(view, flows, [above, *tokens])
+        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        result = remove(view, flows, nodes_of(flows, kind="token"))
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)
-    inside = float(flows.edges()[above, tokens].sum())
-    expected = -(flows.nodes[above].flow + flows.value - inside)
-    assert group.predicted == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_cannot_be_measured_or_removed_is_said():
-    view = view_of()
-    with pytest.raises(BilensError, match="number=0 is output, expected one part of the model"):
-        measure(view, between(view), [0])
-    flows = flow(view, TWO[0], DIRECTION)
-    with pytest.raises(BilensError, match="numbers is empty"):
-        remove(view, flows, [])
-    with pytest.raises(BilensError, match="number=0 is output"):
-        remove(view, flows, [0])
+@pytest.mark.parametrize("name", EACH_READ)
+def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
+    with exact_norms():
+        view, ids = family_view(name), some_text()[0][:4]
+        assert len(set(ids.tolist())) == 4
+        flows = flow(view, ids, DIRECTION, ablate=0)
+        [result] = measure(view, flows, nodes_of(flows, kind="token", position=1))
+        weight = view.parts.embed.module.weight
+        kept = weight[ids[1]].clone()
+        try:
+            weight[ids[1]] = 0
+            zeroed = logit(view, ids)
+        finally:
+            weight[ids[1]] = kept
+    assert result.actual == pytest.approx(zeroed - flows.value, abs=1e-5)
+
+
+def test_a_learned_position_is_taken_away():
+    view, ids = view_of(n_layers=2, positions="learned"), random_text(5)
+    result = flow(view, ids, DIRECTION, ablate=0)
+    (node,) = nodes_of(result, kind="position", position=2)
+    (effect,) = measure(view, result, [node])
+    view.parts.positions.module.weight[2] = 0
+    assert effect.actual == pytest.approx(logit(view, ids) - result.value)
+    assert abs(effect.actual) > 1e-3
+
+
+def test_what_cannot_be_removed_is_said():
+    view = view_of(n_layers=2, bias=True)
+    result = flow(view, TWO[0], DIRECTION, ablate=0)
+    bias = nodes_of(result, kind="bias")[0]
+    choice = Node("choice", 1.0, 0)
+    for node in (result.output, bias, choice):
+        with pytest.raises(BilensError, match=f"{node.address}.* is no part that can be removed"):
+            measure(view, result, [node])
+        with pytest.raises(BilensError, match="is no part that can be removed"):
+            remove(view, result, [node])
+    with pytest.raises(BilensError, match="nodes is empty"):
+        remove(view, result, [])

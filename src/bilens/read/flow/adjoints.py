@@ -41,6 +41,7 @@ class LayerGraph:
     stream: Cut  # before the layer
     heads: Cut | None = None  # mixed values of all heads, side by side
     mlp: Cut | None = None  # output of the MLP
+    out: Cut | None = None  # output of the layer, where graphs are not kept
     mixes: list[Mix] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     of_attention: int = 0  # the first leaves, before the output of the MLP
@@ -158,8 +159,11 @@ class Adjoints:
                 rules.paused = True
             return _with_stream(graph.stream.leaf.clone(), args, kwargs)
 
-        def leave(*_: Any) -> None:
+        def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             rules.paused = False
+            self.graphs[-1].out = cut = Cut.of(_stream_of(output))
+            leaf = cut.leaf.clone()
+            return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
@@ -228,14 +232,14 @@ class Adjoints:
             return self.graphs[layer], self.above(layer).value
         args, kwargs = self.calls[layer]
         graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
-        args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
         place = self.places.layers[layer]
         own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
         hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
         with hooks, self.places.context(), torch.enable_grad(), rules:
+            args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
             output = place.module(*args, **kwargs)
         graph.take(rules)
-        return graph, output[0] if isinstance(output, tuple) else output
+        return graph, _stream_of(output)
 
     def earlier(self, layer: int) -> list[Tensor]:
         """Return what a layer may read: what comes before all layers, and the streams up to it."""
@@ -249,6 +253,16 @@ class Adjoints:
     def above(self, layer: int) -> Cut:
         """Return the cut of the stream after a layer."""
         return self.graphs[layer + 1].stream if layer + 1 < len(self.graphs) else self.last
+
+    def arriving(self, layer: int, sums: "Sums") -> Tensor | None:
+        """Take the adjoint at a layer's output from sums, by what comes between it and the next."""
+        above, out = self.above(layer), self.graphs[layer].out
+        w = sums.pop(above.leaf)
+        if w is None or out is None:
+            return w
+        of_out, *of_first = gradients(above.value, [out.leaf, *self.first], w)
+        sums.add_all(self.first, of_first)
+        return of_out
 
     # From the last layer down.
 
@@ -278,7 +292,7 @@ class Adjoints:
         earlier = self.earlier(layer)
         cuts = [cut for cut in (graph.heads, graph.mlp) if cut is not None]
         inputs = [*earlier, *(cut.leaf for cut in cuts), *(leaf.value for leaf in graph.leaves)]
-        w = pending.pop(self.above(layer).leaf)
+        w = self.arriving(layer, pending)
         passes = w is None
         if w is not None:
             direct = gradients(out, inputs, w)
@@ -355,6 +369,12 @@ def position_flows(
                 else (of_constant if by_position else of_constant.sum() / time)
             )
     return flows
+
+
+def _stream_of(output: Any) -> Tensor:
+    """Return the stream of what a layer returns."""
+    stream: Tensor = output[0] if isinstance(output, tuple) else output
+    return stream
 
 
 def _with_stream(

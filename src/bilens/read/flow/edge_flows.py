@@ -48,7 +48,7 @@ class Edges:
 
     def _layer(self, number: int, layer: LayerAdjoints, numbers: Sequence[int]) -> None:
         graph, adjoints = layer.graph, self.flow.adjoints
-        earlier, above = adjoints.earlier(number), adjoints.above(number)
+        earlier = adjoints.earlier(number)
         shown: dict[str, list[int]] = defaultdict(list)
         for i in numbers:
             shown[self.nodes[i].kind].append(i)
@@ -72,7 +72,7 @@ class Edges:
                 self._to_start(reader, start, leaf, of_start)
 
         for reader, sums in self.reading.items():
-            w = sums.pop(above.leaf)
+            w = adjoints.arriving(number, sums)
             if w is not None and layer.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
             elif w is not None:
