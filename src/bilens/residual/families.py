@@ -66,7 +66,8 @@ class Family:
         v_first_share: share of the first layer's values in those of each layer.
         numbers: other numbers of a layer that are known.
         parallel: True if attention and MLP of a layer read the same stream.
-        embed_scale: factor of token embeddings.
+        embed_scale: factor of token embeddings; modules that multiply their rows themselves by
+            their own `embed_scale` need none.
         residual_scale: factor of the outputs of attention and MLPs.
         logit_scale: factor of logits.
         softcap: c if logits are c tanh(z / c), or None.
@@ -116,7 +117,6 @@ class Family:
 
 
 LLAMA = Family()
-GEMMA = replace(LLAMA, embed_scale=lambda config: config.hidden_size**0.5)
 FUSED_MLP = replace(
     LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", activation="activation_fn"
 )
@@ -153,11 +153,11 @@ FAMILIES: dict[str, Family] = {
         mlp_norm=None,
         mlp_out_norm="post_feedforward_layernorm",
     ),
-    "GemmaForCausalLM": GEMMA,
+    "GemmaForCausalLM": LLAMA,
     **dict.fromkeys(
         ("Gemma2ForCausalLM", "Gemma3ForCausalLM"),
         replace(
-            GEMMA,
+            LLAMA,
             attn_out_norm="post_attention_layernorm",
             mlp_norm="pre_feedforward_layernorm",
             mlp_out_norm="post_feedforward_layernorm",
@@ -507,11 +507,11 @@ class _Finder:
             raise self._unknown(name, "a plain linear map; merge adapters and dequantize")
         return LinearMap(name, module)
 
-    def _embedding(self, name: str, scale: float = 1.0) -> Embedding:
+    def _embedding(self, name: str, factor: float = 1.0) -> Embedding:
         module = self._module(name)
         if not isinstance(module, nn.Embedding):
             raise self._unknown(name, "an embedding")
-        return Embedding(name, module, scale)
+        return Embedding(name, module, factor)
 
     def _positions(self, name: str | None) -> Embedding | None:
         return self._embedding(name) if name else None
