@@ -294,6 +294,7 @@ def config_numbers(model: Any) -> dict[str, Any]:
 
 def parts_of(model: nn.Module) -> Parts:
     """Return the parts of a model of a known family; raise unless the model has just these."""
+    check_merged(model)
     kind = type(model).__name__
     if kind not in known_families():
         raise BilensError(
@@ -307,6 +308,7 @@ def parts_of(model: nn.Module) -> Parts:
         for layer in parts.layers:
             layer.mlp.check()
     _check_unshared(parts)
+    _check_one_type(parts)
     known = {id(parameter) for parameter in known_parameters(parts)}
     # A weight without a role could add to the stream unseen, so the view would not be exact.
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
@@ -316,6 +318,15 @@ def parts_of(model: nn.Module) -> Parts:
             f"{', '.join(strange[:5])}"
         )
     return parts
+
+
+def check_merged(model: nn.Module) -> None:
+    """Raise BilensError if a model has adapters of PEFT around it."""
+    if hasattr(model, "merge_and_unload"):
+        raise BilensError(
+            f"model is a {type(model).__name__}, whose adapters stand beside its weights; merge "
+            "them: model = model.merge_and_unload()"
+        )
 
 
 class _Finder:
@@ -548,6 +559,19 @@ class _Finder:
     def _unknown(self, name: str, expected: str) -> BilensError:
         kind = type(self._get(name)).__name__
         return BilensError(f"{name} is a {kind}, expected {expected} first")
+
+
+def _check_one_type(parts: Parts) -> None:
+    """Check that all maps that the stream passes are stored in one type: others do not run."""
+    embed = parts.embed.module.weight
+    maps = [part for layer in parts.layers for part in (*layer.heads.reads, *layer.mlp.reads)]
+    for part in (*maps, *parts.writes, parts.unembed):
+        if part.stored.dtype != embed.dtype:
+            raise BilensError(
+                f"{part.name} is stored in {part.stored.dtype} and {parts.embed.name} in "
+                f"{embed.dtype}, and a model of both does not run; model.to({embed.dtype}) makes "
+                "them one"
+            )
 
 
 def _check_unshared(parts: Parts) -> None:
