@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bilens.residual import ResidualModel
 
-WORDS = "The keys to the cabinet key are is was New York Paris and then Tom gave it".split()
+WORDS = ["The", "keys", "to", "the", "cabinet", "key", "are", "is", "was", "New", "York", "Paris"]
+WORDS += ["and", "then", "Tom", "gave", "it"]
 SIGNS = (".", ",", "é", "\n", "!", "s")
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -35,7 +36,7 @@ def _byte_level(prefix: bool) -> Tokenizer:
     letters = ByteLevel(add_prefix_space=False, use_regex=False)
     spelled = [letters.pre_tokenize_str(word)[0][0] for word in (*SIGNS, *WORDS)]
     tokens, merges = _pieces([*(f"Ġ{word}" for word in WORDS), *spelled])
-    tokenizer = Tokenizer(models.BPE(_numbered([*ByteLevel.alphabet(), *tokens]), merges))
+    tokenizer = Tokenizer(models.BPE(_numbered([*sorted(ByteLevel.alphabet()), *tokens]), merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -22,9 +22,8 @@ from bilens.lazy_imports import gradio as gr
 from bilens.read.flow.graph import first_texts
 from bilens.read.flow.question import Target
 from bilens.read.language import TokenDirection
-from bilens.read.language.names import exact_names
 from bilens.read.language.contexts import example_directions
-from bilens.read.language.names import in_words
+from bilens.read.language.names import exact_names, in_words
 from bilens.read.language.outputs import model_facts
 from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel

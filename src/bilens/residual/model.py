@@ -130,8 +130,8 @@ class ResidualModel:
         """Return the number of a token by its name: its text, or else the tokenizer's spelling.
 
         A text stands for the token that it is inside a running text. With tokenizers that put a
-        space before every text, as SentencePiece does for Llama 2, "are" is thus the word, as " are"
-        and "▁are" are. "are[598]" is the token of number 598, whatever else its text stands for.
+        space before every text, as SentencePiece does for Llama 2, "are" is the word " are", which
+        is spelled "▁are". "are[598]" is the token of number 598, whatever its text stands for.
 
         Raises:
             BilensError: the model has no tokenizer or no embedding of the token, or the name is not
