@@ -74,7 +74,7 @@ def gguf_tokenizer(path: Path, model: PreTrainedModel) -> PreTrainedTokenizerBas
                 tokenizer.add_bos_token = True
         # A tokenizer without its token for unknown words opens, and fails at the first one.
         tokenizer("\U000f0000")
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _cut_by(rules: _Rules, backend: Any) -> None:

@@ -32,7 +32,7 @@ from bilens.progress import no_progress
 WHOLE, SENTENCEPIECE = "tokenizer.json", ("tokenizer.model", "spiece.model")
 """The file that holds all of a tokenizer, and those of SentencePiece."""
 TOKENIZERS = (WHOLE, "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
-TOKENIZERS += SENTENCEPIECE
+TOKENIZERS += SENTENCEPIECE  # type: ignore[assignment]
 """Files of which a folder with a tokenizer has one at least."""
 FINGERPRINT = "bilens_tokenizer"
 """Setting of a model that bilens saved: the tokenizer that was saved with it."""
@@ -90,15 +90,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         raise CheckpointError(
             f"{source} holds ImageClassifier, expected a language model; bilens.load opens it"
         )
-    # Layers of quantised models compute with packed numbers, which no reading understands.
-    quantization = settings.get("quantization_config")
-    if quantization:
-        named = quantization if isinstance(quantization, dict) else {}
-        method = named.get("quant_method", "some method")
-        raise CheckpointError(
-            f"{source} is quantised by {method}, and what its layers compute is not in plain "
-            "weights; open the model that it was made from, or dequantise it first"
-        )
+    _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
     ignored: tuple[str, ...] = ()
@@ -156,6 +148,19 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
                 "such as rope_parameters"
             )
     return model.eval()
+
+
+def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:
+    """Raise if a model is quantised."""
+    # Layers of quantised models compute with packed numbers, which no reading understands.
+    quantization = settings.get("quantization_config")
+    if quantization:
+        named = quantization if isinstance(quantization, dict) else {}
+        method = named.get("quant_method", "some method")
+        raise CheckpointError(
+            f"{source} is quantised by {method}, and what its layers compute is not in plain "
+            "weights; open the model that it was made from, or dequantise it first"
+        )
 
 
 def _check_sizes(

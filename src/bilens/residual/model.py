@@ -156,7 +156,7 @@ class ResidualModel:
             + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
         )
 
-    def _single(self, name: str, pieces: Sequence[int]) -> int | None:
+    def _single(self, name: str, pieces: list[int]) -> int | None:
         """Return the number of the token of a name, whose text has these pieces."""
         assert self.tokenizer is not None
         # A tokenizer returns one piece for an unknown name, too.
