@@ -206,6 +206,32 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+BINARY = (".safetensors", ".bin", ".gguf")
+"""Endings of files that do not begin with a text."""
+
+
+def check_downloaded(path: Path) -> Path:
+    """Return the path of a model's file, unless something else stands in its place.
+
+    A clone without Git LFS leaves a pointer there, a download that was refused a page or a message.
+
+    Raises:
+        CheckpointError: it is one of these, or cannot be read.
+    """
+    with file_errors(path, "read"), path.open("rb") as file:
+        start = file.read(100)
+    text = start.decode("utf-8", errors="replace").strip()
+    if text.startswith("version https://git-lfs"):
+        content = "a pointer of Git LFS, which `git lfs pull` replaces by the file itself"
+    elif text.lower().startswith(("<!doctype", "<html", "<?xml")):
+        content = "a web page. Fetch the file itself, by `hf download`"
+    elif path.suffix in BINARY and text and text.isprintable():
+        content = f"a text, {text!r}. Fetch the file again"
+    else:
+        return path
+    raise CheckpointError(f"{path} should hold a part of a model, and holds {content}.")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8."""
     with written_whole(path) as temporary:

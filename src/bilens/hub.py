@@ -28,6 +28,12 @@ def hub_options(source: str | Path) -> dict[str, Any]:
     return {"local_files_only": True} if silent else {}
 
 
+def place_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options of a loading that say where files are, for each of its files."""
+    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "force_download")
+    return {name: options[name] for name in names if name in options}
+
+
 @contextmanager
 def _hub_asked_once() -> Iterator[None]:
     """Within, `datasets` uses only what it has kept if the hub does not answer now."""

@@ -90,6 +90,8 @@ def _place(
     """Return the name and the folder by which the data of a training is loaded again."""
     name, recorded = str(record["data"]), record.get("data_dir")
     if not Path(name).is_absolute():
+        if folder is not None:
+            check_folder(name, folder)
         return name, recorded if folder is None and recorded and is_folder(recorded) else folder
     path = Path(name)
     if folder is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bilens.errors import BilensError
+from bilens.hub import place_options
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
@@ -62,7 +63,7 @@ def load(
         _check_place(source, device)
         return _open_module(source, input_shape)
     device = check_device("cpu" if device is None else device)
-    place = {name: value for name, value in hub.items() if name != "dtype"}
+    place = place_options(hub)
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
@@ -71,13 +72,16 @@ def load(
     model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model
-    return residual.ResidualModel(model, loading.find_tokenizer(source, model))
+    return residual.ResidualModel(model, loading.find_tokenizer(source, model, **place))
 
 
 def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
     if isinstance(module, TensorChain):
         return module
-    if type(module).__name__ in residual.families.known_families():
+    residual.families.check_merged(module)
+    # Models of transformers have a type in their configuration, and are no stacks of layers.
+    is_transformer = hasattr(getattr(module, "config", None), "model_type")
+    if is_transformer or type(module).__name__ in residual.families.known_families():
         return residual.ResidualModel(module)
     return TensorStack(module, input_shape)
 

@@ -264,7 +264,10 @@ def model():
 
 @pytest.mark.parametrize("way", [*DAMAGES, *CUTS])
 def test_a_damaged_file_is_refused(way, tmp_path, model):
-    file, message = gguf_file(model, "llama"), "damaged or incomplete|complete GGUF|only zeros"
+    file, message = (
+        gguf_file(model, "llama"),
+        "damaged or incomplete|complete GGUF|only zeros|a web page",
+    )
     if way in DAMAGES:
         damage, message = DAMAGES[way]
         damage(file)

@@ -38,7 +38,7 @@ def test_without_gradio_it_says_what_to_install(image_run, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["explore", str(image_run)])
     assert (
-        "gradio is needed for this and is not installed: pip install 'bilens[explore]'"
+        "gradio is needed for this and is not installed: pip install -e '.[explore]'"
         in " ".join(capsys.readouterr().err.split())
     )
 

@@ -1,13 +1,16 @@
 """bilens on pretrained models: SmolLM2-135M and Gemma 3 270M."""
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 import bilens
 from bilens.convert import process, save_model
-from bilens.read.flow import flow
+from bilens.errors import BilensError
+from bilens.read.flow import circuit, flow
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
@@ -124,3 +127,40 @@ def test_gains_above_a_thousand_are_read():
 @pytest.mark.parametrize("package", MODELS)
 def test_the_family_is_known(package):
     check_family(opened(package).model)
+
+
+def test_digits_of_smollm2_are_tokens_of_their_own():
+    """Its GGUF file names the rules; the numbers are those of its tokenizer on the hub."""
+    model = opened(SMOLLM2)
+    assert model.ids("Hello world! 123").tolist() == [19556, 905, 17, 216, 33, 34, 35]
+    assert model.ids("  multiple   spaces").tolist() == [216, 2701, 256, 5600]
+
+
+def test_gemma_3_in_the_form_of_the_hub(tmp_path):
+    """In bfloat16, with a token for images that only the tokenizer has."""
+    original = opened(GEMMA3)
+    tokenizer = deepcopy(original.tokenizer)
+    tokenizer.add_tokens([AddedToken("<image_soft_token>", special=True)])
+    deepcopy(original.model).to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = bilens.load(tmp_path)
+    wide = bilens.load(tmp_path, dtype=torch.float32)
+    numbers = torch.arange(0, model.vocab_size, 97)
+    own = model.model.get_input_embeddings()(numbers)
+    assert torch.equal(model.parts.embed.rows(numbers).bfloat16(), own)
+    torch.testing.assert_close(model.W_E[numbers], wide.W_E[numbers], rtol=2**-7, atol=0)
+    text, right, wrong = PROMPTS[0]
+    questions = [
+        Question(text, right, (wrong,), "The key to the cabinet"),
+        Question("The dogs near the cabinet", right, (wrong,), "The dog near the cabinet"),
+    ]
+    values = []
+    for view in (model, wide):
+        # Raises unless the parts add up to the model's own number.
+        flows = flow(view, text, right, minus=wrong, against="The key to the cabinet")
+        values.append(flows.value)
+    assert values[0] == pytest.approx(values[1], rel=0.1)
+    found = circuit(model, questions, ordering=1)
+    assert found.circuits[0].restored.value > 0.5
+    with pytest.raises(BilensError, match="'<image_soft_token>' is token 262144 of the tokenizer"):
+        model.token("<image_soft_token>")

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
+from transformers import BertConfig, BertModel
 
+import bilens
 from bilens.convert import give_swish
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
-from bilens.read.flow import flow
+from bilens.read.flow import Question, flow
+from bilens.read.flow.circuit_search import Cases, part_effects
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual import trace as tracing
@@ -22,6 +25,7 @@ from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import EACH, EACH_GATED, FAMILIES, RECORDED, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
+from tests.tokenizers_of_all_kinds import small_llama
 
 
 @cache
@@ -279,3 +283,28 @@ def test_directions_by_name_or_number():
     assert torch.equal(view.direction("t7", minus="t3"), view.direction(7, minus=3))
     with pytest.raises(BilensError, match="token='t99', expected a single token"):
         view.direction(7, minus="t99")
+
+
+def test_weights_of_two_types_are_refused():
+    """The model itself does not run."""
+    model = small_llama(30)
+    model.model.layers[1].mlp.to(torch.bfloat16)
+    with pytest.raises(BilensError, match=r"layers.1.mlp.gate_proj is stored in torch.bfloat16 an"):
+        ResidualModel(model)
+    assert ResidualModel(model.to(torch.float32)).vocab_size == 30
+
+
+def test_models_of_other_architectures_are_no_stacks_of_layers():
+    with pytest.raises(BilensError, match="BertModel, whose structure is not known"):
+        bilens.load(BertModel(BertConfig(hidden_size=12, intermediate_size=4)))
+
+
+def test_a_vocabulary_of_two_tokens():
+    view = ResidualModel(small_llama(2, bos_token_id=None, eos_token_id=None))
+    questions = [
+        Question(torch.tensor(text), "", against=torch.tensor(against), vector=view.W_U[:, 1])
+        for text, against in (([0, 1, 1], [1, 1, 1]), ([0, 0, 1], [1, 0, 1]))
+    ]
+    cases = Cases(view, questions)
+    for effect in part_effects(cases, torch.ones(cases.shape).bool()):
+        assert len(effect.raises) + len(effect.lowers) <= 2

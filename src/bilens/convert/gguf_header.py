@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bilens.errors import CheckpointError
-from bilens.files import file_errors
+from bilens.files import check_downloaded, file_errors
 from bilens.lazy_imports import lazy_import
 
 gguf = lazy_import("gguf", install=".[gguf]")
@@ -59,7 +59,7 @@ def read_header(path: Path) -> Header:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is not there; expected a GGUF file")
-    with file_errors(path, "read"), path.open("rb") as file:
+    with file_errors(path, "read"), check_downloaded(path).open("rb") as file:
         return _HeaderReader(path, file).header()
 
 

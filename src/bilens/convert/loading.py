@@ -13,7 +13,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 
 import bilens.nn.language  # noqa: F401  # transformers knows its models then
@@ -21,16 +20,19 @@ from bilens.checks import check_count, check_weights, checked
 from bilens.convert import gates, layouts, weights
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
+from bilens.convert.gguf_tokenizer import gguf_tokenizer
 from bilens.errors import CheckpointError
-from bilens.files import UNFINISHED, check_target, file_errors, written_whole
-from bilens.hub import hub_options, write_card
+from bilens.files import UNFINISHED, check_downloaded, check_target, file_errors, written_whole
+from bilens.hub import hub_options, place_options, write_card
 from bilens.memory import check_memory
 from bilens.nn import ImageClassifier
-from bilens.nn.checkpoint import read_config
+from bilens.nn.checkpoint import ADAPTER_NAME, read_config
 from bilens.progress import no_progress
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
-TOKENIZERS += ("tokenizer.model", "spiece.model")  # type: ignore[assignment]
+WHOLE, SENTENCEPIECE = "tokenizer.json", ("tokenizer.model", "spiece.model")
+"""The file that holds all of a tokenizer, and those of SentencePiece."""
+TOKENIZERS = (WHOLE, "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt")
+TOKENIZERS += SENTENCEPIECE  # type: ignore[assignment]
 """Files of which a folder with a tokenizer has one at least."""
 FINGERPRINT = "bilens_tokenizer"
 """Setting of a model that bilens saved: the tokenizer that was saved with it."""
@@ -77,8 +79,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     if Path(source).suffix == ".gguf":
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     hub |= hub_options(source)
-    place_options = ("revision", "token", "cache_dir", "local_files_only")
-    place = {name: value for name, value in hub.items() if name in place_options}
+    place = place_options(hub)
+    _check_no_adapter(source, **place)
     settings = read_config(source, **place)
     layout = layouts.find_layout(settings)
     if layout is not None:
@@ -88,17 +90,13 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         raise CheckpointError(
             f"{source} holds ImageClassifier, expected a language model; bilens.load opens it"
         )
-    # Layers of quantised models compute with packed numbers, which no reading understands.
-    quantization = settings.get("quantization_config")
-    if quantization:
-        named = quantization if isinstance(quantization, dict) else {}
-        method = named.get("quant_method", "some method")
-        raise CheckpointError(
-            f"{source} is quantised by {method}, and what its layers compute is not in plain "
-            "weights; open the model that it was made from, or dequantise it first"
-        )
+    _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
+    ignored: tuple[str, ...] = ()
+    if isinstance(config, transformers.Gemma3Config):  # sizes from 4B on, which see images too
+        config, ignored = _text_config(config), ("vision_tower.", "multi_modal_projector.")
+        hub["key_mapping"] = {r"^language_model\.": ""}
     # Before any weight is read: larger sizes in a damaged file would take hours or all memory.
     largest = {
         "num_hidden_layers": 1024,
@@ -131,7 +129,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     report["missing_keys"] = set(report["missing_keys"]) | biases - set(report["unexpected_keys"])
-    report["unexpected_keys"] = set(report["unexpected_keys"]) - biases
+    unexpected = set(report["unexpected_keys"]) - biases
+    report["unexpected_keys"] = {name for name in unexpected if not name.startswith(ignored)}
     if text := weights.complaints(report):
         raise CheckpointError(
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
@@ -149,6 +148,19 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
                 "such as rope_parameters"
             )
     return model.eval()
+
+
+def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:
+    """Raise if a model is quantised."""
+    # Layers of quantised models compute with packed numbers, which no reading understands.
+    quantization = settings.get("quantization_config")
+    if quantization:
+        named = quantization if isinstance(quantization, dict) else {}
+        method = named.get("quant_method", "some method")
+        raise CheckpointError(
+            f"{source} is quantised by {method}, and what its layers compute is not in plain "
+            "weights; open the model that it was made from, or dequantise it first"
+        )
 
 
 def _check_sizes(
@@ -178,47 +190,74 @@ def _check_sizes(
 
 
 def _check_special_tokens(source: str | Path, config: Any) -> None:
-    """Raise if the token that begins texts is not in the vocabulary."""
-    bos, vocab_size = getattr(config, "bos_token_id", None), getattr(config, "vocab_size", None)
-    if bos is None or not isinstance(vocab_size, int):
+    """Raise if the token that begins texts, or that which pads them, is not in the vocabulary."""
+    vocab_size = getattr(config, "vocab_size", None)
+    if not isinstance(vocab_size, int):
         return
-    if type(bos) is not int or not 0 <= bos < vocab_size:
+    # torch counts a negative number of the token that pads from the end.
+    for name, least in (("bos_token_id", 0), ("pad_token_id", -vocab_size)):
+        number = getattr(config, name, None)
+        if number is not None and not (type(number) is int and least <= number < vocab_size):
+            raise CheckpointError(
+                f"{source}: {name}={number!r} in config.json, expected 0 to {vocab_size - 1}"
+            )
+
+
+def _check_no_adapter(source: str | Path, **place: Any) -> None:
+    """Raise if an adapter stands beside a model: transformers applies it only if PEFT is there."""
+    with weights.reading_files(source):
+        adapter = weights.stored_file(source, ADAPTER_NAME, **place)
+    if adapter is not None:
         raise CheckpointError(
-            f"{source}: bos_token_id={bos!r} in config.json, expected 0 to {vocab_size - 1}"
+            f"{source} holds an adapter, {ADAPTER_NAME}, beside its model. Merge it into the model "
+            "(merge_and_unload() of PEFT) and save the result, or take its files away."
         )
 
 
 @checked
-def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+def open_tokenizer(
+    source: str | Path, model: PreTrainedModel, **place: Any
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer that was saved with a model.
 
-    Checkpoints of a known layout may name a tokenizer of the hub instead of having one.
+    Checkpoints of a known layout may name a tokenizer of the hub instead of having one. Tokens that
+    were added to a tokenizer and not to its model, such as that of images in Gemma 3, stay. Texts
+    that hold them are refused.
+
+    Args:
+        source: the folder or repository of the model, or its .gguf file.
+        model: the model.
+        place: where the hub has it: revision, token, cache_dir, ...
 
     Raises:
         CheckpointError: it is missing or damaged, has more tokens than the model, or is not the one
             that bilens saved with the model.
     """
-    size = model.config.vocab_size
-    is_gguf = Path(source).suffix == ".gguf"
-    opener, options = _gguf_tokenizer(Path(source), model) if is_gguf else (AutoTokenizer, {})
-    place = Path(source).parent if is_gguf else _tokenizer_place(source)
-    if place is None:
+    if Path(source).suffix == ".gguf":
+        return gguf_tokenizer(Path(source), model)
+    home = _tokenizer_place(source, **place)
+    if home is None:
         raise CheckpointError(
             f"{source} holds no tokenizer, expected one of {', '.join(TOKENIZERS)}"
         )
+    if home != source:  # another repository, with revisions of its own
+        place.pop("revision", None)
+    _check_tokenizer_files(home, **place)
     with weights.reading_files(source, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
-            place, **HARMLESS, **options, **hub_options(place)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            home, **HARMLESS, **place, **hub_options(home)
         )
         # A tokenizer that lacks its token for unknown words opens, and fails at the first one,
         # such as this letter, which no vocabulary holds.
         tokenizer("\U000f0000")
-    # Fewer tokens are usual: embeddings are padded to multiples of 64 or so. The tokens of a GGUF
-    # file were counted, and transformers adds special ones that no text has.
-    if len(tokenizer) > size and not is_gguf:
+    # Fewer tokens are usual: embeddings are padded to multiples of 64 or so.
+    size = model.config.vocab_size
+    added = tokenizer.get_added_vocab()
+    n_own = 1 + max((i for x, i in tokenizer.get_vocab().items() if x not in added), default=-1)
+    if n_own > size:
         raise CheckpointError(
-            f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
-            "belong together"
+            f"The tokenizer in {source} has {n_own} tokens, the model {size}; they do not belong "
+            "together"
         )
     if getattr(model.config, FINGERPRINT, None) not in (None, _fingerprint(tokenizer)):
         raise CheckpointError(
@@ -229,20 +268,24 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
 
 
 @checked
-def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def find_tokenizer(
+    source: str | Path, model: PreTrainedModel, **place: Any
+) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a model; None if none was saved with it.
+
+    The arguments are those of `open_tokenizer`.
 
     Raises:
         CheckpointError: it is damaged, or does not belong to the model.
     """
     if Path(source).suffix == ".gguf":
         return open_tokenizer(source, model) if has_tokenizer(Path(source)) else None
-    place = _tokenizer_place(source)
+    home = _tokenizer_place(source, **place)
     try:
-        return None if place is None else open_tokenizer(source, model)
+        return None if home is None else open_tokenizer(source, model, **place)
     except CheckpointError:
         # One that only the layout names is not a part of the checkpoint.
-        if place == source:
+        if home == source:
             raise
         return None
 
@@ -293,34 +336,57 @@ def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: 
     return gguf_model(path, dtype, low_memory=low_memory)
 
 
-def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, str]]:
-    """Return the class of a GGUF file's tokenizer and its options.
+def _check_tokenizer_files(source: str | Path, **place: Any) -> None:
+    """Raise if the files of a tokenizer hold something else, or take packages that are missing."""
+    files = [check_downloaded(path) for path in _tokenizer_files(source, **place)]
+    alone = {path.name for path in files} <= {"tokenizer_config.json", *SENTENCEPIECE}
+    # Of tiktoken's files, which have the same names, each line is a text.
+    is_sentencepiece = alone and files[-1].read_bytes()[:1] == b"\n"
+    if is_sentencepiece and not (find_spec("sentencepiece") and find_spec("google.protobuf")):
+        raise CheckpointError(
+            f"{source} holds its tokenizer as {files[-1].name} only, which takes two packages: pip "
+            "install sentencepiece protobuf. Or put its tokenizer.json beside it."
+        )
 
-    Without the type of the model, AutoTokenizer reads the whole file to find it, for seconds.
-    """
-    options, kind = {"gguf_file": path.name}, model.config.model_type
-    if TOKENIZER_MAPPING_NAMES.get(kind):
-        return AutoTokenizer, {**options, "tokenizer_type": kind}
-    return transformers.PreTrainedTokenizerFast, options
+
+def _tokenizer_files(source: str | Path, **place: Any) -> list[Path]:
+    """Return the files of a tokenizer that are read; none if there is no tokenizer."""
+    place |= hub_options(source)
+    files: list[Path] = []
+    for name in TOKENIZERS:
+        with weights.reading_files(source, "tokenizer"):
+            path = weights.stored_file(source, name, **place)
+        files += [] if path is None else [path]
+        if path is not None and name == WHOLE:
+            break
+    return files
 
 
-def _tokenizer_place(source: str | Path) -> str | Path | None:
+def _tokenizer_place(source: str | Path, **place: Any) -> str | Path | None:
     """Return the folder or repository of a checkpoint's tokenizer; None if it has none.
 
     It is the checkpoint's own, or else that of its layout, on the hub.
     """
-    place = hub_options(source)
-    for name in TOKENIZERS:
-        with weights.reading_files(source, "tokenizer"):
-            path = weights.stored_file(source, name, **place)
-        if path is not None:
-            return source
-    settings = read_config(source, **place)
+    if _tokenizer_files(source, **place):
+        return source
+    settings = read_config(source, **place | hub_options(source))
     layout = layouts.find_layout(settings)
     return layout.tokenizers.get(settings.get("tokenizer")) if layout is not None else None
 
 
+def _text_config(config: Any) -> Any:
+    """Return the configuration of the text model in a model of texts and images."""
+    text = config.get_text_config()
+    text.dtype, text.tie_word_embeddings = config.dtype, config.tie_word_embeddings
+    return text
+
+
 def _class_of(source: str | Path, config: Any) -> type[PreTrainedModel]:
+    if config.get_text_config() is not config:
+        raise CheckpointError(
+            f"{source} holds no complete {weights.MODEL}: a {type(config).__name__} describes more "
+            "than a model of texts. Save its text model alone, by transformers"
+        )
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
             f"{source} holds no complete {weights.MODEL}: its configuration is a "

@@ -1,6 +1,7 @@
 """Files of weights: safetensors, or dictionaries of tensors that torch wrote; and damaged files."""
 
 import json
+import os.path
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -18,6 +19,7 @@ from transformers.utils.hub import cached_file
 
 from bilens.checks import FLOATS
 from bilens.errors import CheckpointError
+from bilens.files import check_downloaded
 from bilens.memory import MemoryLimitError
 from bilens.progress import no_progress
 
@@ -113,6 +115,7 @@ def shard_names(index: Path) -> list[str]:
     Raises:
         CheckpointError: it names a file elsewhere, or is damaged.
     """
+    check_downloaded(index)
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         elsewhere = [name for name in names if Path(name).name != name or name in ("", "..")]
@@ -128,11 +131,13 @@ def shard_names(index: Path) -> list[str]:
 def _shards(source: str | Path, path: Path, **place: Any) -> list[Path]:
     """Return the files of an index, or the file itself."""
     if path.suffix != ".json":
-        return [path]
+        return [check_downloaded(path)]
+    names = shard_names(path)
     try:
-        return [Path(str(cached_file(str(source), name, **place))) for name in shard_names(path)]
+        paths = [Path(str(cached_file(str(source), name, **place))) for name in names]
     except OSError as error:
         raise CheckpointError(f"{source}: weights are missing: {error}") from error
+    return [check_downloaded(path) for path in paths]
 
 
 def _weights_file(source: str | Path, **place: Any) -> Path | None:
@@ -152,7 +157,7 @@ def stored_file(source: str | Path, name: str, **place: Any) -> Path | None:
     return None if path is None else Path(path)
 
 
-MODEL = "language model, and none could be fetched from the hub by this name"
+MODEL = "language model"
 
 
 @contextmanager
@@ -171,7 +176,10 @@ def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
         tells_damage = isinstance(error, of_libraries | of_values | AssertionError)
         if not (tells_damage or type(error) is Exception) or is_out_of_memory(error):
             raise
-        raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
+        # Names of folders and of repositories look alike.
+        is_here = os.path.exists(source)  # noqa: PTH110  pathlib raises for names that are too long
+        where = "" if is_here else ", and none could be fetched from the hub by this name"
+        raise CheckpointError(f"{source} holds no complete {what}{where}: {error}") from error
 
 
 def complaints(report: dict[str, Any]) -> str:

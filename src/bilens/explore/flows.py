@@ -31,7 +31,8 @@ from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
 from bilens.read.flow.question import Against, Other, Question, Target, second_run
 from bilens.read.flow.reading import answer_question
-from bilens.read.language import TokenDirection, token_names
+from bilens.read.language import TokenDirection
+from bilens.read.language.names import exact_names
 from bilens.residual import ResidualModel
 from bilens.sections import signed
 
@@ -134,7 +135,7 @@ class FlowView:
         # Beside its rival, since a single logit is mostly a constant that all tokens share.
         ids = self.model.ids(of.prompt)
         likely = self.model.logits(ids[None])[0, -1].topk(2).indices
-        token, second = token_names(self.model, likely)
+        token, second = exact_names(self.model, likely)
         return TokenDirection(token, of.minus or (second,))
 
     @lru_cache(maxsize=8)  # noqa: B019

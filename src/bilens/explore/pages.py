@@ -21,9 +21,9 @@ from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.data.corpus import first_texts
 from bilens.read.flow.question import Target
-from bilens.read.language import TokenDirection, token_names
+from bilens.read.language import TokenDirection
 from bilens.read.language.contexts import example_directions
-from bilens.read.language.names import in_words
+from bilens.read.language.names import exact_names, in_words
 from bilens.read.language.outputs import model_facts
 from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel
@@ -190,7 +190,7 @@ def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
     if page.model.vocab_size > LARGE_VOCABULARY:
         # Browsers take long over lists of a large vocabulary.
         offered = page.frequent
-    names = [page.start.token, *page.start.minus, *token_names(page.model, torch.tensor(offered))]
+    names = [page.start.token, *page.start.minus, *exact_names(page.model, offered)]
     choices = [(in_words(name), name) for name in dict.fromkeys(names)]
     last = page.model.n_layers - 1
     with gr.Row():

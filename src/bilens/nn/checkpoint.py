@@ -15,11 +15,13 @@ from torch import nn
 
 from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
-from bilens.files import read_json_object, write_json, write_safetensors
+from bilens.files import check_downloaded, read_json_object, write_json, write_safetensors
 from bilens.hub import CARD_NAME, HTTPError, hub_options, model_card
 from bilens.settings import read_settings
 
 CONFIG_NAME: str = constants.CONFIG_NAME
+ADAPTER_NAME = "adapter_config.json"
+"""File of an adapter, such as LoRA, that PEFT adds to a model."""
 WEIGHTS_NAME: str = constants.SAFETENSORS_SINGLE_FILE
 
 
@@ -115,13 +117,17 @@ class Checkpointed(nn.Module, ModelHubMixin):
 def fetch(source: str | Path, name: str, **hub: Any) -> Path:
     """Return the path of a file of a saved model, from a directory or the hub."""
     if os.path.isdir(source):  # noqa: PTH112  pathlib raises for names that are too long
-        path = Path(source) / name
+        path = Path(source, hub.get("subfolder") or "", name)
         if not path.is_file():
-            raise CheckpointError(
-                f"{source} holds no {name}; expected the directory of a saved model, with "
-                f"{CONFIG_NAME} and {WEIGHTS_NAME} in it"
+            about = (
+                "only an adapter of another model; merge it into that model (merge_and_unload() of "
+                "PEFT), and save the result"
+                if (Path(source) / ADAPTER_NAME).is_file()
+                else f"expected the directory of a saved model, with {CONFIG_NAME} and "
+                f"{WEIGHTS_NAME} in it"
             )
-        return path
+            raise CheckpointError(f"{source} holds no {name}; {about}")
+        return check_downloaded(path)
     try:
         validate_repo_id(str(source))
         return Path(hf_hub_download(str(source), name, **{**hub, **hub_options(source)}))

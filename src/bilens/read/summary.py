@@ -15,7 +15,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
 from bilens.data.corpus import first_texts
 from bilens.read.flow.reading import FlowReading, read_flow
-from bilens.read.language.names import TokenDirection, in_words, token_names
+from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
 from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
 from bilens.residual.trace import require_tokenizer
@@ -134,7 +134,7 @@ def read_summary(
         prompt, found = largest_margin(model, loss.places, wanted)
         direction = direction or found
     logits = model.logits(model.ids(prompt)[None])[0, -1]
-    best = logits.topk(min(6, len(logits))).indices
+    best = logits.topk(min(6, len(logits))).indices.tolist()
     names = token_names(model, best)
     probabilities = logits.softmax(-1)[best].tolist()
     return LanguageSummary(
@@ -147,7 +147,7 @@ def read_summary(
         flow=read_flow(
             model,
             prompt,
-            direction or TokenDirection(names[0], tuple(names[1:2])),
+            direction or TokenDirection.of(model, best[0], best[1:2]),
             shown=80,
             ablate=8,
         ),
@@ -203,7 +203,7 @@ def largest_margin(
         except BilensError:  # tokens that the text begins with, and no words
             continue
         if again == list(place.ids):
-            names = token_names(model, [place.right, place.other])
+            names = exact_names(model, [place.right, place.other])
             return text, TokenDirection(names[0], (names[1],))
     # Tokens that the model puts before a text, or drops, make it another one: its own best token.
     for place in places:

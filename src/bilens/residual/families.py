@@ -66,7 +66,8 @@ class Family:
         v_first_share: share of the first layer's values in those of each layer.
         numbers: other numbers of a layer that are known.
         parallel: True if attention and MLP of a layer read the same stream.
-        embed_scale: factor of token embeddings.
+        embed_scale: factor of token embeddings; modules that multiply their rows themselves by
+            their own `embed_scale` need none.
         residual_scale: factor of the outputs of attention and MLPs.
         logit_scale: factor of logits.
         softcap: c if logits are c tanh(z / c), or None.
@@ -116,7 +117,6 @@ class Family:
 
 
 LLAMA = Family()
-GEMMA = replace(LLAMA, embed_scale=lambda config: config.hidden_size**0.5)
 FUSED_MLP = replace(
     LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", activation="activation_fn"
 )
@@ -153,11 +153,11 @@ FAMILIES: dict[str, Family] = {
         mlp_norm=None,
         mlp_out_norm="post_feedforward_layernorm",
     ),
-    "GemmaForCausalLM": GEMMA,
+    "GemmaForCausalLM": LLAMA,
     **dict.fromkeys(
         ("Gemma2ForCausalLM", "Gemma3ForCausalLM"),
         replace(
-            GEMMA,
+            LLAMA,
             attn_out_norm="post_attention_layernorm",
             mlp_norm="pre_feedforward_layernorm",
             mlp_out_norm="post_feedforward_layernorm",
@@ -294,6 +294,7 @@ def config_numbers(model: Any) -> dict[str, Any]:
 
 def parts_of(model: nn.Module) -> Parts:
     """Return the parts of a model of a known family; raise unless the model has just these."""
+    check_merged(model)
     kind = type(model).__name__
     if kind not in known_families():
         raise BilensError(
@@ -307,6 +308,7 @@ def parts_of(model: nn.Module) -> Parts:
         for layer in parts.layers:
             layer.mlp.check()
     _check_unshared(parts)
+    _check_one_type(parts)
     known = {id(parameter) for parameter in known_parameters(parts)}
     # A weight without a role could add to the stream unseen, so the view would not be exact.
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
@@ -316,6 +318,15 @@ def parts_of(model: nn.Module) -> Parts:
             f"{', '.join(strange[:5])}"
         )
     return parts
+
+
+def check_merged(model: nn.Module) -> None:
+    """Raise BilensError if a model has adapters of PEFT around it."""
+    if hasattr(model, "merge_and_unload"):
+        raise BilensError(
+            f"model is a {type(model).__name__}, whose adapters stand beside its weights; merge "
+            "them: model = model.merge_and_unload()"
+        )
 
 
 class _Finder:
@@ -507,11 +518,11 @@ class _Finder:
             raise self._unknown(name, "a plain linear map; merge adapters and dequantize")
         return LinearMap(name, module)
 
-    def _embedding(self, name: str, scale: float = 1.0) -> Embedding:
+    def _embedding(self, name: str, factor: float = 1.0) -> Embedding:
         module = self._module(name)
         if not isinstance(module, nn.Embedding):
             raise self._unknown(name, "an embedding")
-        return Embedding(name, module, scale)
+        return Embedding(name, module, factor)
 
     def _positions(self, name: str | None) -> Embedding | None:
         return self._embedding(name) if name else None
@@ -548,6 +559,19 @@ class _Finder:
     def _unknown(self, name: str, expected: str) -> BilensError:
         kind = type(self._get(name)).__name__
         return BilensError(f"{name} is a {kind}, expected {expected} first")
+
+
+def _check_one_type(parts: Parts) -> None:
+    """Check that all maps that the stream passes are stored in one type: others do not run."""
+    embed = parts.embed.module.weight
+    maps = [part for layer in parts.layers for part in (*layer.heads.reads, *layer.mlp.reads)]
+    for part in (*maps, *parts.writes, parts.unembed):
+        if part.stored.dtype != embed.dtype:
+            raise BilensError(
+                f"{part.name} is stored in {part.stored.dtype} and {parts.embed.name} in "
+                f"{embed.dtype}, and a model of both does not run; model.to({embed.dtype}) makes "
+                "them one"
+            )
 
 
 def _check_unshared(parts: Parts) -> None:

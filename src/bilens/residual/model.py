@@ -1,5 +1,6 @@
 """One view of any transformer that adds to a residual stream, the start of all readings."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -17,7 +18,14 @@ from bilens.nn import Gate
 from bilens.residual.families import config_numbers, parts_of
 from bilens.residual.layers import Layer, check_ids
 from bilens.residual.running import check_attention, run
-from bilens.residual.trace import Trace, mlp_inputs, query_key_maps, text_ids, traces
+from bilens.residual.trace import (
+    Trace,
+    ids_within_text,
+    mlp_inputs,
+    query_key_maps,
+    text_ids,
+    traces,
+)
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
@@ -119,10 +127,15 @@ class ResidualModel:
         return self.parts.logit_weights()[1]
 
     def token(self, name: str) -> int:
-        """Return the number of a token by its name.
+        """Return the number of a token by its name: its text, or else the tokenizer's spelling.
+
+        A text stands for the token that it is inside a running text. With tokenizers that put a
+        space before every text, as SentencePiece does for Llama 2, "are" is the word " are", which
+        is spelled "▁are". "are[598]" is the token of number 598, whatever its text stands for.
 
         Raises:
-            BilensError: the model has no tokenizer, or the name is not a single token.
+            BilensError: the model has no tokenizer or no embedding of the token, or the name is not
+                a single token.
         """
         if self.tokenizer is None:
             raise BilensError(
@@ -130,15 +143,10 @@ class ResidualModel:
                 "with the number of the token, or ResidualModel(model, tokenizer)"
             )
         check_text("token", name)
-        # The whole vocabulary as a dictionary takes seconds where it is large.
-        number = self.tokenizer.convert_tokens_to_ids(name)
-        if isinstance(number, int) and self.tokenizer.convert_ids_to_tokens(number) == name:
-            return number
-        pieces = self.tokenizer(name, add_special_tokens=False)["input_ids"]
-        # A tokenizer returns one piece for an unknown name, too.
-        same = str(self.tokenizer.decode(pieces)).strip().casefold() == name.strip().casefold()
-        if len(pieces) == 1 and same:
-            return int(pieces[0])
+        pieces = ids_within_text(name, self.tokenizer)
+        number = self._single(name, pieces)
+        if number is not None:
+            return self._check_known(number)
         shown = " ".join(self.tokenizer.convert_ids_to_tokens(pieces))
         vocabulary = self.tokenizer.get_vocab()
         nearest = get_close_matches(name.lower(), vocabulary, n=5, cutoff=0.5)
@@ -147,6 +155,38 @@ class ResidualModel:
             + (f"; it is cut into {shown}" if shown else "")
             + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
         )
+
+    def _single(self, name: str, pieces: list[int]) -> int | None:
+        """Return the number of the token of a name, whose text has these pieces."""
+        assert self.tokenizer is not None
+        # A tokenizer returns one piece for an unknown name, too.
+        text = str(self.tokenizer.decode(pieces))
+        if len(pieces) == 1 and text.strip().casefold() == name.strip().casefold():
+            return pieces[0]
+        # The whole vocabulary as a dictionary takes seconds where it is large.
+        number = self.tokenizer.convert_tokens_to_ids(name)
+        if isinstance(number, int) and self.tokenizer.convert_ids_to_tokens(number) == name:
+            return number
+        numbered = re.fullmatch(r"(.*)\[(\d{1,9})\]", name, re.DOTALL)
+        if numbered is None:
+            return None
+        number = int(numbered[2])
+        if number >= self.vocab_size:
+            return None
+        # Models pad their vocabulary, and the tokenizer has no names for the padding.
+        is_named = number < len(self.tokenizer)
+        spelling = self.tokenizer.convert_ids_to_tokens(number) if is_named else None
+        return number if numbered[1] == (spelling or "") else None
+
+    def _check_known(self, number: int) -> int:
+        """Return the number of a token; raise BilensError if the model has no embedding of it."""
+        if number >= self.vocab_size:
+            assert self.tokenizer is not None
+            raise BilensError(
+                f"{self.tokenizer.convert_ids_to_tokens(number)!r} is token {number} of the "
+                f"tokenizer, and the model has embeddings of {self.vocab_size} tokens only"
+            )
+        return number
 
     # Directions and layers.
 
@@ -268,13 +308,14 @@ class ResidualModel:
         The last one is at the position `until`, counted from the end if negative.
 
         A string is cleaned if the model was trained on clean texts, and follows the token that
-        texts begin with, if the tokenizer adds one.
+        texts begin with, if the tokenizer adds one. No token that ends texts is added.
 
         Raises:
-            BilensError: the model came without a tokenizer.
+            BilensError: the model came without a tokenizer, or has no embedding of a token.
         """
         if isinstance(text, str):
-            text = torch.tensor(text_ids(text, self.tokenizer, self.model.config))
+            numbers = text_ids(text, self.tokenizer, self.model.config)
+            text = torch.tensor([self._check_known(number) for number in numbers])
         ids = text.to(self.device)
         check_ids(self.parts, ids)
         if not -len(ids) <= until < len(ids):

@@ -151,11 +151,16 @@ class ExpertMap(LinearMap):
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A table whose rows the model multiplies by `scale` and adds to the residual stream."""
+    """A table whose rows are multiplied by `scale` and added to the residual stream."""
 
     name: str
     module: nn.Embedding
-    scale: float = 1.0
+    factor: float = 1.0  # of the model, unless the module multiplies its rows itself
+
+    @property
+    def scale(self) -> float:
+        """Factor of the rows, as the module has it: Gemma's is rounded to the type of its rows."""
+        return float(getattr(self.module, "embed_scale", self.factor))
 
     def weight(self) -> Float[Tensor, "n_rows d_model"]:
         """Return the stored rows in float32 or float64, without the scale."""

@@ -398,6 +398,9 @@ def tensorise(
         stages["attention"] = patterns
     student: Any = original
     record = {**asdict(training), "model": shape_of(model.config)}
+    for name in ("tokens", "learning_rate"):
+        # Of the last stage alone, which has a record of its own: the others serve any of them.
+        del record[name]
     with (
         open_stages(run, record, texts, resume=resume) as folder_of_stages,
         alone_with_seed(training.seed),

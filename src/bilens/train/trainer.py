@@ -122,7 +122,9 @@ def shape_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
     """Raise BilensError if a corpus may hold tokens that a model does not have."""
-    size = len(corpus.tokenizer)
+    # Texts spell special tokens in pieces, so that the model may lack those.
+    special = set(corpus.tokenizer.all_special_ids)
+    size = 1 + max(set(corpus.tokenizer.get_vocab().values()) - special, default=-1)
     if size > vocab_size:
         raise BilensError(
             f"The tokenizer of {corpus.name} has {size} tokens; the model has "

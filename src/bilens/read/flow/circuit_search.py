@@ -306,5 +306,5 @@ def part_effects(
 
 def named(model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3) -> tuple[str, ...]:
     """Return the tokens of the largest positive scores as text, the largest first."""
-    values, numbers = scores.topk(count)
+    values, numbers = scores.topk(min(count, len(scores)))
     return tuple(shown_tokens(model, numbers[values > 0]))

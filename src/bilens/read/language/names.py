@@ -13,6 +13,7 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.options import MinusNames
 from bilens.residual import ResidualModel
+from bilens.residual.trace import ids_within_text
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
@@ -49,7 +50,7 @@ class TokenDirection:
     ) -> "TokenDirection":
         """Return the record of tokens that are given by name or number."""
         others = [minus] if isinstance(minus, (str, int)) else minus
-        names = [x if isinstance(x, str) else token_names(model, [x])[0] for x in (token, *others)]
+        names = [x if isinstance(x, str) else exact_names(model, [x])[0] for x in (token, *others)]
         return cls(names[0], tuple(names[1:]))
 
     @checked
@@ -74,7 +75,7 @@ def answer_ids(model: ResidualModel, name: str) -> Int[Tensor, " n"]:
     except BilensError:
         if model.tokenizer is None:
             raise
-        numbers = model.tokenizer(name, add_special_tokens=False)["input_ids"]
+        numbers = ids_within_text(name, model.tokenizer)
         if not numbers or model.tokenizer.unk_token_id in numbers:
             raise
     return torch.tensor(numbers, device=model.device)
@@ -133,6 +134,19 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
         name if 0 <= i < size and name is not None else f"[{i}]"
         for i, name in zip(numbers, names, strict=True)
     ]
+
+
+def exact_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
+    """Return a name of each token that `model.token` knows it by, with its number if need be.
+
+    The name of a piece inside words may be the text of a word, as "are" is in SentencePiece.
+    """
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    names = []
+    for number, name in zip(numbers, token_names(model, numbers), strict=True):
+        own = model.tokenizer is None or name == f"[{number}]" or model.token(name) == number
+        names.append(name if own else f"{name}[{number}]")
+    return names
 
 
 def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:

@@ -1,0 +1,86 @@
+"""Texts of GGUF files are cut by the rules that the files name."""
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+import bilens
+from bilens.convert.gguf_tokenizer import RULES
+from bilens.errors import CheckpointError
+from tests.convert.gguf_files import gguf_file
+from tests.tokenizers_of_all_kinds import small_llama
+
+pytest.importorskip("gguf")
+MERGES = ["1 2", "12 3", "123 4", "Ġ 1", "a r", "ar e", "Ġ are"]
+DIGITS = {
+    "gpt-2": ["1234"],
+    "llama-bpe": ["123", "4"],
+    "qwen2": ["1", "2", "3", "4"],
+    "smollm": ["1", "2", "3", "4"],
+    "starcoder": ["1", "2", "3", "4"],
+    "deepseek-coder": ["1", "2", "3", "4"],
+    "default": ["123", "4"],
+    None: ["123", "4"],
+}
+
+
+def opened(tmp_path, pre, merges=MERGES, **settings):
+    merged = [merge.replace(" ", "") for merge in MERGES]
+    tokens = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), *merged]
+    file = gguf_file(small_llama(len(tokens)), "llama")
+    file.set("tokenizer.ggml.tokens", tokens)
+    file.set("tokenizer.ggml.token_type", [3, 3, 3] + [1] * (len(tokens) - 3))
+    file.set("tokenizer.ggml.merges", merges)
+    if pre is not None:
+        file.set("tokenizer.ggml.pre", pre, "text")
+    for name, value in settings.items():
+        file.set(f"tokenizer.ggml.{name}", value, "bool")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(file.content())
+    return bilens.load(path)
+
+
+def names(view, text):
+    return view.tokenizer.convert_ids_to_tokens(view.ids(text).tolist())
+
+
+@pytest.mark.parametrize("pre", DIGITS)
+def test_digits_are_cut_by_the_rules_of_the_file(tmp_path, pre):
+    view = opened(tmp_path, pre, add_bos_token=False)
+    assert names(view, "1234") == DIGITS[pre]
+    assert names(view, "are") == ["are"]
+
+
+@pytest.mark.parametrize("pre", RULES)
+def test_every_rule_keeps_every_text(tmp_path, pre):
+    view = opened(tmp_path, pre, add_bos_token=False)
+    for text in ("are 12 345", "AB'S don't", "a\n\n b ", "é, 你好!", "x=1;\ty"):
+        assert view.tokenizer.decode(view.ids(text), clean_up_tokenization_spaces=False) == text
+
+
+@pytest.mark.parametrize("pre", ["nonsense", "deepseek-llm", ""])
+def test_rules_that_are_not_known_are_refused(tmp_path, pre):
+    with pytest.raises(CheckpointError, match=f"tokenizer.ggml.pre='{pre}', .* expected one of"):
+        opened(tmp_path, pre)
+
+
+@pytest.mark.parametrize(
+    ("pre", "said", "begins"),
+    [
+        ("llama-bpe", {}, True),
+        ("llama-bpe", {"add_bos_token": False}, False),
+        ("llama-bpe", {"add_bos_token": True}, True),
+        ("gpt-2", {}, False),
+        ("gpt-2", {"add_bos_token": True}, True),
+        ("gpt-2", {"add_bos_token": True, "add_eos_token": True}, True),
+    ],
+)
+def test_a_text_begins_as_the_file_says_or_its_rules(tmp_path, pre, said, begins):
+    view = opened(tmp_path, pre, **said)
+    assert names(view, "are") == ["<s>"] * begins + ["are"]
+
+
+def test_words_of_llama_3_are_tokens_without_merges(tmp_path):
+    merges = [merge for merge in MERGES if merge != "ar e"]
+    for pre, expected in (("llama-bpe", ["are"]), ("gpt-2", ["ar", "e"])):
+        view = opened(tmp_path, pre, merges, add_bos_token=False)
+        assert names(view, "are") == expected
