@@ -113,9 +113,15 @@ def main() -> None:
     if given.long:
         command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(given.long)]
         printed = subprocess.check_output(command, text=True)
-        add(f"flow of {given.long:,} tokens", printed.partition(":")[2].strip(), "0.4.0 before: 2.98 GB, 420 s")
+        add(
+            f"flow of {given.long:,} tokens",
+            printed.partition(":")[2].strip(),
+            "0.4.0 before: 2.98 GB, 420 s",
+        )
     if given.write:
-        note = "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
+        note = (
+            "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
+        )
         title, command_name = "Time and exactness of flows", "flow_time --write"
         write_results("flow_time", title, command_name, note, rows)
 

@@ -214,14 +214,17 @@ class Adjoints:
             return self.graphs[layer], self.above(layer).value
         args, kwargs = self.calls[layer]
         graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
-        args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
         place = self.places.layers[layer]
         own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
         hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
         with hooks, self.places.context(), torch.enable_grad(), rules:
+            args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
             output = place.module(*args, **kwargs)
+            output = output[0] if isinstance(output, tuple) else output
+            # Some models normalise the last position only.
+            output = output[:, -self.above(layer).value.shape[1] :]
         graph.take(rules)
-        return graph, output[0] if isinstance(output, tuple) else output
+        return graph, output
 
     def earlier(self, layer: int) -> list[Tensor]:
         """Return what a layer may read: the embeddings, and the streams before it and others."""
