@@ -1,7 +1,7 @@
 """Cost and exactness of flows between two texts, over a forward and a backward pass of both.
 
-`python -m benchmarks.flow_time --write` takes ten minutes of the processor, after `make test-models`,
-and writes `results/flow_time.json`. The backward pass is that of the change of a logit to the
+`python -m benchmarks.flow_time --write` takes ten minutes, after `make test-models`, and
+writes `results/flow_time.json`. The backward pass is that of the change of a logit to the
 embeddings. Flows and passes take turns. Times are the processor's, of one thread, or wall time on a
 GPU. A long text has a process of its own, whose memory includes imports and weights. With
 `--llama 2048 8192 16` the model is a Llama with random weights, and these are its width, hidden
@@ -113,9 +113,15 @@ def main() -> None:
     if given.long:
         command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(given.long)]
         printed = subprocess.check_output(command, text=True)
-        add(f"flow of {given.long:,} tokens", printed.partition(":")[2].strip(), "0.4.0 before: 2.98 GB, 420 s")
+        add(
+            f"flow of {given.long:,} tokens",
+            printed.partition(":")[2].strip(),
+            "0.4.0 before: 2.98 GB, 420 s",
+        )
     if given.write:
-        note = "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
+        note = (
+            "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
+        )
         title, command_name = "Time and exactness of flows", "flow_time --write"
         write_results("flow_time", title, command_name, note, rows)
 

@@ -68,7 +68,8 @@ class AttributedEdges(EdgeGraph):
                 graph = layer.graph
                 cut, w = (graph.heads, layer.heads) if reader.role else (graph.mlp, layer.mlp)
                 outputs = {part.module: record[part.module][1] for part, _ in reader.maps}
-                assert cut is not None and w is not None
+                assert cut is not None
+                assert w is not None
                 slopes |= _gradients(cut.value, outputs, w)
         rows = [_pulled(reader, record, slopes)[0] for reader in self.readers[:-1]]
         # Some models normalise the last position only.

@@ -62,7 +62,8 @@ def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
     adjoints = adjoints_of(model, [question])
     changes, of_layers = [], []
     for _, layer in reversed(list(adjoints.layers())):
-        assert layer.graph.heads is not None and layer.heads is not None
+        assert layer.graph.heads is not None
+        assert layer.heads is not None
         changes.append(adjoints.change(layer.graph.heads.leaf)[0])
         of_layers.append(layer.heads[0])
     first, second = adjoints.numbers.tolist()

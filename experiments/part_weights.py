@@ -132,7 +132,8 @@ def opened(
 def _part(
     model: ResidualModel, through: Flow, node: Node, basis: list[Tensor], question: int
 ) -> Share:
-    assert node.layer is not None and node.position is not None
+    assert node.layer is not None
+    assert node.position is not None
     part, tensor = open_part(model, through, node.address, k=K), model.mlp(node.layer)
     (output,), w = through.written([node]), through.adjoint(node)
     inputs = tensor_inputs(model, through, node.layer, node.position)

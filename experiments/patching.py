@@ -219,7 +219,8 @@ def _frozen(question: Question, runs: tuple[Run, Run]) -> tuple[Tensor, Tensor]:
     first, second = runs
     heads, mlps = [], []
     for number, layer in reversed(list(adjoints_of(first.model, [question]).layers())):
-        assert layer.heads is not None and layer.mlp is not None
+        assert layer.heads is not None
+        assert layer.mlp is not None
         of_heads = layer.heads[0] * (first.mixed[number] - second.mixed[number])
         heads.append(of_heads.unflatten(1, (first.model.n_heads, -1)).sum((0, 2)))
         mlps.append((layer.mlp[0] * (first.outputs[number] - second.outputs[number])).sum())

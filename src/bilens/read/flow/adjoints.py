@@ -237,9 +237,11 @@ class Adjoints:
         hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
         with hooks, self.places.context(), torch.enable_grad(), rules:
             args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
-            output = place.module(*args, **kwargs)
+            output = _stream_of(place.module(*args, **kwargs))
+            # Some models normalise the last position only.
+            output = output[:, -self.above(layer).value.shape[1] :]
         graph.take(rules)
-        return graph, _stream_of(output)
+        return graph, output
 
     def earlier(self, layer: int) -> list[Tensor]:
         """Return what a layer may read: what comes before all layers, and the streams up to it."""
