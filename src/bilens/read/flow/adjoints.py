@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.hooks import hooked
 from bilens.read.flow.modules import module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
-from bilens.hooks import hooked
 
 Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
 """A number of the stream after the last layer, for each text."""

@@ -112,7 +112,7 @@ def find_places(model: nn.Module) -> Places:
     Raises:
         BilensError: the model has no layers that run in their order, each once, on one stream.
     """
-    embed = getattr(model, "get_input_embeddings")()
+    embed = model.get_input_embeddings()
     calls = _record(model, embed)
     order = [call.module for call in calls]
     by_module = {call.module: call for call in calls}
@@ -139,7 +139,7 @@ def find_places(model: nn.Module) -> Places:
         places.append(LayerPlaces(layer, heads, mlp))
         if heads is not None:
             widths.append(by_module[heads].inputs[0].shape[-1])
-    config = getattr(model, "config").get_text_config(decoder=True)
+    config = model.config.get_text_config(decoder=True)
     n_heads = getattr(config, "num_attention_heads", 1)
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
