@@ -233,10 +233,8 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
 def _source(flow: Flow, head: Node) -> int:
     """Return the position from which most of the flow of a head comes."""
     pairs = flow.pairs[head.layer or 0]
-    if pairs is None:
-        raise BilensError(
-            f"{head.address} has no pattern; expected a head that mixes values by one"
-        )
+    if pairs is None:  # without a pattern no source is known
+        return head.position or 0
     here = (pairs.places[:, :2] == pairs.places.new_tensor([head.number, head.position])).all(1)
     if not here.any():
         raise BilensError(f"{head.address} has no flow; take a part of the flow's table")
