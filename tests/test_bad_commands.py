@@ -24,7 +24,7 @@ COMMANDS = {
     },
     "heads model": {"--distance": ["-1", "9" * 20], "--head": ["512", "[1]"]},
     "flow model --prompt t3 --token t5 --output f.html": {
-        "--threshold": ["nan", "-inf", "x"],
+        "--ablate": ["nan", "-inf", "x"],
         "--minus": ["\x1b[2J"],
         "--prompt": [""],
     },

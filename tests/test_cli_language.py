@@ -123,7 +123,7 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
-FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--directions", "2"]
+FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the"]
 NO_PROMPT = ["flow", "RUN", "--prompt", "", "--token", "girl"]
 TRAIN = ["train", "language", "--device", "cpu"]
 

@@ -11,8 +11,7 @@ import pytest
 
 from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
-from bilens.read.flow import read_circuit, read_flow, read_recurring
-from bilens.read.language import TokenDirection
+from bilens.read.flow import read_circuit, read_recurring
 from tests.command_line import refusal
 from tests.language import view_of
 
@@ -161,21 +160,16 @@ def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, messa
     for read in (
         lambda: read_circuit(view, pairs=str(path)),
         lambda: read_recurring(view, str(path)),
-        lambda: read_flow(view, "t3 t4", TokenDirection("t3"), directions_of=str(path)),
     ):
         with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
             read()
 
 
-@pytest.mark.parametrize(
-    "command", ["circuit", "recurring", "flow --prompt a --token b"], ids=lambda x: x.split()[0]
-)
+@pytest.mark.parametrize("command", ["circuit", "recurring"])
 def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
     path = tmp_path / "q.tsv"
     path.write_text(f"{GOOD}a b c d\n")
-    name, *options = command.split()
-    option = "--directions-of" if name == "flow" else "--pairs"
-    message = refusal(capsys, name, "no-such-model", *options, option, path)
+    message = refusal(capsys, command, "no-such-model", "--pairs", path)
     assert "q.tsv, line 2 has 1 column; expected" in message
     assert message.count("error") == 1
 

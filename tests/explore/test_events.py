@@ -78,8 +78,8 @@ def removable(graph: str) -> list[str]:
 
 def expected_removal(view: LanguagePage, of: FlowOf, name: str) -> str:
     split = view.flows.split(of).flow
-    (number,) = (i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
-    result = remove(view.model, split, [number])
+    (node,) = (node for node in split.nodes if node.name(split.tokens) == name)
+    result = remove(view.model, split, [node])
     return f"without {escape(result.part)}: a change of {result.actual:+#.3g}."
 
 

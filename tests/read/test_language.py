@@ -78,24 +78,18 @@ def test_logits_of_every_family_are_split(name):
 def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
     view, ids = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None}), random_text()
     terms = split_logits(view, ids)
-    full = flow(
-        view, ids, TokenDirection(shown_tokens(view, [3])[0]), directions="all", threshold=0.0
-    )
-    edges, layer = full.edges([0, *range(1, len(full.nodes))])[0], view.n_layers - 1
-    from_heads = torch.zeros(view.n_heads, dtype=edges.dtype)
-    for node, through in zip(full.nodes, edges, strict=True):
-        if node.kind == "head" and node.layer == layer:
-            from_heads[node.number] += through
-    last = len(ids) - 1
-    directions = [
-        node.flow
-        for node in full.nodes
-        if node.kind == "direction" and node.layer == layer and node.position == last
-    ]
+    full = flow(view, ids, TokenDirection(shown_tokens(view, [3])[0]), ablate=0)
+    layer = view.n_layers - 1
+    of_layer = [n for n in full.nodes_above(0) if (n.kind, n.layer) == ("head", layer)]
+    graph = full.graph(of_layer)
+    from_heads = torch.zeros(view.n_heads, dtype=graph.edges.dtype)
+    for node, through in zip(graph.nodes[1:], graph.edges[0, 1:], strict=True):
+        from_heads[node.number] += through
     size = float(terms.residual[:, 3].abs().sum()) + 1
     if not options["bias"] and not options["mlp_bias"] and options["norm"] != "layer":
         assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
-        assert sum(directions) == pytest.approx(float(terms.through_mlp()[3]), abs=1e-8 * size)
+        through_mlp = float(terms.through_mlp()[3])
+        assert float(full.mlps[layer, -1]) == pytest.approx(through_mlp, abs=1e-8 * size)
 
 
 def test_the_largest_terms_of_all_tokens_are_found():

@@ -12,7 +12,6 @@ from bilens.convert import process, save_model
 from bilens.errors import BilensError
 from bilens.read.flow import circuit, flow
 from bilens.read.flow.question import Question
-from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.testing import check_family
@@ -58,7 +57,7 @@ def test_leaves_add_up_to_the_logits(package, number):
     ids, direction, (token, minus) = prompt(model, number)
     logits = model.logits(ids[None])[0, -1].double()
     expected = float(logits[token] - logits[minus])
-    flows = flow(model, ids, direction, directions=2, threshold=0.05)
+    flows = flow(model, ids, direction, ablate=0)
     leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
     assert flows.value == pytest.approx(expected, rel=1e-5)
@@ -71,7 +70,7 @@ def test_a_flow_between_two_texts_adds_up(package):
     before, _, _ = prompt(model, 1)
     logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
-    flows = flow(model, ids, direction, against=before, directions=2, threshold=0.05)
+    flows = flow(model, ids, direction, against=before, ablate=0)
     leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
 
@@ -81,13 +80,10 @@ def test_a_flow_is_one_backward_pass_of_lrp(package):
     model = opened(package)
     ids, direction, (token, minus) = prompt(model, 0)
     relevance, heads = lrp(model.model, ids, token, minus)
-    parts = split(model, Question.of(ids, direction))
-    tokens = torch.tensor(
-        [n.flow for n in parts.run(2, 0.05).nodes if n.kind == "token"], dtype=torch.float32
-    )
-    torch.testing.assert_close(tokens, relevance, rtol=1e-4, atol=1e-4 * float(tokens.abs().max()))
-    plain = torch.stack([next(iter(layer.values())).sum(-1) for layer in parts.heads])
-    torch.testing.assert_close(plain, heads, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+    result = flow(model, ids, direction, ablate=0)
+    for actual, expected in ((result.embeddings, relevance), (result.heads.sum(-1), heads)):
+        size = float(expected.abs().max())
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * size)
 
 
 @pytest.mark.parametrize("package", MODELS)

@@ -14,19 +14,12 @@ from bilens.residual import ResidualModel
 from tests.language import random_model, random_text
 
 STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))
-IDS = {"type": "array", "items": {"type": "array", "prefixItems": [STRING, NUMBER]}}
 
 
 def record(required, **properties):
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
-QK = record(
-    "pair_wise_contributors top_q_marginal_contributors top_k_marginal_contributors",
-    pair_wise_contributors={"type": "array", "maxItems": 0},
-    top_q_marginal_contributors=IDS,
-    top_k_marginal_contributors=IDS,
-)
 NODE = record(
     "node_id feature layer ctx_idx feature_type jsNodeId clerp influence activation",
     node_id=STRING,
@@ -38,7 +31,6 @@ NODE = record(
     clerp=STRING,
     influence={"type": ["number", "null"]},
     activation={"type": ["number", "null"]},
-    qk_tracing_results=QK,
 )
 # What Neuronpedia's validator asks for, and the letters that its server takes in names.
 SCHEMA = record(
@@ -72,7 +64,7 @@ KINDS = {
 def content(request):
     model, options = KINDS[request.param]
     view = ResidualModel(random_model(**model))
-    flows = flow(view, random_text(), view.direction(3), directions=3, threshold=0, **options)
+    flows = flow(view, random_text(), view.direction(3), **options)
     return flow_page(flows, number='a "b"', k=60)
 
 
@@ -111,19 +103,6 @@ def test_links_are_the_edges(content):
     assert into == {
         (nodes[a]["node_id"], nodes[b]["node_id"]): flow_ for a, b, flow_ in content.edges
     }
-
-
-def test_queries_and_keys_name_the_nodes_that_they_read(content):
-    graph = graph_of(content)
-    names = {node["node_id"] for node in graph["nodes"]}
-    traced = [node for node in graph["nodes"] if "qk_tracing_results" in node]
-    assert bool(traced) == (content.frozen == ())
-    for node in traced:
-        assert node["feature_type"] == "lorsa"
-        results = node["qk_tracing_results"]
-        read = results["top_q_marginal_contributors"] + results["top_k_marginal_contributors"]
-        assert read
-        assert {name for name, _ in read} <= names
 
 
 def test_a_folder_lists_each_graph_once(content, tmp_path):

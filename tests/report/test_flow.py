@@ -28,9 +28,7 @@ OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 @pytest.fixture(scope="module")
 def split_flow():
     view = view_of(n_layers=2, bias=True)
-    return replace(
-        flow(view, random_text(), "t3", minus="t4", directions=3, threshold=1e-3), tokens=TOKENS
-    )
+    return replace(flow(view, random_text(), "t3", minus="t4"), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +46,8 @@ def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
     assert content.shares[-1][0] == 25
     # A page opens with the nodes of a picture.
     assert content.shares[content.start][0] == 20
-    assert content.n_nodes == len(split_flow.nodes) - 1
-    through = [split_flow.nodes[node.index].flow for node in content.nodes]
-    assert through == [node.flow for node in content.nodes]
+    assert content.n_nodes == len(split_flow.nodes)
+    assert [node.flow for node in content.nodes[1:]] == [n.flow for n in split_flow.nodes[:25]]
 
 
 def test_edges_are_those_of_the_graph(split_flow, content):
@@ -64,17 +61,8 @@ def test_edges_are_those_of_the_graph(split_flow, content):
     assert json.loads(json.dumps(asdict(content)))["edges"]
 
 
-def test_edges_of_remainders_are_sums_over_all_of_them(split_flow, content):
-    rests = [i for i, node in enumerate(split_flow.nodes) if node.kind == "rest"]
-    assert content.n_rest == len(rests) > 0
-    edges = split_flow.edges()
-    for node, (into, out) in zip(content.nodes, content.rest, strict=True):
-        assert into == pytest.approx(float(edges[node.index, rests].sum()), abs=1e-9)
-        assert out == pytest.approx(float(edges[rests, node.index].sum()), abs=1e-9)
-
-
 def test_every_table_adds_up(split_flow, content):
-    flows = [node.flow for node in split_flow.nodes[1:]]
+    flows = [node.flow for node in split_flow.nodes]
     assert node_table(split_flow, content)["flow"].sum() == pytest.approx(sum(flows))
     starts = start_table(content)["flow"].tolist()
     assert sum(starts[:-1]) == pytest.approx(starts[-1]) == pytest.approx(split_flow.value)
@@ -182,7 +170,7 @@ CELLS = ".list tbody tr:not(.sum) td"
 @pytest.fixture(scope="module")
 def page_of_two_texts(tmp_path_factory):
     view = view_of(n_layers=2)
-    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, directions=3, threshold=1e-3)
+    split = flow(view, random_text(), "t3", minus="t4", against=OTHER)
     content = flow_page(split, number="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"
     write_report(path, [reading_of(split, content)], title="a")
@@ -295,11 +283,11 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         message = page.locator(".panel h3").text_content()
         assert "both of them" in message
         names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
-        pair = [node.index for node in content.nodes if node.name in names]
+        pair = [node for node in split.nodes if node.name(split.tokens) in names]
         assert len(pair) == 2
         # A group's flow is that which leaves it.
-        inside = float(split.edges_between([pair])[0, 0])
-        expected = sum(split.nodes[i].flow for i in pair) - inside
+        inside = float(split.edges(pair).sum())
+        expected = sum(node.flow for node in pair) - inside
         assert float(message.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
         page.locator("[data-do=only]").click()
         assert page.locator(".graph .node").count() == 2  # the group and the logit

@@ -9,6 +9,7 @@ from bilens.convert.gates import gated_mlps
 from bilens.convert.language_model import as_language_model
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import edit, flow
+from bilens.read.flow.nodes import LEAVES
 from bilens.residual import ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
@@ -78,16 +79,15 @@ def test_experts_add_up_to_the_mlp(name):
         mlp.expert(4)
 
 
-def test_flows_add_up_and_the_change_of_routing_is_a_bias():
+def test_flows_add_up_and_the_change_of_routing_is_a_choice():
     view = ResidualModel(mixture("mixtral"))
-    on_text = flow(view, TEXT, view.direction(3, 4), directions=2)
-    other = TEXT.flip(0)
-    between = flow(view, TEXT, view.direction(3, 4), against=other, directions=2)
-    assert not any(node.kind == "bias" and node.part == "mlp" for node in on_text.nodes)
-    changes = [node for node in between.nodes if node.kind == "bias" and node.part == "mlp"]
-    assert {node.layer for node in changes} == {0, 1, 2}
-    leaves = sum(n.flow for n in between.nodes if n.kind in ("token", "position", "bias"))
-    assert leaves == pytest.approx(between.value, rel=1e-5)
+    on_text = flow(view, TEXT, view.direction(3, 4))
+    between = flow(view, TEXT, view.direction(3, 4), against=TEXT.flip(0))
+    assert not on_text.choices.any()
+    assert bool((between.choices != 0).all())
+    for result in (on_text, between):
+        leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
+        assert leaves == pytest.approx(result.value, rel=1e-5)
 
 
 def test_processing_folds_the_norm_into_experts_and_router():

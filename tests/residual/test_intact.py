@@ -232,8 +232,8 @@ def test_experts_that_cannot_run_in_float64_are_refused():
 def test_without_a_tokenizer_the_message_names_a_way_that_works():
     view = ResidualModel(random_model())
     with pytest.raises(BilensError, match="pass model.direction with the number of the token"):
-        flow(view, some_text()[0], "t5", directions=2, threshold=0.1)
-    flow(view, some_text()[0], view.direction(5), directions=2, threshold=0.1)
+        flow(view, some_text()[0], "t5")
+    flow(view, some_text()[0], view.direction(5))
 
 
 def test_other_threads_run_the_model_as_it_is_while_one_reads():

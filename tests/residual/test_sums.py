@@ -45,8 +45,8 @@ def a_direction(view):
 
 
 READINGS = {
-    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",)), directions=2),
-    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), directions=2),
+    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",))),
+    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double()),
     "split_logits": lambda view: split_logits(view, IDS),
     "read_stream": lambda view: read_stream(view, IDS, 5, layer=1),
     "contribution": one_context,

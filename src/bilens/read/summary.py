@@ -12,8 +12,8 @@ from torch.nn import functional
 from bilens.analysis import Reading, analysis
 from bilens.checks import detached
 from bilens.data import Corpus
-from bilens.errors import BilensError, NotBilinearError
 from bilens.data.corpus import first_texts
+from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
 from bilens.read.language.outputs import model_facts

@@ -12,11 +12,9 @@ from bilens.memory import MemoryLimitError
 from bilens.read.flow import Question, circuit, patch, task_directions
 from bilens.read.flow.case import make_cases
 from bilens.read.flow.circuit_search import Cases, everything_but, part_effects
-from bilens.residual import ResidualModel
 from bilens.sections import plain
-from tests.language import TOKENS, view_of
+from tests.language import view_of
 from tests.read.flow.flows import QUESTIONS
-from tests.residual.test_experts import mixture
 
 # Of one template; the words differ.
 MANY = [
@@ -289,9 +287,3 @@ def test_more_questions_than_fit_into_memory_are_refused_before(view, find, monk
     monkeypatch.setattr(memory, "available_memory", lambda device: 200_000)
     with pytest.raises(MemoryLimitError, match="The runs of 1,000 questions need 0.0"):
         find(view, MANY * 100)
-
-
-def test_directions_of_mixtures_of_experts_are_refused():
-    for name, layer in (("mixtral", 0), ("qwen3-dense", 1)):
-        with pytest.raises(BilensError, match=f"layer {layer} is a mixture of experts, whose"):
-            task_directions(ResidualModel(mixture(name), TOKENS), QUESTIONS)

@@ -1,4 +1,4 @@
-"""Flows of long texts: layers run again, heads are taken in blocks, the strongest pairs are kept."""
+"""Flows of long texts: layers run again, heads come in blocks, strong pairs are kept."""
 
 import pytest
 import torch

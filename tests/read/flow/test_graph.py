@@ -28,39 +28,41 @@ def view():
 
 @pytest.fixture(scope="module")
 def split_flow(view):
-    return flow(view, random_text(), DIRECTION, directions="all", threshold=0)
+    return flow(view, random_text(), DIRECTION, ablate=0)
 
 
 def test_everything_holds_everything(split_flow):
-    parts = [i for i, node in enumerate(split_flow.nodes) if node.kind != "rest"]
-    full = split_flow.graph(range(len(split_flow.nodes)))
+    nodes = split_flow.nodes_above(0)
+    full = split_flow.graph(nodes)
     assert full.share_of_flow == pytest.approx(1)
     assert full.share_of_logit == pytest.approx(1, abs=1e-9)
-    assert split_flow.top(len(split_flow.nodes)).numbers == tuple(parts)
+    assert len(split_flow.top(10**6).nodes) == len(split_flow.nodes) + 1
+    assert {node.place for node in split_flow.nodes} <= {node.place for node in nodes}
 
 
-def test_the_strongest_come_first(split_flow):
+def test_the_strongest_come_first_and_some_of_a_graph_are_a_graph(split_flow):
     graph = split_flow.top(5)
-    flows_ = sorted((abs(n.flow) for n in split_flow.nodes if n.is_part), reverse=True)
-    remaining = sorted((abs(n.flow) for n in graph.nodes[1:]), reverse=True)
-    assert remaining == flows_[:5]
-    assert graph.share_of_flow == pytest.approx(sum(flows_[:5]) / split_flow.absolute)
-    among = split_flow.edges()[graph.numbers, :][:, graph.numbers]
-    torch.testing.assert_close(graph.edges, among, rtol=0, atol=1e-12)
+    sizes = sorted((abs(node.flow) for node in split_flow.nodes_above(0)), reverse=True)
+    assert [abs(node.flow) for node in split_flow.strongest(9)] == sizes[:9]
+    assert {abs(node.flow) for node in graph.nodes[1:]} == {*sizes[:5]}
+    assert graph.share_of_flow == pytest.approx(sum(sizes[:5]) / split_flow.absolute)
+    some = split_flow.top(30).some(graph.nodes)
+    assert some.nodes == graph.nodes
+    torch.testing.assert_close(some.edges, graph.edges, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
-def test_a_share_is_covered_by_no_more_than_needed(split_flow, share):
-    graph = split_flow.covering(share)
-    assert graph.share_of_flow >= share - 1e-6
-    assert split_flow.top(len(graph.numbers) - 2).share_of_flow < share
+def test_all_tokens_are_nodes_and_others_have_a_share(split_flow):
+    strong = split_flow.nodes_above(0.01)
+    assert len(strong) < len(split_flow.nodes)
+    for node in split_flow.nodes:
+        is_shown = node.kind in LEAVES or abs(node.flow) >= 0.01 * split_flow.absolute
+        assert (node in strong) == is_shown
 
 
 def test_a_path_is_counted_only_where_it_is_whole(split_flow):
     """With the logit and the leaves only, the flow is that of direct edges."""
-    leaves = [i for i, n in enumerate(split_flow.nodes) if n.kind in LEAVES]
-    graph = split_flow.graph(leaves)
-    direct = float(split_flow.edges()[0, leaves].sum()) / split_flow.value
+    graph = split_flow.graph([n for n in split_flow.nodes if n.kind in LEAVES])
+    direct = float(graph.edges[0].sum()) / split_flow.value
     assert graph.share_of_logit == pytest.approx(direct)
 
 
@@ -83,9 +85,9 @@ def every_path(graph):
 
 
 def test_weights_of_all_paths_add_up_to_the_logit(view):
-    """The weight of an edge is that of all paths through it, also with remainders."""
-    small = flow(view, random_text(2), DIRECTION, directions=2, threshold=0.1)
-    full = small.graph(range(len(small.nodes)))
+    """The weight of an edge is that of all paths through it."""
+    small = flow(view, random_text(2), DIRECTION, ablate=0)
+    full = small.graph(small.nodes_above(0))
     paths = every_path(full)
     assert len(paths) > 100
     assert sum(paths.values()) == pytest.approx(small.value)
@@ -94,15 +96,6 @@ def test_weights_of_all_paths_add_up_to_the_logit(view):
         for above, below in itertools.pairwise(path):
             sums[above, below] += weight
     torch.testing.assert_close(full.path_weights, sums)
-
-
-def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
-    edges, n = split_flow.edges(), len(split_flow.nodes)
-    groups = [[0], list(range(1, n, 3)), list(range(2, n, 3)), [5 * 3]]
-    sums = [[float(edges[a][:, b].sum()) for b in groups] for a in groups[:1]]
-    between = split_flow.edges_between([groups[0], groups[2]])
-    assert float(between[0, 1]) == pytest.approx(sums[0][2])
-    assert float(between[1, 1]) == pytest.approx(float(edges[groups[2]][:, groups[2]].sum()))
 
 
 def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
@@ -124,7 +117,7 @@ def test_a_picture_has_twenty_nodes_with_labels_and_its_share(split_flow):
     texts = {note.text for note in figure.layout.annotations}
     assert {escape(node.label, quote=False) for node in graph.nodes[1:]} <= texts
     assert len(figure.data[0].x) == 21
-    caption = f"20 of {len(split_flow.nodes) - 1} nodes: {graph.share_of_logit:.0%} of the logit"
+    caption = f"20 of {len(split_flow.nodes)} nodes: {graph.share_of_logit:.0%} of the logit"
     assert figure.layout.title.text.startswith(caption)
 
 
@@ -132,32 +125,21 @@ def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
     assert split_flow.sinks == ()
     pattern = torch.zeros(9, 9).double()
     pattern[:, 0], pattern[3:, 2] = 0.6, 0.2
-    layers = [
-        replace(layer, follows={"pattern": pattern[None]}.__getitem__)
-        for layer in split_flow.trace.layers
-    ]
-    trace = replace(split_flow.trace, layers=tuple(layers))
-    assert replace(split_flow, trace=trace).sinks == (0,)
+    pairs = tuple(replace(of_layer, attention=pattern) for of_layer in split_flow.pairs)
+    assert replace(split_flow, pairs=pairs).sinks == (0,)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda f: f.covering(0), "share=0, expected a number above 0 and at most 1"),
-        (lambda f: f.top(0), "k=0"),
-        (lambda f: f.graph([10**6]), "number=1000000, expected 0 to"),
-        (lambda f: f.vector(0), "number=0 is a node of kind output, not a direction"),
-    ],
-)
-def test_what_is_not_there_is_said(split_flow, call, message):
-    with pytest.raises(BilensError, match=message):
-        call(split_flow)
+def test_patterns_of_a_flow_are_the_mean_of_all_heads(view, split_flow):
+    layers = view.trace(random_text()).layers
+    for of_layer, layer in zip(split_flow.pairs, layers, strict=True):
+        torch.testing.assert_close(of_layer.attention, layer.pattern.abs().mean(0))
 
 
-def test_remainders_cannot_be_covered(view):
-    coarse = flow(view, random_text(), DIRECTION, directions=3, threshold=0.5)
-    with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
-        coarse.covering(0.99)
+def test_what_is_not_there_is_said(split_flow):
+    with pytest.raises(BilensError, match="k=0"):
+        split_flow.top(0)
+    with pytest.raises(BilensError, match="the logit is in no layer"):
+        split_flow.adjoint(split_flow.output)
 
 
 def some_vectors(view, k=2, constant=0.0):

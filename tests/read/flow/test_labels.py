@@ -7,7 +7,7 @@ from bilens.read.flow import flow
 from bilens.read.flow.labels import sources, token_words
 from bilens.read.flow.nodes import LEAVES
 from tests.language import random_text, view_of
-from tests.read.flow.flows import DIRECTION, numbers_of
+from tests.read.flow.flows import DIRECTION, nodes_of
 
 
 @pytest.fixture(scope="module")
@@ -55,40 +55,26 @@ def test_on_one_text_a_token_is_removed(view):
 
     with embedding.register_forward_hook(without):
         absent = view.logits(ids[None])[0, -1]
-    (number,) = numbers_of(result, kind="token", position=2)
-    token = result.nodes[number]
+    (token,) = nodes_of(result, kind="token", position=2)
     assert (token.raises, token.lowers) == ranked(view, view.logits(ids[None])[0, -1], absent, 30)
 
 
-def test_whole_mlps_are_the_sums_of_their_directions(view):
-    options = {"threshold": 0, "against": random_text(seed=5)}
-    whole = flow(view, random_text(), DIRECTION, ablate=200, **options)
-    parts = flow(view, random_text(), DIRECTION, directions=3, ablate=0, **options)
-    mlps = numbers_of(whole, kind="mlp")
-    assert len(mlps) == 10
-    assert not any(node.kind == "rest" and node.part == "mlp" for node in whole.nodes)
-    for number in mlps:
-        node = whole.nodes[number]
-        inside = numbers_of(parts, kind="direction", layer=node.layer, position=node.position)
-        assert node.address == f"mlp.{node.layer}@{node.position}"
-        assert node.flow == pytest.approx(sum(parts.nodes[i].flow for i in inside))
-        written = sum(parts.writes.vector[parts.writes.node == i].sum(0) for i in inside)
-        own = whole.writes.vector[whole.writes.node == number].sum(0)
-        torch.testing.assert_close(own, written)
-
-
-def test_sources_are_shares_of_all_paths(view):
+def test_sources_are_shares_of_all_paths(view, monkeypatch):
     """The shares of the tokens are a row of the inverse of 1 - E, E the shares of each inflow."""
-    result = flow(view, random_text(), DIRECTION, threshold=0, ablate=0)
-    edges, nodes = result.edges(), result.nodes
+    monkeypatch.setattr("bilens.read.flow.labels.FOLLOWED", 10**6)
+    monkeypatch.setattr("bilens.read.flow.graph.LEAST", 0)
+    result = flow(view, random_text(), DIRECTION, ablate=0)
+    graph = result.graph(result.nodes_above(0))
+    nodes = graph.nodes
     through = torch.tensor([node.flow for node in nodes]).double()
     inner = torch.tensor([node.kind not in LEAVES for node in nodes])
-    E = torch.where(inner[:, None], edges / through[:, None], 0).nan_to_num()
+    E = torch.where(inner[:, None], graph.edges / through[:, None], 0).nan_to_num()
     shares = torch.linalg.inv(torch.eye(len(nodes)) - E)
-    tokens = numbers_of(result, kind="token")
-    numbers = [i for i in result.strongest() if nodes[i].part and nodes[i].kind != "bias"][:30]
-    for number, named in zip(numbers, sources(result, numbers, k=1), strict=True):
-        strongest = tokens[int(shares[number, tokens].abs().argmax())]
+    tokens = [i for i, node in enumerate(nodes) if node.kind == "token"]
+    rows = [i for i, node in enumerate(nodes) if node.kind in ("head", "mlp")]
+    rows = sorted(rows, key=lambda i: -abs(nodes[i].flow))[:30]
+    for i, named in zip(rows, sources(result, [nodes[i] for i in rows], k=1), strict=True):
+        strongest = tokens[int(shares[i, tokens].abs().argmax())]
         assert named == (result.tokens[nodes[strongest].position],)
 
 

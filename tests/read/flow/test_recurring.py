@@ -1,32 +1,22 @@
 """Directions of a task: a dense reference, the flows that they hold, and exchanges by hand."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import (
-    Question,
-    edit_mlp_along,
-    flow,
-    read_flow,
-    read_recurring,
-    task_directions,
-)
+from bilens.read.flow import edit_mlp_along, read_recurring, task_directions
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.directions import MLPDirections
-from bilens.read.flow.question import read_questions
 from bilens.read.flow.recurring import Moves, balanced, learned, share_held
-from bilens.read.flow.split import split
-from bilens.read.language import TokenDirection
-from bilens.residual import Moment, ResidualModel
-from bilens.residual.interventions import Run, writer_of
-from tests.families import exact_norms, family_view, tiny
+from bilens.read.flow.split import flows as flows_of
+from bilens.residual import ResidualModel
+from bilens.residual.interventions import Run
+from tests.families import exact_norms, family_view
 from tests.language import random_model, toy_tokenizer, view_of
-from tests.nightly import nightly
-from tests.read.flow.flows import QUESTIONS, check, numbers_of, write_questions
+from tests.read.flow.flows import QUESTIONS, write_questions
+from tests.residual.test_experts import mixture
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +74,20 @@ def test_directions_do_not_depend_on_coordinates():
     torch.testing.assert_close(u.T @ s, M @ t.T @ r @ torch.linalg.inv(M))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def view_named(name):
+    if name == "mixtral":
+        return ResidualModel(mixture(name), toy_tokenizer())
+    return family_view(name)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "mixtral"])
 def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
-    model = family_view(name)
+    model = view_named(name)
     question = QUESTIONS[0]
     with torch.no_grad(), exact_norms():
         moves = Moves.of(model, question)
-        through = split(model, question)
-    of_mlps = torch.stack(through.mlps).double() / abs(through.value)
+        (through,) = flows_of(model, [question])
+    of_mlps = through.mlps / abs(through.value)
     torch.testing.assert_close((moves.changes * moves.adjoints).sum(-1), of_mlps)
     assert float(of_mlps.abs().max()) > 1e-4
     directions, _ = learned([moves], model.d_model)
@@ -144,10 +140,9 @@ def test_a_layer_that_writes_one_direction_has_it():
     assert "t6" in lowered
 
 
-@pytest.mark.parametrize("name", [None, "gemma3"])
+@pytest.mark.parametrize("name", [None, "gemma3", "mixtral"])
 def test_effects_are_exchanges_by_hand(name):
-    model = random_model(n_layers=2, norm="rms", residual_scale=0.7) if name is None else tiny(name)
-    view = ResidualModel(model, toy_tokenizer())
+    view = view_of(n_layers=2, norm="rms", residual_scale=0.7) if name is None else view_named(name)
     found = task_directions(view, QUESTIONS, k=3, strongest=4)
     part = found.strongest[0]
     t, r = (of_side[part.number - 1] for of_side in found.directions[part.layer])
@@ -157,17 +152,17 @@ def test_effects_are_exchanges_by_hand(name):
         ids = [view.ids(text) for text in (question.text, question.against)]
         writes = []
         with torch.no_grad():
-            with writer_of(mlp).register_forward_hook(lambda _, __, y, w=writes: w.append(y)):
+            with mlp.module.register_forward_hook(lambda _, __, y, w=writes: w.append(y)):
                 logits = [view.logits(text[None])[0, -1] for text in ids]
-            amounts = ((writes[0] - writes[1])[0] * mlp.residual_scale).double() @ r
-            added = (amounts[:, None] * t / mlp.residual_scale).to(writes[0])
+            amounts = (writes[0] - writes[1])[0].double() @ r
+            added = (amounts[:, None] * t).to(writes[0])
             moved = []
             for text, sign in zip(ids, (-1, 1), strict=True):
 
                 def exchange(_, __, y, s=sign, rows=added):
                     return y + s * rows
 
-                with writer_of(mlp).register_forward_hook(exchange):
+                with mlp.module.register_forward_hook(exchange):
                     moved.append(view.logits(text[None])[0, -1])
             m = Moves.of(view, question)
         first, second, less, more = (float(x[5] - x[6]) for x in (*logits, *moved))
@@ -222,66 +217,6 @@ def test_the_reading_of_a_file(view, found, tmp_path):
     assert facts["R2 of exchanges by flows"] == found.r2 <= 1
     assert dict(replace(reading, r2=None).facts()).keys() < facts.keys()
     assert reading.sections()[0].title == "Directions of a task"
-
-
-@pytest.mark.parametrize(
-    ("name", "against"),
-    nightly(
-        product(["llama", "gemma3", "gpt2"], [None, QUESTIONS[0].against]),
-        [("gpt2", None), ("gemma3", QUESTIONS[0].against)],
-    ),
-)
-def test_directions_of_a_task_are_nodes_of_a_flow(name, against):
-    model = family_view(name)
-    text, token, minus = QUESTIONS[0].text, QUESTIONS[0].token, QUESTIONS[0].minus
-    with exact_norms():
-        task = task_directions(model, QUESTIONS, k=3, strongest=1)
-        result = flow(
-            model, text, token, minus=minus, against=against, directions=task, threshold=0
-        )
-        through = split(model, Question.of(text, token, minus, against))
-    # Softmax of transformers rounds to float32.
-    check(result, result.value, tolerance=1e-6)
-    nodes = {n.address: n.flow for n in result.nodes if n.kind == "direction"}
-    rests = {(n.layer, n.position): n.flow for n in result.nodes if n.kind == "rest"}
-    for layer, (t, r) in enumerate(task.directions):
-        mlp, w = through.mlp_map(layer), through.above[Moment.mlp(layer)]
-        changes = mlp.write(mlp.z)
-        for p in range(4):
-            expected = (t @ w[p]) * (r @ changes[p])
-            of_nodes = [nodes.get(f"direction.{layer}.{i + 1}@{p}", 0) for i in range(len(t))]
-            torch.testing.assert_close(torch.tensor(of_nodes).double(), expected)
-            rest = float(w[p] @ changes[p] - expected.sum())
-            assert rests.get((layer, p), 0) == pytest.approx(rest, abs=1e-12)
-    numbers = numbers_of(result, kind="direction")
-    assert max(abs(result.nodes[i].flow) for i in numbers) > 1e-6
-    # Two nodes of one direction write along one vector, at two positions.
-    written = {}
-    for i in numbers:
-        (row,) = result.writes.vector[result.writes.node == i]
-        place = result.nodes[i].layer, result.nodes[i].number
-        other = written.setdefault(place, row)
-        assert float(torch.cosine_similarity(row, other, dim=0).abs()) == pytest.approx(1)
-
-
-def test_directions_of_a_file_are_nodes_of_a_command(view, tmp_path):
-    path = tmp_path / "pairs.tsv"
-    write_questions(path, QUESTIONS[:2])
-    direction = TokenDirection("t5", ("t6",))
-    text, against = QUESTIONS[0].text, QUESTIONS[0].against
-    for directions, k in ((0, 8), ("all", view.d_model)):
-        reading = read_flow(
-            view, text, direction, against=against, directions=directions, directions_of=str(path)
-        )
-        task = task_directions(view, read_questions(path), k)
-        expected = flow(view, text, direction, against=against, directions=task)
-        assert [n.flow for n in reading.flow.nodes] == [n.flow for n in expected.nodes]
-
-
-def test_directions_of_another_model_are_said(view, found):
-    other = view_of(n_layers=1)
-    with pytest.raises(BilensError, match="of 2 layers of width 16, expected 1 of width 16"):
-        flow(other, QUESTIONS[0].text, "t5", directions=found)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,17 @@ import torch
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import flow, open_part, read_flow, remove
+from bilens.read.flow.nodes import Node
 from bilens.read.language import TokenDirection, attention_pairs
 from bilens.read.language.heads import output_pairs
-from bilens.residual import Moment
 from bilens.residual.interventions import writer_of
 from tests.language import random_text, view_of
-from tests.read.flow.flows import numbers_of
+from tests.read.flow.flows import nodes_of
 
 DIRECTION = TokenDirection("t3", ("t7",))
 TEXTS = [random_text(6, seed=1), random_text(6, seed=2)]
 AT = 4
+MLP = Node("mlp", 0.0, 0, "mlp", AT)
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +24,26 @@ def view():
 
 
 def flow_of(view, second):
-    return flow(view, TEXTS[0], DIRECTION, against=second, threshold=0, ablate=0)
+    return flow(view, TEXTS[0], DIRECTION, against=second, ablate=0)
+
+
+def inputs(view, second):
+    """Return the normalised input of the first MLP in each run."""
+    texts = TEXTS[: 1 + (second is not None)]
+    return [view.trace(ids).layers[0].mlp_n[AT] for ids in texts]
 
 
 @pytest.mark.parametrize("second", [None, TEXTS[1]])
 def test_eigenvectors_are_those_of_a_dense_reference(view, second):
     result = flow_of(view, second)
     opened = open_part(view, result, f"mlp.0@{AT}", k=40)
-    mlp, w = view.layer(0).mlp, result.above(Moment.mlp(0))[AT]
+    mlp, w = view.layer(0).mlp, result.adjoint(MLP)
     gain = mlp.norm.gain()
     L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
     L, R = L * gain, R * gain
     Q = torch.einsum("r,ri,rj->ij", w @ D, L, R)
     values, vectors = torch.linalg.eigh((Q + Q.T) / 2)
-    n = [run.layers[0].mlp_n[AT] for run in (result.trace, result.before) if run is not None]
+    n = inputs(view, second)
     z, other = (n[0], n[0]) if second is None else (n[0] - n[1], n[0] + n[1])
     flows = values * (z @ vectors) * (other @ vectors)
     order = flows.abs().argsort(descending=True)
@@ -69,12 +76,12 @@ def test_all_eigenvectors_of_an_mlp_with_biases_are_the_whole(second):
 def test_the_share_is_that_of_runs_by_hand(view, second, k):
     result = flow_of(view, second)
     opened = open_part(view, result, f"mlp.0@{AT}", k=k)
-    mlp, w = view.layer(0).mlp, result.above(Moment.mlp(0))[AT]
+    mlp, w = view.layer(0).mlp, result.adjoint(MLP)
     L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
     L, R = L * mlp.norm.gain(), R * mlp.norm.gain()
     Q = torch.einsum("r,ri,rj->ij", w @ D, L, R)
     _, vectors = torch.linalg.eigh((Q + Q.T) / 2)
-    n = [run.layers[0].mlp_n[AT] for run in (result.trace, result.before) if run is not None]
+    n = inputs(view, second)
     z, mean = (n[0], n[0]) if second is None else (n[0] - n[1], (n[0] + n[1]) / 2)
     rows = (z @ vectors)[:, None] * vectors.T
     # B(mean, v) (v . z): what each eigenvector writes.
@@ -110,9 +117,9 @@ def test_a_head_of_differential_attention_has_its_outputs(second):
     view = view_of(n_layers=2, norm="none", attention="differential")
     result = flow_of(view, second)
     opened = open_part(view, result, "head.0.2@4")
-    numbers = numbers_of(result, address="head.0.2@4")
-    assert opened.flow == pytest.approx(sum(result.nodes[i].flow for i in numbers))
-    assert opened.measured == -remove(view, result, numbers).actual
+    nodes = nodes_of(result, address="head.0.2@4")
+    assert opened.flow == pytest.approx(sum(node.flow for node in nodes))
+    assert opened.measured == pytest.approx(-remove(view, result, nodes).actual, rel=1e-6)
     ((name, frame),) = opened.frames.items()
     assert name == "OV of head.0.2"
     (pairs,) = output_pairs(view, [2], layer=0, k=10)
@@ -126,11 +133,10 @@ def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attent
     view = view_of(n_layers=2, norm="none", attention=attention)
     result = flow_of(view, second)
     opened = open_part(view, result, "head.0.2@4")
-    numbers = numbers_of(result, address="head.0.2@4")
-    assert opened.measured == -remove(view, result, numbers).actual
-    assert opened.flow == pytest.approx(sum(result.nodes[i].flow for i in numbers))
-    strongest = max(numbers, key=lambda i: abs(result.nodes[i].flow))
-    source = result.nodes[strongest].source
+    nodes = nodes_of(result, address="head.0.2@4")
+    assert opened.measured == pytest.approx(-remove(view, result, nodes).actual, rel=1e-6)
+    assert opened.flow == pytest.approx(sum(node.flow for node in nodes))
+    source = max(nodes, key=lambda node: abs(node.flow)).source
     n = view.W_E
     scores = [n @ qk.dense()[2] @ n.T for qk in view.qk(0, 4 - source)]
     scores = torch.stack(scores).prod(0)[TEXTS[0][4]]
@@ -168,10 +174,9 @@ def test_parts_that_cannot_be_opened_are_said(view):
     result = flow_of(view, None)
     with pytest.raises(BilensError, match="position=9, expected 0 to 5"):
         open_part(view, result, "mlp.0@9")
-    with pytest.raises(BilensError, match="has no flow of its own there"):
-        open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0@1")
-    with pytest.raises(BilensError, match="has no node in the flow"):
-        open_part(view, flow(view, TEXTS[0], DIRECTION, threshold=0.9), "head.0.0")
+    same = flow(view, TEXTS[0], DIRECTION, against=TEXTS[0])
+    with pytest.raises(BilensError, match="head.0.0@0 has no flow"):
+        open_part(view, same, "head.0.0@0")
     gated = view_of(n_layers=2, mlp="swiglu")
     with pytest.raises(NotBilinearError, match="an activation that is not linear"):
         open_part(gated, flow_of(gated, None), "mlp.0@4")

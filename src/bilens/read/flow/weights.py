@@ -14,7 +14,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_index, checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
-from bilens.read.flow.ablation import remove, without_output
+from bilens.read.flow.ablation import measure, without_output
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import token_words
 from bilens.read.flow.nodes import Node
@@ -107,13 +107,9 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     """
     address = Part.parse(part, model)
     if address.position is None:
-        nodes = _nodes(flow, address)
-        if not nodes:
-            raise BilensError(
-                f"part={part!r} has no flow that is not tiny; add a position, such as mlp.2@3"
-            )
-        strongest = max(nodes, key=lambda node: abs(node.flow))
-        address = address._replace(position=strongest.position)
+        of_layer = flow.mlps if address.kind == "mlp" else flow.heads[:, address.number]
+        strongest = int(of_layer[address.layer].abs().argmax())
+        address = address._replace(position=strongest)
     check_index("position", address.position, len(flow.ids))
     opened = _mlp if address.kind == "mlp" else _head
     return opened(model, flow, address, k)
@@ -144,7 +140,8 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     z = tensor_inputs(model, flow, layer, position)
     # z'Qz, or its change (z1 + z0)' Q (z1 - z0).
     along, moved = (z[0], z[0]) if len(z) == 1 else (z[0] + z[1], z[0] - z[1])
-    vectors = spectrum.vectors
+    # The sign of an eigenvector is arbitrary: all point along what is read, or its change.
+    vectors = torch.where(spectrum.vectors @ moved < 0, -1, 1)[:, None] * spectrum.vectors
     flows = spectrum.values * (vectors @ along) * (vectors @ moved)
     order = flows.abs().argsort(descending=True)
     vectors, flows = vectors[order], flows[order]
@@ -206,12 +203,9 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
 
 def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     layer, head, position = part.layer or 0, part.number or 0, part.position or 0
-    nodes = [node for node in _nodes(flow, part) if node.position == position]
-    if not nodes:
-        raise BilensError(
-            f"part={str(part)!r} has no flow there that is not tiny; take a part of the flow's table"
-        )
-    source = max(nodes, key=lambda node: abs(node.flow)).source or 0
+    through = float(flow.heads[layer, head, position])
+    whole = Node("head", through, layer, "attention", position, None, head)
+    source = _source(flow, whole)
     # Of learned positions scores need the query's, and outputs the key's.
     learned = model.parts.n_positions is not None
     at, of_key = (position, source) if learned else (None, None)
@@ -231,18 +225,24 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         about = ((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),)
     return PartWeights(
         part=_named(flow, part),
-        flow=sum(node.flow for node in nodes),
-        measured=-remove(model, flow, nodes).actual,
+        flow=whole.flow,
+        measured=-measure(model, flow, [whole])[0].actual,
         share=None,
         frames=frames,
         about=about,
     )
 
 
-def _nodes(flow: Flow, part: Part) -> list[Node]:
-    """Return the nodes of a head or MLP at all positions."""
-    place = part.kind, part.layer, part.number
-    return [node for node in flow.nodes if (node.kind, node.layer, node.number) == place]
+def _source(flow: Flow, head: Node) -> int:
+    """Return the position from which most of the flow of a head comes."""
+    pairs = flow.pairs[head.layer or 0]
+    if pairs is None:  # without a pattern no source is known
+        return head.position or 0
+    here = (pairs.places[:, :2] == pairs.places.new_tensor([head.number, head.position])).all(1)
+    if not here.any():
+        raise BilensError(f"{head.address} has no flow; take a part of the flow's table")
+    sources, flows = pairs.places[here, 2], pairs.flows[here]
+    return int(sources[flows.abs().argmax()])
 
 
 def _named(flow: Flow, part: Part) -> str:
