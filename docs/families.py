@@ -24,7 +24,7 @@ def page(result: dict[str, Any]) -> str:
     counts = result["counts"]
     lines = [INTRODUCTION]
     lines.append(f"Of {counts['types']} types {counts['made']} are made.\n")
-    lines += ["| | exact | refused by name | off, not shown |", "|---|---|---|---|"]
+    lines += ["| | exact | refused by name | off |", "|---|---|---|---|"]
     for name in COLUMNS:
         numbers = (counts[f"{name}: {kind}"] for kind in ("exact", "refused", "off"))
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
