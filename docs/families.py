@@ -14,6 +14,7 @@ INTRODUCTION = """# Types of models
 What a flow reads of each type of causal model of transformers, made small with random weights.
 The number is the relative error of the flow's sum; norms and patterns of most models compute in
 float32. *Places* says whether embedding, layers, heads and MLPs are found without a known family.
+Where it is off, no flow is shown.
 `bilens reproduce families` measures this, and `python -m docs.families` makes the page.
 """
 COLUMNS = ("two texts", "one text", "places")
@@ -24,7 +25,7 @@ def page(result: dict[str, Any]) -> str:
     counts = result["counts"]
     lines = [INTRODUCTION]
     lines.append(f"Of {counts['types']} types {counts['made']} are made.\n")
-    lines += ["| | exact | refused by name | off, not shown |", "|---|---|---|---|"]
+    lines += ["| | exact | refused by name | off |", "|---|---|---|---|"]
     for name in COLUMNS:
         numbers = (counts[f"{name}: {kind}"] for kind in ("exact", "refused", "off"))
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")

@@ -53,7 +53,7 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = ("help", "pages", "size", "suite")
+OF_THE_PROJECT = ("families", "help", "pages", "size", "suite")
 """Files about the project itself, which the page leaves out."""
 COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""

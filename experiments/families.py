@@ -295,7 +295,7 @@ def measure(kind: str) -> dict[str, Any]:
 def _short(error: Exception) -> str:
     """Return the operation that has no rule, or a short error."""
     if isinstance(error, UnknownOperationError):
-        return re.split(r":| has no rule|,| takes| at ", str(error))[0][:60]
+        return re.split(r":| has no rule|, a | takes | at ", str(error))[0][:60]
     message = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {message}"[:80]
 

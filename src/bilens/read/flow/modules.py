@@ -13,6 +13,8 @@ Hook = tuple[nn.Module, Callable[..., Any]]
 
 ACTIVATIONS = "transformers.activations"
 """A file whose classes are functions of each number."""
+WITHOUT_NONE = ("GptOss", "Dbrx", "NemotronH")
+"""Families whose experts' code knows no number for "no expert"."""
 INDICES = ("top_k_index", "router_indices")
 """Names by which experts are called: what was chosen,"""
 WEIGHTS = ("top_k_weights", "routing_weights")
@@ -97,7 +99,7 @@ def _in_either(mode: Rules, module: Any, index: Tensor, weights: Tensor) -> tupl
     dense = (mode.chosen(one_hot, weights) * weights.unsqueeze(-1)).sum(-2)
     asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
     asked = asked.scatter(1, index, True).unflatten(0, (2, -1)).any(0).repeat(2, 1)
-    if "GptOss" in type(module).__name__:
-        asked[:] = True  # its code knows no number for "no expert"
+    if type(module).__name__.startswith(WITHOUT_NONE):
+        asked[:] = True
     numbers = torch.arange(count, device=index.device)
     return torch.where(asked, numbers, count), dense

@@ -134,9 +134,18 @@ def find_places(model: nn.Module) -> Places:
             "and d_model"
         )
     end = by_module[layers[-1]].outputs[0]
-    last = next((c.module for c in calls if c.inputs and _same(c.inputs[0], end)), None)
+    last = next(
+        (
+            c.module
+            for c in calls
+            if order.count(c.module) == 1 and c.inputs and _same(c.inputs[0], end)
+        ),
+        None,
+    )
     if last is None:
-        raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
+        raise BilensError(
+            f"No module of {type(model).__name__} reads the output of its last layer alone"
+        )
     places, widths = [], []
     for layer in layers:
         heads, mlp = _parts(layer, order, by_module)
