@@ -12,6 +12,7 @@ import argparse
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,7 @@ def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
     other = ids.clone()
     other[length // 4] = 500
     asked = partial(flow, model, ids, model.direction(TOKEN), against=other)
-    calls = [partial(both_ways, model, torch.stack([ids, other]))]
+    calls: list[Callable[[], Any]] = [partial(both_ways, model, torch.stack([ids, other]))]
     calls += [partial(asked, ablate=count) for count in (0, NODES)]
     columns: list[list[float]] = [[], []]
     for _ in range(turns):

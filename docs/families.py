@@ -1,4 +1,4 @@
-"""The page of types of models, from `results/families.json`: `python -m docs.families` writes it."""
+"""The page of types of models: `python -m docs.families` writes it from `results/families.json`."""
 
 import json
 from pathlib import Path

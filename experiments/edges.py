@@ -74,7 +74,7 @@ class AttributedEdges(EdgeGraph):
         rows = [_pulled(reader, record, slopes)[0] for reader in self.readers[:-1]]
         # Some models normalise the last position only.
         last = torch.zeros_like(rows[0])
-        last[-1] = adjoints.of_last[0, -1]  # type: ignore[index]
+        last[-1] = adjoints.of_last[0, -1]
         return torch.stack([*rows, last])
 
     def gradient_reads(

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from bilens.analysis import Analysis, find_analysis
 from bilens.data import Corpus, ImageData
+from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
 from bilens.explore.panels import PanelView, lay_out
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
-from bilens.data.corpus import first_texts
 from bilens.read.flow.question import Target
 from bilens.read.language import TokenDirection
 from bilens.read.language.contexts import example_directions

@@ -346,7 +346,7 @@ def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[
 
 
 def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
-    """Return the flow that starts at a leaf for each question: w . d of a choice, w . c of a bias."""
+    """Return the flow that starts at a leaf for each question: w . d of a choice or w . c."""
     if not adjoints.two_texts:
         return (w * leaf.detach()).sum()[None]
     # Models fold further axes into that of texts.

@@ -252,7 +252,9 @@ class Flow(Reading):
         """Return the output of a node for all texts, and the adjoint there of this question."""
         graph, position, number = layer.graph, node.position, node.number or 0
         cut, w = (graph.mlp, layer.mlp) if node.kind == "mlp" else (graph.heads, layer.heads)
-        assert cut is not None and w is not None and position is not None
+        assert cut is not None
+        assert w is not None
+        assert position is not None
         columns = slice(None)
         if node.kind == "head":
             width = w.shape[-1] // self.heads.shape[1]

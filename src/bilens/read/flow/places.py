@@ -107,7 +107,7 @@ class _Call:
     outputs: list[Tensor]
 
 
-def find_places(model: nn.Module) -> Places:
+def find_places(model: Any) -> Places:
     """Return the places of a causal model of transformers whose parts are not known.
 
     They are found in the order in which a short pass calls modules, and by names. Sums of flows

@@ -1114,7 +1114,7 @@ def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
     return Elementwise.apply(x, lambda z: func(z, other))
 
 
-def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Tensor:
+def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Any:
     like = a if is_live(a) else b
     a, b = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
     if mode.table is RELEVANCE:

@@ -206,24 +206,11 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
                     absolute[question] += size
             else:
                 absolute += heads[:, layer].abs().sum((1, 2))
-        for number, (leaf, w) in enumerate(zip(graph.leaves, of_layer.leaves, strict=True)):
-            if w is None:
-                continue
-            through, (kind, part) = start_flows(adjoints, leaf.value, w), graph.start(number)
-            if kind == "choice":
-                choices[:, layer] += through
-            elif not adjoints.two_texts:
-                biases[:, layer, ("attention", "mlp").index(part or "mlp")] += through
+        choices[:, layer], biases[:, layer] = _starts(adjoints, of_layer)
     absolute += mlps.abs().sum((1, 2))
     of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
     embeddings = of_tokens.sum(-1)
-    positions, unembedding = like.new_zeros(questions, time), like.new_zeros(questions)
-    if not adjoints.two_texts:
-        constants = [leaf.value for leaf in adjoints.first_leaves]
-        positions[0] = position_flows(constants, adjoints.of_first_leaves, embeddings[0])
-        for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
-            if w is not None:
-                unembedding += start_flows(adjoints, leaf.value, w)
+    positions, unembedding = _constants(adjoints, embeddings)
     for starts in (embeddings, positions, biases, choices, unembedding[:, None]):
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
@@ -251,11 +238,45 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
     return flows
 
 
+def _starts(
+    adjoints: Adjoints, layer: LayerAdjoints
+) -> tuple[Float[Tensor, " questions"], Float[Tensor, "questions 2"]]:
+    """Return the flow of what a layer chose, and of the biases of its attention and its MLP."""
+    of_choices = adjoints.embedding.leaf.new_zeros(adjoints.questions)
+    of_biases = of_choices.new_zeros(adjoints.questions, 2)
+    for number, (leaf, w) in enumerate(zip(layer.graph.leaves, layer.leaves, strict=True)):
+        kind, part = layer.graph.start(number)
+        # Constants are the same in both texts.
+        if w is None or (kind == "bias" and adjoints.two_texts):
+            continue
+        through = start_flows(adjoints, leaf.value, w)
+        if kind == "choice":
+            of_choices += through
+        else:
+            of_biases[:, int(part == "mlp")] += through
+    return of_choices, of_biases
+
+
+def _constants(
+    adjoints: Adjoints, embeddings: Float[Tensor, "questions time"]
+) -> tuple[Float[Tensor, "questions time"], Float[Tensor, " questions"]]:
+    """Return the flow of constants before the first layer, by position, and after the last one."""
+    positions, unembedding = torch.zeros_like(embeddings), torch.zeros_like(embeddings[:, 0])
+    if not adjoints.two_texts:
+        constants = [leaf.value for leaf in adjoints.first_leaves]
+        positions[0] = position_flows(constants, adjoints.of_first_leaves, embeddings[0])
+        for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
+            if w is not None:
+                unembedding += start_flows(adjoints, leaf.value, w)
+    return positions, unembedding
+
+
 @torch.no_grad()
 def _pairs(adjoints: Adjoints, layer: LayerAdjoints) -> Iterator[tuple[Pairs, Tensor]]:
     """Yield the strongest pairs of each question, and the sum of all sizes."""
     mix = layer.graph.mix
-    assert mix is not None and layer.heads is not None
+    assert mix is not None
+    assert layer.heads is not None
     questions, time = adjoints.questions, adjoints.ids.shape[1]
     w = layer.heads.unflatten(-1, (mix.output.shape[1], -1)).transpose(1, 2)[:questions]
     attention = w.new_zeros(questions, time, time)
