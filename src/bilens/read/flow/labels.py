@@ -14,7 +14,7 @@ from bilens.residual import ResidualModel
 
 LIKELY = 200
 """Most probable tokens that may be in a label."""
-FOLLOWED = 60
+FOLLOWED = 20
 """Strongest nodes through which the flow of others is followed down to the tokens."""
 
 
