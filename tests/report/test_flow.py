@@ -267,7 +267,7 @@ def test_on_paper_everything_is_open_and_as_wide_as_paper(page_of_two_texts, bro
 
 
 def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
-    split, content, address = page_of_two_texts
+    split, _, address = page_of_two_texts
     with visiting(browser, width=1400) as visit:
         page = visit.open(address, ".flow svg .node")
         page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
