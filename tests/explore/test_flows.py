@@ -36,7 +36,7 @@ def test_the_graph_is_that_of_the_flow(view):
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
     assert escape('"lily" minus "tom", "ben". Of lily, tom and ben the model prefers ') in text
     assert f"lily minus the mean of the others is {expected.value:+.3g}. The value starts" in text
-    assert "Held fixed: patterns" in text
+    assert "Held fixed: " in text
 
 
 def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():

@@ -8,9 +8,7 @@ import torch
 from bilens.checks import check_sum
 from bilens.errors import BilensError
 from bilens.read import bonds
-from bilens.read.flow import flow
 from bilens.read.language import (
-    TokenDirection,
     contribution,
     following,
     head_outputs,
@@ -45,8 +43,6 @@ def a_direction(view):
 
 
 READINGS = {
-    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",))),
-    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double()),
     "split_logits": lambda view: split_logits(view, IDS),
     "read_stream": lambda view: read_stream(view, IDS, 5, layer=1),
     "contribution": one_context,
