@@ -31,9 +31,10 @@ def page(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
     lines += ["\n| type | two texts | one text | places |", "|---|---|---|---|"]
     for row in result["types"]:
-        cells = [_cell(row, name) for name in COLUMNS]
         if row["not made"]:
             cells = [f"not made: {row['not made']}", "", ""]
+        else:
+            cells = [_cell(row, name) for name in COLUMNS]
         lines.append(f"| `{row['type']}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
