@@ -250,6 +250,8 @@ class Flow(Reading):
 
     def at(self, node: Node, layer: LayerAdjoints) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there of this question."""
+        if node.kind not in SUBLAYERS:
+            raise BilensError(f"{node.address} has no output of its own; expected a head or an MLP")
         graph, position, number = layer.graph, node.position, node.number or 0
         cut, w = (graph.mlp, layer.mlp) if node.kind == "mlp" else (graph.heads, layer.heads)
         assert cut is not None
