@@ -1,4 +1,4 @@
-"""The page of types of models: `python -m docs.families` writes it from `results/families.json`."""
+"""The page of types of models: `python -m docs.families` writes it from its results."""
 
 import json
 from pathlib import Path
@@ -29,13 +29,18 @@ def page(result: dict[str, Any]) -> str:
     for name in COLUMNS:
         numbers = (counts[f"{name}: {kind}"] for kind in ("exact", "refused", "off"))
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
-    lines += ["\n| type | two texts | one text | places |", "|---|---|---|---|"]
+    exact, others = [], []
     for row in result["types"]:
+        everywhere = all(is_exact(row[name]) for name in COLUMNS)
+        (exact if everywhere else others).append(row)
+    lines.append(f"\nExact in all three: {', '.join(row['type'] for row in exact)}. The others:\n")
+    lines += ["| type | two texts | one text | places |", "|---|---|---|---|"]
+    for row in others:
         if row["not made"]:
             cells = [f"not made: {row['not made']}", "", ""]
         else:
             cells = [_cell(row, name) for name in COLUMNS]
-        lines.append(f"| `{row['type']}` | {' | '.join(cells)} |")
+        lines.append(f"| {row['type']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

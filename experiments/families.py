@@ -403,7 +403,8 @@ def _error(model: Any, ids: Tensor, table: dict[str, Any]) -> float:
         for x, w in zip(starts, adjoints, strict=True)
         if w is not None
     )
-    return abs(total - float(number)) / abs(float(number))
+    change = float(number.detach())
+    return abs(total - change) / abs(change)
 
 
 def _flow(x: Tensor, w: Tensor, n_texts: int) -> float:

@@ -537,9 +537,8 @@ class Rules(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if (
-            func is torch._C._set_grad_enabled
-        ):  # `no_grad` in the model's code: flows pass there too
+        # `no_grad` in the model's code: flows pass there too.
+        if func is torch._C._set_grad_enabled:
             return None
         if self.paused:
             with torch.no_grad():
