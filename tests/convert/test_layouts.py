@@ -121,7 +121,7 @@ def test_no_weights_at_all(tmp_path):
     ):
         bilens.load(write(tmp_path, PAPER, {}, "model.pt"))
     (tmp_path / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(CheckpointError, match="model.safetensors: the weights cannot be read"):
+    with pytest.raises(CheckpointError, match="model.safetensors .* a text, 'cut'"):
         bilens.load(tmp_path)
 
 

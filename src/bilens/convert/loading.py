@@ -341,7 +341,7 @@ def _check_tokenizer_files(source: str | Path, **place: Any) -> None:
     files = [check_downloaded(path) for path in _tokenizer_files(source, **place)]
     alone = {path.name for path in files} <= {"tokenizer_config.json", *SENTENCEPIECE}
     # Of tiktoken's files, which have the same names, each line is a text.
-    is_sentencepiece = alone and files[-1].read_bytes()[:1] == b"\n"
+    is_sentencepiece = files and alone and files[-1].read_bytes()[:1] == b"\n"
     if is_sentencepiece and not (find_spec("sentencepiece") and find_spec("google.protobuf")):
         raise CheckpointError(
             f"{source} holds its tokenizer as {files[-1].name} only, which takes two packages: pip "
