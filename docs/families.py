@@ -29,7 +29,8 @@ def page(result: dict[str, Any]) -> str:
     for name in COLUMNS:
         numbers = (counts[f"{name}: {kind}"] for kind in ("exact", "refused", "off"))
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
-    exact, others = [], []
+    exact: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for row in result["types"]:
         everywhere = all(is_exact(row[name]) for name in COLUMNS)
         (exact if everywhere else others).append(row)

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from tests.source import SOURCE, nodes_of_files
 
 NAMES = {
+    "_C": "torch 2.13",
+    "_set_grad_enabled": "torch 2.13: what no_grad calls in a TorchFunctionMode",
+    "_forward_cls": "nodes of graphs of torch 2.13: the torch.autograd.Function of each",
     "_tr_loss": "the Trainer of transformers 5.23: the sum since the last record",
     "_attn_implementation": "configurations of transformers 5.23",
     "_raise_exceptions_for_missing_entries": "an option of cached_file of transformers 5.23",

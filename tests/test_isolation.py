@@ -69,7 +69,8 @@ def directions(view):
 
 def removed(view):
     flow = bilens.flow(view, TEXT, "t5", ablate=0)
-    return numbers([remove(view, flow, [number]).actual for number in (1, 2, 3)])
+    nodes = [node for node in flow.nodes if node.is_removable][:3]
+    return numbers([remove(view, flow, [node]).actual for node in nodes])
 
 
 def labelled(view):

@@ -9,7 +9,7 @@ from experiments.gim import flat_softmax, gim_rules
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.patching import runs_of
 from bilens.read.flow.question import Other, Question
-from bilens.read.flow.split import split
+from bilens.read.flow.split import flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import Site, logit_of
@@ -36,19 +36,16 @@ def case(request):
 def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
     view, (ids, other), runs = case
     graph = AttributedEdges(view)
-    through = split(view, Question.of(ids, DIRECTION, against=other))
+    (through,) = flows(view, [Question.of(ids, DIRECTION, against=other)])
     change = graph.outputs(runs[0]) - graph.outputs(runs[1])
-    flows = graph.scores(change, graph.flow_reads(through)).sum(1)
+    scores = graph.scores(change, graph.flow_reads(through)).sum(1)
     per_layer = graph.first_reader(1)
-    expected = []
-    for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
-        heads = view.parts.layers[layer].heads
-        for role in ("queries", "keys", "values"):
-            groups = heads.n_heads if role == "queries" else heads.n_kv_heads
-            expected.append(roles[role].sum(1).unflatten(0, (groups, -1)).sum(1))
-        expected.append(mlps.sum()[None])
     assert len(graph.readers) == per_layer * view.n_layers + 1
-    torch.testing.assert_close(flows, torch.cat([*expected, flows.new_tensor([through.value])]))
+    # Queries, keys and values of all heads, and then the MLP.
+    of_layers = scores[:-1].unflatten(0, (view.n_layers, per_layer))
+    torch.testing.assert_close(of_layers[:, :-1].sum(1), through.heads.sum((1, 2)))
+    torch.testing.assert_close(of_layers[:, -1], through.mlps.sum(1))
+    assert float(scores[-1]) == pytest.approx(through.value)
 
 
 def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):

@@ -83,24 +83,20 @@ def lost_columns(name, columns):
 lost_head = lost_columns("blocks.1.attn.out", slice(4, 8))
 lost_hidden_unit = lost_columns("blocks.1.mlp.out", 3)
 BREAKS = {
-    "gain of the last norm": (wrong_gain("norm"), {"flow", "flow of a vector", "split_logits"}),
+    "gain of the last norm": (wrong_gain("norm"), {"split_logits"}),
     "gain of an MLP's norm": (
         wrong_gain("blocks.1.mlp_norm"),
-        {"flow", "flow of a vector", "split_logits", "read_direction", "skip_trigrams"},
+        {"split_logits", "read_direction", "skip_trigrams"},
     ),
     "gain of attention's norm": (
         wrong_gain("blocks.1.attn_norm"),
-        {"flow", "split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"},
+        {"split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"},
     ),
     "lost head": (
         lost_head,
-        {"flow", "flow of a vector", "split_logits", "read_stream", "contribution"}
-        | {"skip_trigrams", "head_outputs"},
+        {"split_logits", "read_stream", "contribution"} | {"skip_trigrams", "head_outputs"},
     ),
-    "lost hidden unit": (
-        lost_hidden_unit,
-        {"flow", "flow of a vector", "split_logits", "read_direction", "skip_trigrams"},
-    ),
+    "lost hidden unit": (lost_hidden_unit, {"split_logits", "read_direction", "skip_trigrams"}),
 }
 CASES = [(name, broken) for name, (_, readings) in BREAKS.items() for broken in sorted(readings)]
 CASES += [("gain of the last norm", name) for name in ("following",)]

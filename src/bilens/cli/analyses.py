@@ -65,7 +65,7 @@ EXPORTERS: dict[str, tuple[Exporter, ...]] = {
 """By the name of the type of a reading."""
 
 
-QUESTION_FILES = {"circuit": "pairs", "recurring": "pairs", "flow": "directions_of"}
+QUESTION_FILES = {"circuit": "pairs", "recurring": "pairs"}
 """The option of an analysis that names a file of questions."""
 
 

@@ -22,15 +22,15 @@ Hook = tuple[nn.Module, Callable[..., Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class GraphCut:
     """A place at which the graph of a pass is cut: it ends in `value`, and goes on from `leaf`."""
 
     value: Tensor
     leaf: Tensor
 
     @classmethod
-    def of(cls, value: Tensor) -> "Cut":
-        """Cut the graph at an activation."""
+    def of(cls, value: Tensor) -> "GraphCut":
+        """GraphCut the graph at an activation."""
         return cls(value, value.detach().requires_grad_())
 
 
@@ -38,10 +38,10 @@ class Cut:
 class LayerGraph:
     """The graph of one layer, from the stream before it to that after it."""
 
-    stream: Cut  # before the layer
-    heads: Cut | None = None  # mixed values of all heads, side by side
-    mlp: Cut | None = None  # output of the MLP
-    out: Cut | None = None  # output of the layer, where graphs are not kept
+    stream: GraphCut  # before the layer
+    heads: GraphCut | None = None  # mixed values of all heads, side by side
+    mlp: GraphCut | None = None  # output of the MLP
+    out: GraphCut | None = None  # output of the layer, where graphs are not kept
     mixes: list[Mix] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     of_attention: int = 0  # the first leaves, before the output of the MLP
@@ -137,6 +137,12 @@ class Adjoints:
         x = x.detach()
         return x[: self.questions] - x[self.questions :] if self.two_texts else x
 
+    def of_question(self, row: int, w: Float[Tensor, "texts *shape"]) -> Tensor:
+        """Return adjoints of the texts of one question, 0 for those of others."""
+        only = torch.zeros_like(w)
+        only[row :: self.questions] = w[row :: self.questions]
+        return only
+
     def paired(self, w: Float[Tensor, "questions *shape"]) -> Float[Tensor, "texts *shape"]:
         """Return the adjoints of all texts, given those of the first."""
         return torch.cat([w, -w]) if self.two_texts else w
@@ -147,12 +153,12 @@ class Adjoints:
         places, rules = self.places, Rules(self.table, len(self.ids))
 
         def embed(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
-            self.embedding = Cut.of(output)
+            self.embedding = GraphCut.of(output)
             return self.embedding.leaf.clone()
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._take(rules)
-            graph = LayerGraph(Cut.of(args[0] if args else kwargs["hidden_states"]))
+            graph = LayerGraph(GraphCut.of(args[0] if args else kwargs["hidden_states"]))
             self.graphs.append(graph)
             if not self.keep:
                 self.calls.append((args, kwargs))
@@ -161,13 +167,13 @@ class Adjoints:
 
         def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             rules.paused = False
-            self.graphs[-1].out = cut = Cut.of(_stream_of(output))
+            self.graphs[-1].out = cut = GraphCut.of(_stream_of(output))
             leaf = cut.leaf.clone()
             return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
-            self.last = Cut.of(args[0] if args else kwargs["hidden_states"])
+            self.last = GraphCut.of(args[0] if args else kwargs["hidden_states"])
             # The logits are only compared with the score.
             rules.paused = True
 
@@ -206,7 +212,7 @@ class Adjoints:
             return self.graphs[-1] if graph is None else graph
 
         def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            current().heads, x = self._cut(args[0])
+            current().heads, x = self._cut(args[0], rules)
             return (x, *args[1:]), kwargs
 
         def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
@@ -214,16 +220,19 @@ class Adjoints:
             of_layer.take(rules)
             of_layer.of_attention = len(of_layer.leaves)
             value, *others = output if isinstance(output, tuple) else (output,)
-            of_layer.mlp, x = self._cut(value)
+            of_layer.mlp, x = self._cut(value, rules)
             return (x, *others) if isinstance(output, tuple) else x
 
         before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
         after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
         return before, after
 
-    def _cut(self, x: Tensor) -> tuple[Cut, Tensor]:
+    def _cut(self, x: Tensor, rules: Rules) -> tuple[GraphCut, Tensor]:
         """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
-        cut = Cut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
+        if not (x.requires_grad or self.two_texts):
+            # Held fixed on this text, as after an exponential.
+            x = rules.constant(x, x)
+        cut = GraphCut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
         return cut, cut.leaf.clone().reshape(x.shape)
 
     def graph(self, layer: int) -> tuple[LayerGraph, Tensor]:
@@ -238,8 +247,6 @@ class Adjoints:
         with hooks, self.places.context(), torch.enable_grad(), rules:
             args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
             output = _stream_of(place.module(*args, **kwargs))
-            # Some models normalise the last position only.
-            output = output[:, -self.above(layer).value.shape[1] :]
         graph.take(rules)
         return graph, output
 
@@ -252,7 +259,7 @@ class Adjoints:
         """The embeddings of the tokens, and constants that are added to them."""
         return [self.embedding.leaf, *(leaf.value for leaf in self.first_leaves)]
 
-    def above(self, layer: int) -> Cut:
+    def above(self, layer: int) -> GraphCut:
         """Return the cut of the stream after a layer."""
         return self.graphs[layer + 1].stream if layer + 1 < len(self.graphs) else self.last
 

@@ -1,13 +1,13 @@
 """Edges of a flow: how much goes from one node to another, through no other part."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bilens.read.flow.adjoints import (
+    Adjoints,
     LayerAdjoints,
     LayerGraph,
     Sums,
@@ -17,15 +17,20 @@ from bilens.read.flow.adjoints import (
 )
 from bilens.read.flow.nodes import Node, NodeKind, Sublayer
 
-if TYPE_CHECKING:
-    from bilens.read.flow.graph import Flow
-
 
 class Edges:
     """Edges between some nodes, found in one walk from the last layer down."""
 
-    def __init__(self, flow: "Flow", nodes: Sequence[Node]) -> None:
-        self.flow, self.nodes = flow, nodes
+    def __init__(
+        self,
+        adjoints: Adjoints,
+        row: int,
+        nodes: Sequence[Node],
+        at: Callable[[Node, LayerAdjoints], tuple[Tensor, Tensor]],
+        unembedding: float,
+    ) -> None:
+        self.adjoints, self.row, self.nodes = adjoints, row, nodes
+        self.at, self.unembedding = at, unembedding
         self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
         # Adjoints of the number that each node has already met: at streams and embeddings.
         self.reading: dict[int, Sums] = {}
@@ -36,25 +41,27 @@ class Edges:
 
     def all(self) -> Tensor:
         """Return all edges."""
-        flow, adjoints = self.flow, self.flow.adjoints
+        adjoints = self.adjoints
         for number, node in enumerate(self.nodes):
             if node.kind == "output":
                 self.reading[number] = Sums()
-                self.reading[number].add(adjoints.last.leaf, flow.only(adjoints.of_last))
+                self.reading[number].add(
+                    adjoints.last.leaf, adjoints.of_question(self.row, adjoints.of_last)
+                )
         for layer, of_layer in adjoints.layers():
             self._layer(layer, of_layer, self.in_layer[layer])
         self._embeddings()
         return self.edges
 
     def _layer(self, number: int, layer: LayerAdjoints, numbers: Sequence[int]) -> None:
-        graph, adjoints = layer.graph, self.flow.adjoints
+        graph, adjoints = layer.graph, self.adjoints
         earlier = adjoints.earlier(number)
         shown: dict[str, list[int]] = defaultdict(list)
         for i in numbers:
             shown[self.nodes[i].kind].append(i)
-        outputs = {i: self.flow.at(self.nodes[i], layer) for i in (*shown["mlp"], *shown["head"])}
+        outputs = {i: self.at(self.nodes[i], layer) for i in (*shown["mlp"], *shown["head"])}
         for i, (value, _) in outputs.items():
-            self.changes[i] = adjoints.change(value)[self.flow.row]
+            self.changes[i] = adjoints.change(value)[self.row]
         cuts = [(graph.heads, shown["head"]), (graph.mlp, shown["mlp"])]
         parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
         starts = self._starts(graph, [*shown["choice"], *shown["bias"]])
@@ -96,18 +103,16 @@ class Edges:
         for number in numbers:
             node, change = self.nodes[number], self.changes[number]
             first = (node.number or 0) * len(change)
-            row = w[self.flow.row, node.position, first : first + len(change)]
+            row = w[self.row, node.position, first : first + len(change)]
             self.edges[reader, number] += float(row @ change)
 
     def _to_start(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
         """Note the edge to a choice or a bias."""
         if w is not None:
-            self.edges[reader, number] += float(
-                start_flows(self.flow.adjoints, leaf, w)[self.flow.row]
-            )
+            self.edges[reader, number] += float(start_flows(self.adjoints, leaf, w)[self.row])
 
     def _embeddings(self) -> None:
-        adjoints, q = self.flow.adjoints, self.flow.row
+        adjoints, q = self.adjoints, self.row
         stream, first = adjoints.graphs[0].stream, adjoints.first
         change = adjoints.change(adjoints.embedding.value)[q]
         nodes: dict[tuple[object, ...], int] = {}
@@ -123,7 +128,7 @@ class Edges:
             rows = position_flows(first[1:], of_constants, change[:, 0])
             self._to_rows(reader, "position", rows, nodes)
             if self.nodes[reader].kind == "output" and ("bias", None) in nodes:
-                self.edges[reader, nodes["bias", None]] = self.flow.unembedding
+                self.edges[reader, nodes["bias", None]] = self.unembedding
 
     def _to_rows(
         self, reader: int, kind: str, flows: Tensor, nodes: Mapping[tuple[object, ...], int]

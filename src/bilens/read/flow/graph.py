@@ -27,7 +27,7 @@ from bilens.read.flow.nodes import (
     strongest_first,
 )
 from bilens.read.flow.question import Question
-from bilens.read.flow.rules import Rules
+from bilens.read.flow.rules import RELEVANCE, Rules
 from bilens.sections import Fact, Percent
 
 DRAWN = 20
@@ -125,8 +125,11 @@ class Flow(Reading):
     @property
     def frozen(self) -> tuple[str, ...]:
         """What is held fixed at its value on this text; nothing between two texts."""
-        held = ("scales of norms", "patterns of attention", "ratios of activations")
-        return () if self.two_texts else held
+        if self.two_texts:
+            return ()
+        is_relevance = self.adjoints.table is RELEVANCE
+        patterns = "patterns of attention" if is_relevance else "norms inside patterns of attention"
+        return ("scales of norms", patterns, "ratios of activations")
 
     @property
     def condition(self) -> float:
@@ -261,7 +264,7 @@ class Flow(Reading):
         if node.kind == "head":
             width = w.shape[-1] // self.heads.shape[1]
             columns = slice(number * width, (number + 1) * width)
-        w = self.only(w[:, position, columns])
+        w = self.adjoints.of_question(self.row, w[:, position, columns])
         with torch.enable_grad():
             if node.kind == "mlp" or node.source is None:
                 return cut.value[:, position, columns], w
@@ -269,19 +272,12 @@ class Flow(Reading):
             with Rules(self.adjoints.table, len(self.adjoints.ids)):
                 return graph.mix.term(number, position, node.source), w
 
-    def only(self, w: Float[Tensor, "texts *shape"]) -> Tensor:
-        """Return adjoints of this question's texts, 0 for those of other questions."""
-        only = torch.zeros_like(w)
-        for text in range(self.row, len(w), self.adjoints.questions):
-            only[text] = w[text]
-        return only
-
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:
         """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
         It passes through no other part. At every node the inflow from all parts below is its flow.
         """
-        return Edges(self, nodes).all()
+        return Edges(self.adjoints, self.row, nodes, self.at, self.unembedding).all()
 
     # What is shown.
 

@@ -14,7 +14,7 @@ from bilens.residual import ResidualModel
 
 LIKELY = 200
 """Most probable tokens that may be in a label."""
-FOLLOWED = 20
+FOLLOWED = 60
 """Strongest nodes through which the flow of others is followed down to the tokens."""
 
 

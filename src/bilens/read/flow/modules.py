@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bilens.read.flow.rules import RELEVANCE, Rules, UnknownOperationError, activation, is_live
+from bilens.read.flow.rules import SECANTS, Rules, UnknownOperationError, activation, is_live
 
 Hook = tuple[nn.Module, Callable[..., Any]]
 
@@ -82,7 +82,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
         x, index, weights = calls.pop()
         mode = rules()
         experts: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
-        if mode.table is RELEVANCE:
+        if mode.table is not SECANTS:
             return experts(module, x, index, weights.detach())
         return experts(module, x, *_in_either(mode, module, index, weights))
 

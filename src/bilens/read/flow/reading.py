@@ -487,6 +487,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
+    through_patterns: bool = False,
     weights: Annotated[tuple[str, ...], NAMES] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
@@ -509,6 +510,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
         target: The logit, or between two texts the log-probability or the probability.
+        through_patterns: Split patterns of bilinear and squared attention too.
         weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
             MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
@@ -526,7 +528,9 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
     question = Question.of(prompt, direction, (), second, target=target)
-    reading = answer_question(model, question, other, shown=shown, ablate=ablate)
+    reading = answer_question(
+        model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
+    )
     opened = tuple(open_part(model, reading.flow, part) for part in weights)
     return dataclasses.replace(reading, opened=opened)
 
@@ -536,11 +540,14 @@ def answer_question(
     question: Question,
     other: str = "",
     *,
+    through_patterns: bool = False,
     shown: int = 200,
     ablate: int = DRAWN,
 ) -> FlowReading:
     """Return the answer to a question; `other` names its second run, see `read_flow`."""
-    (through,) = flows(model, [question])
+    if question.vector is not None:
+        raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
+    (through,) = flows(model, [question], through_patterns=through_patterns)
     measurable = [node for node in through.nodes if node.is_removable]
     through = named_by_measurement(model, through, measurable[:ablate])
     strongest = [node for node in through.strongest(DRAWN) if node.kind in ("head", "mlp")]

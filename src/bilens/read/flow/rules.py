@@ -213,7 +213,7 @@ class MatrixProduct(torch.autograd.Function):
         return of_a.sum_to_size(a.shape), of_b.sum_to_size(b.shape)
 
 
-class Bilinear(torch.autograd.Function):
+class TwoFactors(torch.autograd.Function):
     """An operation that is linear in each of two activations: the derivative at the mean."""
 
     @staticmethod
@@ -502,7 +502,7 @@ OF_NUMBERS = set(
     """.split()  # noqa: SIM905
 )
 """Functions of each number."""
-FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "sigmoid", "log", "softmax", "log_softmax", "norm"}
+FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "log", "softmax", "log_softmax", "norm"}
 """Functions whose values are held fixed on one text."""
 
 
@@ -576,7 +576,7 @@ class Rules(TorchFunctionMode):
         """Return an operand; numbers that are no activation and differ are what was chosen."""
         if not isinstance(x, Tensor) or is_live(x):
             return x
-        if self.table is RELEVANCE or not differs(x, like):
+        if self.table is not SECANTS or not differs(x, like):
             return x
         return self.chosen(x, like)
 
@@ -693,7 +693,7 @@ for _name in sorted(OF_NUMBERS):
 
 def activation(mode: Rules, f: Function, x: Tensor) -> Tensor:
     """Return a function of each number that is made of several operations, by one rule."""
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return ratio(mode, f, x)
     return Elementwise.apply(x, f)
 
@@ -702,7 +702,7 @@ def activation(mode: Rules, f: Function, x: Tensor) -> Tensor:
 def _power(mode: Rules, func: Any, x: Tensor, exponent: Any) -> Tensor:
     if is_live(exponent):
         raise UnknownOperationError("an exponent that is an activation")
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         if exponent < 0:  # as rsqrt and reciprocal
             return x.pow(exponent).detach()
         return ratio(mode, lambda z: z.pow(exponent), x)
@@ -711,7 +711,7 @@ def _power(mode: Rules, func: Any, x: Tensor, exponent: Any) -> Tensor:
 
 @rule("rpow", SECANTS, RELEVANCE)
 def _exponential(mode: Rules, func: Any, x: Tensor, base: Any) -> Tensor:
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return func(x, base).detach()
     return Elementwise.apply(x, lambda z: func(z, base))
 
@@ -761,8 +761,8 @@ def _affine(
     if is_live(input) and is_live(weight):
         y = (
             Shared.apply(product, input, weight)
-            if mode.table is RELEVANCE
-            else Bilinear.apply(input, weight, product)
+            if mode.table is not SECANTS
+            else TwoFactors.apply(input, weight, product)
         )
     elif mode.table is SECANTS and not is_live(bias):
         return func(input, weight, bias, *args, **kwargs)
@@ -783,7 +783,7 @@ def _product(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
     a, b = mode.known(a, b), mode.known(b, a)
     if not (is_live(a) and is_live(b)):
         return func(a, b)
-    return Shared.apply(torch.mul, a, b) if mode.table is RELEVANCE else Multiply.apply(a, b)
+    return Shared.apply(torch.mul, a, b) if mode.table is not SECANTS else Multiply.apply(a, b)
 
 
 @rule("mul_", SECANTS, RELEVANCE)
@@ -797,10 +797,10 @@ def _matrix_product(mode: Rules, func: Any, a: Tensor, b: Tensor) -> Tensor:
         a, b = b, a
     if not (is_live(a) and is_live(b)):
         y = a @ b
-    elif mode.table is RELEVANCE:
+    elif mode.table is not SECANTS:
         y = Shared.apply(torch.matmul, a, b)
     elif min(a.dim(), b.dim()) < 2:
-        y = Bilinear.apply(a, b, torch.matmul)
+        y = TwoFactors.apply(a, b, torch.matmul)
     else:
         y = MatrixProduct.apply(a, b)
     if is_live(b) and a.dim() == b.dim() and a.dim() in (3, 4) and a.shape[-2] == a.shape[-1]:
@@ -851,11 +851,11 @@ def _contraction(mode: Rules, func: Any, equation: str, *operands: Any) -> Tenso
 
     if len(live) == 1:
         return contract(*live)
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return Shared.apply(contract, *live)
     if len(live) > 2:
         raise UnknownOperationError("einsum of more than two activations")
-    return Bilinear.apply(*live, contract)
+    return TwoFactors.apply(*live, contract)
 
 
 @rule("div", SECANTS, RELEVANCE)
@@ -978,7 +978,7 @@ def _softmax(
     if dim is None:
         raise UnknownOperationError("a softmax without dim")
     dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return func(x, dim, *args, **kwargs).detach()
     secant = LogSoftmax if func.__name__ == "log_softmax" else Softmax
     check_masked(x.detach() < MASKED, x)
@@ -990,7 +990,7 @@ def _softmax(
 def _log_of_sum(mode: Rules, func: Any, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     if len(_axes(dim)) > 1:
         raise UnknownOperationError("logsumexp over several axes")
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return func(x, dim, keepdim=keepdim).detach()
     (axis,) = _axes(dim)
     check_masked(x.detach() < MASKED, x)
@@ -1031,7 +1031,7 @@ def _attention(  # noqa: PLR0913, PLR0917
     elif attn_mask is not None:
         mask = attn_mask
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         q, k = query.detach(), key.detach()
         y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
     else:
@@ -1060,7 +1060,7 @@ def _attention(  # noqa: PLR0913, PLR0917
 
 def _take(mode: Rules, x: Tensor, index: Int[Tensor, "*shape"]) -> Tensor:
     """Return x at an index of its last axis, which depends on the texts."""
-    if mode.table is RELEVANCE or not differs(index, x):
+    if mode.table is not SECANTS or not differs(index, x):
         return torch.gather(x, -1, index)
     one_hot = functional.one_hot(index, x.shape[-1])
     return Gather.apply(x, mode.chosen(one_hot, x), index)
@@ -1108,7 +1108,7 @@ def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
     if isinstance(other, Tensor) and other.numel() > 1:
         first = (x >= other) if getattr(func, "__name__", "") == "maximum" else (x <= other)
         return _choose(mode, first, x, other)
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return ratio(mode, lambda z: func(z, other), x)
     return Elementwise.apply(x, lambda z: func(z, other))
 
@@ -1116,7 +1116,7 @@ def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
 def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Any:
     like = a if is_live(a) else b
     a, b = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
-    if mode.table is RELEVANCE:
+    if mode.table is not SECANTS:
         return torch.where(condition, *(_started(mode, x, like) for x in (a, b)))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if not differs(condition, like.expand(shape)):

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import ROUNDING, check_sum, checked
+from bilens.checks import EPS, ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.places import places_of
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
-from bilens.read.flow.rules import RELEVANCE, SECANTS, Rules, rule
+from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
 from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.interventions import embedded
@@ -45,6 +45,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
+    through_patterns: bool = False,
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> Flow:
     """Split the change of a logit between two texts, or a logit on one, over a model's parts.
@@ -77,6 +78,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
+        through_patterns: on one text, split patterns of bilinear and squared attention too. A head
+            is a product of five factors then, and each one carries a fifth.
         ablate: number of the strongest nodes whose effect is measured in the running model, and
             which are named by the tokens that it changes.
 
@@ -95,18 +98,22 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             raise BilensError("against and replace name the second run, expected one of them")
         against = replaced(text, replace)
     question = Question.of(text, token, minus, against, target=target, position=position)
-    (through,) = flows(model, [question])
+    (through,) = flows(model, [question], through_patterns=through_patterns)
     measurable = [node for node in through.nodes if node.is_removable]
     return named_by_measurement(model, through, measurable[:ablate])
 
 
 @torch.no_grad()
-def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
+def flows(
+    model: ResidualModel, questions: Sequence[Question], *, through_patterns: bool = False
+) -> list[Flow]:
     """Return the flow of each question; those with two texts of one length run side by side.
 
     Raises:
         BilensError: texts or tokens do not fit the model, or flows do not add up to its numbers.
     """
+    if through_patterns:
+        _check_patterns(model, questions)
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, question in enumerate(questions):
         # On one text constants are starts of the flow, and those of several cannot be told apart.
@@ -115,14 +122,15 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [questions[number] for number in numbers]
-        for number, through in zip(
-            numbers, _flows(model, adjoints_of(model, asked), asked), strict=True
-        ):
+        adjoints = adjoints_of(model, asked, through_patterns=through_patterns)
+        for number, through in zip(numbers, _flows(model, adjoints, asked), strict=True):
             results[number] = through
     return [through for through in results if through is not None]
 
 
-def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints:
+def adjoints_of(
+    model: ResidualModel, questions: Sequence[Question], *, through_patterns: bool = False
+) -> Adjoints:
     """Return the pass of questions of one length: all with two texts, or a single one with one."""
     two_texts = questions[0].has_two_texts
     scores = [Score(model, question) for question in questions]
@@ -152,10 +160,28 @@ def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints
     given = embedded(model, torch.stack(rows)) if has_embeddings else nullcontext()
     with given:
         adjoints = Adjoints(
-            places_of(model), ids, score, two_texts=two_texts, keep=_fits(model, ids)
+            places_of(model),
+            ids,
+            score,
+            two_texts=two_texts,
+            table=RELEVANCE | THROUGH_PATTERNS if through_patterns else None,
+            keep=_fits(model, ids),
         )
     _check_logits(model, adjoints, scores)
     return adjoints
+
+
+def _check_patterns(model: ResidualModel, questions: Sequence[Question]) -> None:
+    if any(question.has_two_texts for question in questions):
+        raise BilensError(
+            "through_patterns=True with a second text, whose flow goes through patterns of every "
+            "kind; leave it out"
+        )
+    if model.parts.attention not in ("bilinear", "squared"):
+        raise BilensError(
+            f"through_patterns=True, but patterns of {model.parts.attention} attention are not "
+            "polynomials of the stream; leave it out to hold them fixed"
+        )
 
 
 def _fits(model: ResidualModel, ids: Tensor) -> bool:
@@ -327,6 +353,9 @@ def check_flow(flow: Flow) -> None:
 
 # Attention of bilens's own models without softmax: by its equations.
 
+THROUGH_PATTERNS: dict[str, Rule] = {}
+"""The rule by which a flow of one text goes through patterns that are products."""
+
 
 @rule("bilinear_attention", SECANTS)
 def _attended(mode: Rules, func: Any, *inputs: Any, **options: Any) -> Tensor:
@@ -341,3 +370,42 @@ def _attended_frozen(
     constant = [x.detach() if isinstance(x, Tensor) else x for x in others]
     with mode:
         return func(q1.detach(), k1.detach(), v, *constant, **options, kernel="reference")
+
+
+@rule("bilinear_attention", THROUGH_PATTERNS)
+def _attended_by_fifths(  # noqa: PLR0913  the arguments of the function
+    mode: Rules,
+    func: Any,
+    q1: Tensor,
+    k1: Tensor,
+    v: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    *,
+    scale: float,
+    constant: Tensor | None,
+    normalised: bool,
+    **_: Any,
+) -> Any:
+    groups = q1.shape[1] // k1.shape[1]
+    queries, keys = [q1, q1 if q2 is None else q2], [k1, k1 if k2 is None else k2]
+    with mode:
+        if constant is not None:
+            # One more coordinate of queries, which is 1 in keys.
+            c = mode.constant(constant, q1)[:, None, None].expand_as(q1[..., :1])
+            one = mode.constant(torch.ones_like(k1[..., :1]), k1)
+            queries = [torch.cat([q, c], -1) for q in queries]
+            keys = [torch.cat([k, one], -1) for k in keys]
+        keys = [k.repeat_interleave(groups, 1) for k in keys]
+        values = v.repeat_interleave(groups, 1)
+
+    def pattern(q: Tensor, k: Tensor, other_q: Tensor, other_k: Tensor) -> Tensor:
+        return (scale * (q @ k.mT) * (other_q @ other_k.mT)).tril()
+
+    factors = (queries[0], keys[0], queries[1], keys[1], values)
+    rows = torch.ones_like(q1[..., :1]).detach()
+    if normalised:
+        sums = pattern(*(x.detach() for x in factors[:4])).sum(-1, keepdim=True)
+        rows = 1 / sums.clamp_min(EPS)
+    # As in Euler's theorem on homogeneous functions: each of five factors carries a fifth.
+    return Shared.apply(lambda q, k, r, s, v: rows * pattern(q, k, r, s) @ v, *factors)
