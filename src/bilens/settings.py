@@ -97,12 +97,19 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
         # Help needs the defaults, and beartype takes a quarter of a second to import and begin.
-        if value is not defaults[name] and not checker(hint)(value):
+        if value is not defaults[name] and not _fits(hint, value):
             raise misfit(name, value, hint)
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
         elif hasattr(value, "item") and isinstance(value, np.generic):
             object.__setattr__(settings, name, value.item())
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    # Axes of an array have the sizes of this one, whatever is checked around it: Ctrl-C in the
+    # middle of another check may have left sizes behind.
+    with jaxtyping.jaxtyped("context") if hasattr(value, "shape") else nullcontext():
+        return checker(hint)(value)
 
 
 @dataclass(frozen=True)

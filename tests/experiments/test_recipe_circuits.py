@@ -36,9 +36,10 @@ def case(request):
 def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
     view, (ids, other), runs = case
     graph = AttributedEdges(view)
-    (through,) = flows(view, [Question.of(ids, DIRECTION, against=other)])
+    question = Question.of(ids, DIRECTION, against=other)
+    (through,) = flows(view, [question])
     change = graph.outputs(runs[0]) - graph.outputs(runs[1])
-    scores = graph.scores(change, graph.flow_reads(through)).sum(1)
+    scores = graph.scores(change, graph.flow_reads(question)).sum(1)
     per_layer = graph.first_reader(1)
     assert len(graph.readers) == per_layer * view.n_layers + 1
     # Queries, keys and values of all heads, and then the MLP.

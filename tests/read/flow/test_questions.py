@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from jaxtyping import Int, jaxtyped
 
 from bilens.errors import BilensError
 from bilens.explore.flows import FlowOf, FlowView
@@ -260,3 +261,10 @@ def test_the_explorer_obeys_each_field(view, page):
     cases += [replace(plain, against="", replace="t2=t9"), replace(plain, against="", mean=True)]
     records = [str(page(explorer, of).record()) for of in (plain, *cases)]
     assert len({*records}) == len(records) == len(fields(FlowOf)) + 1
+
+
+def test_sizes_that_another_check_left_behind_do_not_matter():
+    with jaxtyped("context"):
+        assert isinstance(torch.zeros(3, dtype=torch.int64), Int[torch.Tensor, " time"])
+        question = Question(torch.arange(5), "t5", against=torch.arange(5))
+    assert len(question.text) == 5
