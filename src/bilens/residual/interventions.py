@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.residual.layer_trace import first_input
-from bilens.residual.layers import MLP, Heads
 from bilens.residual.model import ResidualModel
 from bilens.residual.running import run, wide_passes
 
@@ -96,24 +95,6 @@ def mixed_site(model: ResidualModel, layer: int) -> Site:
 def mlp_site(model: ResidualModel, layer: int) -> Site:
     """Return the place of the output of an MLP, before a norm after it."""
     return Site(model.parts.layers[layer].mlp.module, False, layer)
-
-
-def written_site(model: ResidualModel, layer: int, part: Literal["attention", "mlp"]) -> Site:
-    """Return the place of what the stream receives from attention or from the MLP of a layer."""
-    of_layer = model.parts.layers[layer]
-    return Site(writer_of(of_layer.heads if part == "attention" else of_layer.mlp), False, layer)
-
-
-def last_site(model: ResidualModel) -> Site:
-    """Return the place of the stream after the last layer."""
-    return Site(model.parts.norm_or_module, True, model.n_layers)
-
-
-def writer_of(part: Heads | MLP) -> nn.Module:
-    """Return the last module of a part before its output is added to the stream."""
-    if part.out_norm is not None:
-        return part.out_norm.module
-    return part.out.module if isinstance(part, Heads) else part.writer
 
 
 def adding(rows: Float[Tensor, "time width"]) -> Function:

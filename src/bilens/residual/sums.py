@@ -51,14 +51,6 @@ def check_unchanged(
     return change
 
 
-def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> None:
-    """Check W_U n + b_U at the last position of a trace against the logits of the model."""
-    n = model.parts.normalised(trace.stream[-1])
-    W_U, b_U = model.parts.logit_weights(tokens)
-    size = float(n.norm() * W_U.norm(dim=0).max())
-    check_split(model, n @ W_U + b_U, trace.next_logits[list(tokens)], "W_U n + b_U", size=size)
-
-
 def check_split(
     model: ResidualModel,
     total: Float[Tensor, " n"],

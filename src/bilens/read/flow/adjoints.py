@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.hooks import hooked
+from bilens.memory import return_freed
 from bilens.read.flow.modules import module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.places import LayerPlaces, Places
@@ -288,6 +289,10 @@ class Adjoints:
             if self.keep:
                 self.known.append((layer, of_layer))
             yield layer, of_layer
+            if not self.keep:
+                # Arrays of heads and of MLPs do not fit into each other's places.
+                del of_layer
+                return_freed()
         stream = self.graphs[0].stream
         of_stream = pending.get(stream.leaf)
         if of_stream is not None:

@@ -8,8 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.errors import BilensError
-from bilens.residual import ResidualModel
 from bilens.sections import Fact, Percent
 
 
@@ -81,15 +79,6 @@ class TaskDirections(Reading):
         "effect are shares of the change of the logit, on questions that did not find the "
         "directions. A direction is exchanged between the two texts, in both directions."
     )
-
-    def check_fits(self, model: ResidualModel) -> None:
-        """Raise unless the directions are of the MLPs of a model's layers, and of its width."""
-        widths = {of_layer.written.shape[1] for of_layer in self.directions}
-        if len(self.directions) != model.n_layers or widths != {model.d_model}:
-            raise BilensError(
-                f"directions are of {len(self.directions)} layers of width {max(widths)}, expected "
-                f"{model.n_layers} of width {model.d_model}; find them with this model"
-            )
 
     def facts(self) -> list[Fact]:
         """Return the numbers of questions, the share of the flow, and R2 of exchanges."""
