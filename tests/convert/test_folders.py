@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import bilens
+from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
 from tests.tokenizers_of_all_kinds import small_llama, tokenizer_of
 
@@ -181,3 +182,11 @@ def test_a_revision_is_that_of_the_tokenizer_too(tmp_path, monkeypatch, main):
 def test_a_folder_within_a_folder_is_opened(folder):
     model = bilens.load(folder.parent, subfolder="model")
     assert model.token("are") == bilens.load(folder).token("are")
+
+
+def test_a_model_that_is_saved_stays_as_it_is(tmp_path):
+    model, tokenizer = small_llama(372), tokenizer_of("byte-level")
+    before = model.config.to_dict()
+    save_model(tmp_path / "a", model, tokenizer)
+    assert model.config.to_dict() == before
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["bilens_tokenizer"]

@@ -1,8 +1,8 @@
 """Open and save language models of any kind, whole or not at all."""
 
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -314,17 +314,31 @@ def save_model(
     with file_errors(directory):
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
-            if tokenizer is not None:
-                setattr(model.config, FINGERPRINT, _fingerprint(tokenizer))
-            # A file is put together in memory, and a model may be larger than that.
-            model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
-            write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
+            with _marked(model.config, tokenizer):
+                # A file is put together in memory, and a model may be larger than that.
+                model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
+                write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)
             # The configuration is what a model is recognised by, so it comes last.
             for file in sorted(Path(draft).iterdir(), key=lambda path: path.name == "config.json"):
                 with written_whole(directory / file.name) as temporary:
                     shutil.move(file, temporary)
+
+
+@contextmanager
+def _marked(config: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[None]:
+    """Let a configuration name its tokenizer in the block alone: the model is somebody's own."""
+    before = config.__dict__.get(FINGERPRINT)
+    if tokenizer is not None:
+        setattr(config, FINGERPRINT, _fingerprint(tokenizer))
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(config, FINGERPRINT, before)
+        elif tokenizer is not None:
+            delattr(config, FINGERPRINT)
 
 
 def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: Any) -> nn.Module:

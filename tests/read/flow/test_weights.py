@@ -8,7 +8,6 @@ from bilens.read.flow import flow, open_part, read_flow, remove
 from bilens.read.flow.nodes import Node
 from bilens.read.language import TokenDirection, attention_pairs
 from bilens.read.language.heads import output_pairs
-from bilens.residual.interventions import writer_of
 from tests.language import random_text, view_of
 from tests.read.flow.flows import nodes_of
 
@@ -96,7 +95,7 @@ def test_the_share_is_that_of_runs_by_hand(view, second, k):
             y[0, AT] += row
             return y
 
-        with writer_of(mlp).register_forward_hook(change):
+        with mlp.writer.register_forward_hook(change):
             logits = view.logits(ids[None])[0, -1]
         return float(logits[3] - logits[7])
 
