@@ -190,7 +190,7 @@ def test_two_pictures_and_a_broken_link_are_named(tmp_path):
     with pytest.raises(DataError, match="holds 2 pictures, expected at least 3, to train and to t"):
         load_images(str(tmp_path))
     (tmp_path / "b" / "2.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(DataError, match="b/2.png cannot be read: .*No such file"):
+    with pytest.raises(DataError, match="b/2.png is a link to .*nowhere.png, which is not"):
         load_images(str(tmp_path))
 
 
@@ -246,3 +246,11 @@ def test_a_data_set_of_the_hub_without_labels(serve):
         DataError, match="has the columns .*text.*, expected an image and a class la"
     ):
         load_images("hub:someone/insects")
+
+
+@pytest.mark.parametrize("place", ["fly", "bee/11.png", "bee/fly"])
+def test_a_link_to_nothing_is_named(tmp_path, place):
+    folder = write(tmp_path / "insects")
+    (folder / place).symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"{place} is a link to .*gone, which is not there"):
+        load_images(str(folder))

@@ -62,7 +62,6 @@ class Visitor:
         """Set controls, and return the names of the components that get another value."""
         controls = self.screen.controls.items()
         given = {name: c.write(getattr(self.state, name)).get("value") for name, c in controls}
-        given["removed"] = self.state.removed
         self._show(self.screen.on_change(self.state, *(given | values).values()))
         return self.updated
 

@@ -188,7 +188,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         # The second run has words replaced, or is a mean, and its probability is split.
         page.locator("#flow-replace textarea").fill("kite=ball")
         page.locator("#flow-replace textarea").press("Enter")
-        visit.wait(f"{direction}.includes('the difference changes by')")
+        visit.wait(f"{direction}.includes('and changes by')")
         page.locator("#flow-target input").click()
         page.get_by_role("option", name="probability", exact=True).click()
         visit.wait(f"{direction}.startsWith('probability of')")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, pre_tokenizers
 
 import bilens
 from bilens.errors import BilensError, CheckpointError
@@ -101,3 +101,13 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="they do not belong together"):
         bilens.load(tmp_path)
+
+
+def test_a_pattern_that_takes_too_many_steps_is_an_error_of_the_text():
+    """The library's panic is no Exception, so that it would end a command with a raw message."""
+    tokenizer = tokenizer_of("byte-level")
+    view = view_with(tokenizer)
+    pattern = pre_tokenizers.Split(Regex("^(a+)+$"), "isolated")
+    tokenizer.backend_tokenizer.pre_tokenizer = pattern
+    with pytest.raises(BilensError, match="text='aaaa.* stops the tokenizer: .*retry-limit"):
+        view.ids("a" * 40 + "!")

@@ -302,8 +302,14 @@ def _splits(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the visible folders in a folder, also those that are links."""
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    """Return the visible folders in a folder, also those that are links; refuse broken links."""
+    visible = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    for path in visible:
+        if not path.exists():
+            raise DataError(
+                f"{path} is a link to {path.readlink()}, which is not there; mend or remove it"
+            )
+    return [path for path in visible if path.is_dir()]
 
 
 def _pictures(folder: Path, names: list[str]) -> Iterator[tuple[str, Path, int]]:

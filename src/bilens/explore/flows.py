@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from bilens.explore.panels import sections_html
 from bilens.explore.screen import (
     Screen,
     StateError,
+    check_sent,
     check_tokens,
     heading,
     html,
@@ -113,10 +115,16 @@ class FlowView:
             return
         with said_of("flow_prompt", "prompt="):
             n = len(self.model.ids(of.prompt))
+        with said_of("flow_minus", "minus "):
+            self.direction(of).vector(self.model)
         with said_of("flow_replace" if of.replace else "flow_against", "against "):
             second, _ = self.second_run(of)
             if second is not None:
                 Other(self.model, self.model.ids(of.prompt), second)
+        if of.target not in get_args(Target):
+            raise StateError(
+                "flow_target", f"{of.target[:40]} is not one of {', '.join(get_args(Target))}"
+            )
         if of.target != "logit" and not of.has_two_runs:
             raise StateError("flow_target", "expected a second run, or the logit")
         most = int(LARGEST / self.cost)
@@ -259,6 +267,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.control(
         "flow_minus",
         minus,
+        takes=(str,),
         read=_minus,
         write=lambda names: {"value": listed(names)},
         event="submit",
@@ -266,9 +275,10 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.control(
         "removed",
         drawing,
+        takes=(str,),
         read=_names,
         write=lambda names: {"value": json.dumps(names)},
-        say=lambda _: {},
+        say=_warn,
     )
     screen.part(FIELDS, [text, drawing], drawn)
 
@@ -299,19 +309,27 @@ def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.part(f"{FIELDS} circuit", [drawing, content], drawn)
 
 
-def _minus(names: Any) -> tuple[str, ...]:
+def _minus(names: str) -> tuple[str, ...]:
     """Return the names of the tokens to subtract."""
     with said_of("flow_minus", ""):
-        return token_list(str(names))
+        return token_list(names)
 
 
-def _names(text: Any) -> tuple[str, ...]:
-    """Return the names of the nodes that the page asks to remove; none from anything else."""
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names of the nodes that the page asks to remove."""
     try:
         names = json.loads(text or "[]")
-    except (TypeError, ValueError):
-        return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
+    except (ValueError, RecursionError):
+        names = None
+    check_sent("removed", names, (list,))
+    return tuple(names)
+
+
+def _warn(text: str) -> dict[str, Any]:
+    """Say a message over the page, as the drawing has no place for it."""
+    if text:
+        gr.Warning(escape(text))
+    return {}
 
 
 def _shared(name: str) -> str:

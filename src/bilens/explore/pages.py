@@ -17,7 +17,7 @@ from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
 from bilens.explore.panels import PanelView, lay_out
-from bilens.explore.screen import Screen, check_ranges, check_tokens, heading
+from bilens.explore.screen import Screen, check_ranges, check_tokens, heading, said_of
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow.question import Target
@@ -142,6 +142,8 @@ class LanguagePage(PanelView):
     def checked(self, state: LanguageState) -> LanguageState:
         """Return the state, if it fits the model."""
         check_tokens(self.model, token=[state.token], minus=state.minus)
+        with said_of("minus", "minus "):
+            self.model.direction(state.token, state.minus)
         check_ranges(state, layer=(0, self.model.n_layers - 1))
         self.flows.check(state.flow)
         return state
@@ -205,5 +207,7 @@ def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
             min_width=280,
         )
         layer = gr.Slider(0, max(1, last), value=0, step=1, label="Layer", visible=last > 0)
-    screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
+    screen.control(
+        "minus", minus, takes=(list,), read=tuple, write=lambda names: {"value": list(names)}
+    )
     screen.control("layer", layer)

@@ -1,6 +1,7 @@
 """Panels of registered analyses: controls from the parameters, and the sections of the reading."""
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
 from functools import lru_cache
@@ -147,7 +148,9 @@ class ReadingPanel:
             screen.control(field, gr.Checkbox(option.default, **settings), **how)
         elif kind in (int, float):
             number = gr.Number(option.default, precision=0 if kind is int else None, **settings)
-            screen.control(field, number, read=_number_reader(field, kind), event="submit", **how)
+            # A browser sends 3 for 3.0.
+            how |= {"takes": (int, float) if kind is float else (float, int), "event": "submit"}
+            screen.control(field, number, read=_number_reader(field, kind), **how)
         else:
             screen.control(field, gr.Textbox(option.default, **settings), event="submit", **how)
 
@@ -244,7 +247,9 @@ def _kind(option: Option) -> Any:
 
 def _number_reader(field: str, kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if value is None or isinstance(value, str) or value != kind(value):
+        # An address takes whole numbers of up to nine digits.
+        largest = 10**9 - 1 if kind is int else sys.float_info.max
+        if not (abs(value) <= largest and value == kind(value)):
             raise StateError(field, f"{value!s:.40} is not a {'whole ' * (kind is int)}number")
         return kind(value)
 

@@ -76,7 +76,31 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
     for name, (lowest, highest) in ranges.items():
         value = getattr(state, name)
         if not lowest <= value <= highest:
-            raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
+            raise StateError(
+                name, f"{value!s:.40} is not a whole number from {lowest} to {highest}"
+            )
+
+
+KINDS = {
+    str: "a text",
+    list: "a list of texts",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+}
+"""Types of the values of components, and what they are called."""
+
+
+def check_sent(field: str, value: Any, types: tuple[type, ...]) -> None:
+    """Raise if a value that a browser sent, which may be anything, has none of the types."""
+    is_list = type(value) is list and all(type(part) is str for part in value)
+    fits = type(value) in types and (is_list or not isinstance(value, list))
+    if not fits:
+        shown = "An empty box" if value is None else f"{value!s:.40}"
+        raise StateError(field, f"{shown} is not {KINDS[types[-1]]}")
+    # Half of a surrogate pair is no letter: neither a tokenizer nor an address takes it.
+    if re.search("[\ud800-\udfff]", "".join(value) if isinstance(value, str | list) else ""):
+        raise StateError(field, "it holds half of a surrogate pair, expected whole letters")
 
 
 def check_tokens(model: Any, **fields: Iterable[str]) -> None:
@@ -183,6 +207,7 @@ class Control:
 
     Attributes:
         component: of Gradio.
+        takes: types of the component's values; by default that of the field.
         read: the field's value from the component's.
         write: settings of the component that show a value of the field.
         say: settings of the component that show a message beside it.
@@ -190,6 +215,7 @@ class Control:
     """
 
     component: Any
+    takes: tuple[type, ...] = ()
     read: Callable[[Any], Any] = lambda value: value
     write: Callable[[Any], dict[str, Any]] = lambda value: {"value": value}
     say: Callable[[str], dict[str, Any]] = lambda text: {"info": text}
@@ -222,14 +248,14 @@ class Screen(Generic[State]):
         def read(value: Any) -> Any:
             # The browser sends the value of an entry, or the text that was typed.
             value = values.get(value, value)
-            if not isinstance(value, type(start)):
+            if type(value) is not type(start):
                 raise StateError(field, f"{str(value)[:40]} is not one of the choices")
             return value
 
         # Without custom values, input that is not in the list is dropped without a word.
         how: dict[str, Any] = {"allow_custom_value": True, "min_width": 120, **settings}
         component = gr.Dropdown(pairs, value=start, **how)
-        self.control(field, component, read=read)
+        self.control(field, component, takes=(str, type(start)), read=read)
         return component
 
     def part(
@@ -306,12 +332,8 @@ class Screen(Generic[State]):
         state = seen
         for field, control in self.controls.items():
             try:
-                value, held = control.read(given[field]), getattr(seen, field)
-                # Values come from a browser, which may send anything.
-                if type(value) is not type(held):
-                    shown = "An empty box" if value is None else str(value)[:40]
-                    kind = "a whole number" if isinstance(held, int) else "a text"
-                    raise StateError(field, f"{shown} is not {kind}")
+                check_sent(field, given[field], control.takes or (type(getattr(seen, field)),))
+                value = control.read(given[field])
                 state = replace(state, **{field: value})  # type: ignore[type-var]
             except StateError as error:
                 refused[field] = error.reason

@@ -199,12 +199,14 @@ class ResidualModel:
         stream, up to the unembedding's bias. Tokens are given by name or by number.
 
         Raises:
-            BilensError: a token is not in the vocabulary.
+            BilensError: a token is not in the vocabulary, or is subtracted from itself.
 
         Source: Pearce et al. 2024, figure 7.
         """
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
         numbers = [self._number("token", token), *(self._number("minus", x) for x in others)]
+        if numbers[0] in numbers[1:]:
+            raise BilensError(f"minus has the token {token!r} itself, expected other tokens")
         self._check_model()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)

@@ -218,8 +218,22 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
 
 
 def plain_ids(text: str, tokenizer: Any) -> list[int]:
-    """Return the token ids of a text without those that the tokenizer adds to it."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    """Return the token ids of a text without those that the tokenizer adds to it.
+
+    Raises:
+        BilensError: the tokenizer stops on this text.
+    """
+    try:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except BaseException as error:
+        # A panic of Rust, such as of a pattern that takes too many steps. It is no Exception, and
+        # its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BilensError(
+            f"text={text[:80]!r} stops the tokenizer: {error}. Change the text, or the pattern "
+            "in tokenizer.json"
+        ) from error
 
 
 def _beginning(tokenizer: Any) -> list[int]:

@@ -258,6 +258,7 @@ def test_the_picture_measures_the_parts_of_the_circuit(view, many):
         ({"keep": float("inf")}, "keep=inf, expected a finite number"),
         ({"keep": "0.9"}, "keep='0.9', expected a finite number"),
         ({"keep": -0.1}, "keep=-0.1, expected a finite number, at least 0"),
+        ({"keep": 1.5}, "keep=1.5, and the parts that were found keep .*; ask for up to 1"),
         ({"ordering": 0}, "ordering=0, expected a whole number, at least 1"),
         ({"ordering": -1}, "ordering=-1, expected a whole number, at least 1"),
         ({"ordering": 1.5}, "ordering=1.5, expected a whole number"),

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.checks import check_finite
+from bilens.errors import BilensError
 from bilens.read.flow.case import Case, first_change, make_cases
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.labels import last_normalised, token_scores
@@ -228,6 +229,13 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
     """Return the circuit that some cases find, measured on others, and how stable it is."""
     trail = search(finding, keep)
     mask = trail[-1]
+    ordering = float(finding.faithfulness(mask[None].double())[0])
+    # All parts together keep 1, up to rounding.
+    if keep > 1 and ordering < keep:
+        raise BilensError(
+            f"keep={keep}, and the parts that were found keep {ordering:.3g}; ask for up to 1, as "
+            "all parts together keep"
+        )
     effects = part_effects(measuring, mask)
     # Such parts of early layers encode the tokens themselves, for whatever is asked about them.
     early = [x for x in effects if (x.part.layer or 0) < finding.model.n_layers / 2]
@@ -241,7 +249,7 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
         mask=mask,
         effects=effects,
         needed=needed,
-        ordering=float(finding.faithfulness(mask[None].double())[0]),
+        ordering=ordering,
         restored=Interval.of(values[-2], changes),
         left=Interval.of(values[-1], changes),
         curve=tuple(

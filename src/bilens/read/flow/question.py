@@ -101,8 +101,15 @@ class Question(CheckedSettings):
         return TokenDirection(self.token, self.minus)
 
     def token_numbers(self, model: ResidualModel) -> list[int]:
-        """Return the numbers of the token and of those to subtract."""
-        return [single_token(model, name) for name in (self.token, *self.minus)]
+        """Return the numbers of the token and of those to subtract.
+
+        Raises:
+            BilensError: a token is not in the vocabulary, or is subtracted from itself.
+        """
+        numbers = [single_token(model, name) for name in (self.token, *self.minus)]
+        if numbers[0] in numbers[1:]:
+            raise BilensError(f"minus has the token {self.token!r} itself, expected other tokens")
+        return numbers
 
     def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
         """Return the direction of the last normalised stream along which the logit is.
