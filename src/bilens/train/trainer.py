@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from bilens.checks import check_weights
 from bilens.convert import open_model, save_model
+from bilens.convert.loading import FINGERPRINT
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
@@ -117,7 +118,9 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 
 def shape_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
     """Return the configuration of a model for training.json."""
-    return {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    # What its files say beside its shape.
+    beside = ("transformers_version", FINGERPRINT)
+    return {k: v for k, v in config.to_diff_dict().items() if k not in beside}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
