@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.memory import return_freed
-from bilens.read.flow.modules import module_hooks
+from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
 
 Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
 """A number of the stream after the last layer, for each text."""
-Hook = tuple[nn.Module, Callable[..., Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class GraphCut:
 
     @classmethod
     def of(cls, value: Tensor) -> "GraphCut":
-        """GraphCut the graph at an activation."""
+        """Cut the graph at an activation."""
         return cls(value, value.detach().requires_grad_())
 
 
@@ -376,12 +375,10 @@ def position_flows(
     for constant, w in zip(constants, adjoints, strict=True):
         if w is not None:
             of_constant = (w * constant.detach()).sum(-1)
-            by_position = of_constant.shape[-1:] == (time,)
-            flows += (
-                of_constant.flatten(0, -2).sum(0)
-                if by_position and of_constant.dim() > 1
-                else (of_constant if by_position else of_constant.sum() / time)
-            )
+            if of_constant.shape[-1:] == (time,):
+                flows += of_constant.reshape(-1, time).sum(0)
+            else:
+                flows += of_constant.sum() / time
     return flows
 
 

@@ -6,9 +6,9 @@ activation x then satisfies, over any cut of the graph,
 
     number(first) - number(second) = sum of w . (x_first - x_second)
 
-Any model of torch runs under `Secants` as it is: nothing of it is changed. On one text, `Relevance`
-has the rules of layer-wise relevance propagation in their place. An operation that has no rule is
-refused by its name.
+Any model of torch runs under `Rules` as it is: nothing of it is changed. `SECANTS` are the rules
+between two texts; on one text, `RELEVANCE` has those of layer-wise relevance propagation in their
+place. An operation that has no rule is refused by its name.
 
 Source: Shrikumar et al. 2017 for secants; on one text Achtibat et al. 2024 (arXiv 2402.05602) and
     Rezaei Jafari et al. 2025 (arXiv 2508.21258).
@@ -466,12 +466,12 @@ CALLED = {
 LINEAR = set(
     """
     alias as_strided broadcast_to chunk clone contiguous copy_ cumsum diagonal diff double dropout
-    expand expand_as fft_irfft fft_rfft flatten flip float gather_linear half imag index_add
+    expand expand_as fft_irfft fft_rfft flatten flip float half imag index_add
     index_add_ index_copy index_copy_ index_select mean movedim moveaxis narrow neg neg_ pad permute
     real repeat repeat_interleave reshape reshape_as roll rot90 scatter scatter_ scatter_add
     scatter_add_ select split squeeze squeeze_ sum swapaxes swapdims t take_along_dim tensor_split
     tile to transpose transpose_ tril tril_ triu triu_ type type_as unbind unflatten unfold
-    unsqueeze unsqueeze_ view view_as view_as_complex view_as_real where_linear zero_ bfloat16
+    unsqueeze unsqueeze_ view view_as view_as_complex view_as_real zero_ bfloat16
     masked_scatter masked_scatter_ fill_ hsplit vsplit dsplit split_with_sizes trace
     __getitem__ __setitem__ detach detach_ data nan_to_num feature_dropout alpha_dropout conj
     resolve_conj pixel_shuffle adaptive_avg_pool1d avg_pool1d upsample interpolate
@@ -1031,13 +1031,12 @@ def _attention(  # noqa: PLR0913, PLR0917
     elif attn_mask is not None:
         mask = attn_mask
     factor = query.shape[-1] ** -0.5 if scale is None else scale
+    q, k = query.detach(), key.detach()
     if mode.table is not SECANTS:
-        q, k = query.detach(), key.detach()
         y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
     else:
         check_masked(mask, query)
         y = Attend.apply(query, key, value, mask, factor)
-    q, k = query.detach(), key.detach()
 
     def pattern(heads: slice) -> Tensor:
         return attention_logs(q, k, mask, factor, heads).exp()
@@ -1100,12 +1099,9 @@ def _extreme(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> An
 
 @rule("maximum minimum", SECANTS, RELEVANCE)
 def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
-    if is_live(a) and is_live(b):
-        name = getattr(func, "__name__", "")
-        first = (a >= b) if name == "maximum" else (a <= b)
-        return _choose(mode, first, a, b)
+    of_both = is_live(a) and is_live(b)
     x, other = (a, b) if is_live(a) else (b, a)
-    if isinstance(other, Tensor) and other.numel() > 1:
+    if of_both or (isinstance(other, Tensor) and other.numel() > 1):
         first = (x >= other) if getattr(func, "__name__", "") == "maximum" else (x <= other)
         return _choose(mode, first, x, other)
     if mode.table is not SECANTS:
