@@ -1,5 +1,6 @@
 """The shipped files: the complete package and nothing else."""
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -136,6 +137,20 @@ def conflicts(lines):
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_constraints_hold_for_the_oldest_python():
+    """Debian's Python is 3.11.2: a pin for 3.11.5 stops the install with a riddle."""
+    (floor,) = SpecifierSet(PROJECT["requires-python"])
+    assert floor.operator == ">="
+    pins = {canonicalize_name(Requirement(line).name) for line in constraints()}
+    refused = []
+    for installed in importlib.metadata.distributions():
+        pythons = installed.metadata["Requires-Python"] or ""
+        pinned = canonicalize_name(installed.metadata["Name"]) in pins
+        if pinned and f"{floor.version}.0" not in SpecifierSet(pythons):
+            refused.append(f"{installed.metadata['Name']} {pythons}")
+    assert not refused
 
 
 @pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])

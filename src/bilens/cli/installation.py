@@ -213,7 +213,8 @@ class Demo:
         Report(str(deep)).run()
         # A name and a verb have an object: what ben ate was rice, what lily ate soup.
         prompt, token, minus = "then ben was happy and ate", "rice", "soup,jam"
-        out.print(f"\n“{prompt}”: why {token}, and not {minus}?", style="bold")
+        unlikely = minus.replace(",", " or ")
+        out.print(f"\n“{prompt}”: why {token}, and not {unlikely}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         # The command, and not the function, so that the demo shows what users will type.
         flow: Any = command_of(declared_analysis("flow"))
