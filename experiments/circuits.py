@@ -1,7 +1,7 @@
 """Circuits: the few parts that answer a task, where they transfer, and attributions that find them.
 
 For each of eleven tasks (`experiments/tasks.py`) a circuit is found on eight questions of the first
-template, by `bilens.read.flow.circuits`. It is measured on other questions of that template, and on
+template, by `bilens.circuit`. It is measured on other questions of that template, and on
 the second template of every task: what it restores of the change, and what is left without it.
 
 The circuit track of MIB: parts are ordered by an attribution, its mean over the questions that

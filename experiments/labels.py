@@ -8,7 +8,7 @@ them are what it does. The score of a label is the share of its tokens that are 
 Beside it are the old label, the ten tokens whose unembedding has the largest cosine with what the
 node writes, and chance: what another of these nodes does.
 
-The parts of a circuit (`bilens.read.flow.circuits`) have labels that are means over questions. The
+The parts of a circuit (`bilens.circuit`) have labels that are means over questions. The
 score is the share of the ten tokens of a label that the same part raises most on other questions;
 chance is another part's label.
 

@@ -1,5 +1,6 @@
 """The docs leave no room of the package out."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -22,6 +23,47 @@ def test_every_room_has_its_reference():
     # Figures are public by the names of bilens.report, linear maps of layers by flows and terms.
     private = {"bilens.cli", "bilens.figures"}
     assert rooms - private <= set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+
+
+def names_and_texts(tree):
+    """Return the names in a module's code, and its docstrings."""
+    docstrings = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.keyword(arg=str(name)):
+                names.add(name)
+            case ast.alias(name=name):
+                names.update(name.split("."))
+            case ast.Constant(value=str(text)) if node not in docstrings:
+                names.update(re.findall(r"\w+", text))
+    return names, [str(text.value) for text in docstrings]
+
+
+def test_every_name_in_a_docstring_exists():
+    """Names in backticks, but for those of other packages."""
+    others = {"benchmarks", "cfg", "experiments", "gguf", "huggingface_hub"}
+    names, quoted = set(), []
+    for path in sorted(SOURCE.rglob("*.py")):
+        names.update(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        of_code, texts = names_and_texts(ast.parse(path.read_text(encoding="utf-8")))
+        names |= of_code
+        for text in texts:
+            quoted += [(path.name, name) for name in re.findall("`([^`\n]+)`", text)]
+    unknown = []
+    for place, name in quoted:
+        dotted = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", name)
+        parts = dotted[1].split(".") if dotted else []
+        if parts and parts[0] not in others and not names.issuperset(filter(None, parts)):
+            unknown.append(f"{place}: {name}")
+    assert len(quoted) > 1000
+    assert not unknown
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ Nothing has to write a mean, and every column of the weights that write is centr
 center_unembed: softmax ignores a number that all logits share, so the rows of W_U, one for each
 token, are centred together.
 
-Source: the weight processing of TransformerLens (`fold_ln` and its companions), and Elhage et al.
+Source: the weight processing of TransformerLens (fold_ln and its companions), and Elhage et al.
 2021, "Handling Layer Normalization".
 """
 

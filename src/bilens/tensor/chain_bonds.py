@@ -135,7 +135,7 @@ class Bonds(Reading):
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
         """Return few directions over all bonds for which a cut still scores `least`.
 
-        Finds the smallest uniform cut that does, by bisection. From `SLACK` directions more at each
+        Finds the smallest uniform cut that does, by bisection. From four directions more at each
         bond it drops one direction at a time, the one that costs the score least. It stops after 2
         misses in a row for each bond, and returns the smallest cut that scored enough. Raises if
         the model itself does not reach `least`.

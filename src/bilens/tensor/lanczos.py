@@ -272,7 +272,7 @@ class Search:
         sizes = values.abs().double()
         t = sizes[:, k - 1] + self.tolerance * sizes[:, 0]
         # Schur complement: pairs beside the top k lower b by r_i^2 / (t - |theta_i|). As many are
-        # taken into the basis as `ALLOWANCE` permits, so that A and its test become smaller.
+        # taken into the basis as lower b by at most 0.01 t, so that A and its test become smaller.
         lowered = (errors[:, k:].double() ** 2 / (t[:, None] - sizes[:, k:])).cumsum(-1)
         # The sum over further pairs may lower b by 0.01 t; more pairs make a test shorter.
         n_pairs = k + (lowered[:, :-1] <= 0.01 * t[:, None]).sum(-1)

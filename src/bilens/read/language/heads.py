@@ -41,7 +41,7 @@ class Composition(Reading):
     Attributes:
         writers: names such as `head 0.2`, layer and head, or `mlp 0`; the last MLP has no readers.
         readers: names such as `head 1.2 Q`, `K` or `V`, and `mlp 1 L` or `R`, the sides of a gated
-            MLP, or `in`. Two pairs of queries and keys have numbers, as in `Q2`. Heads of the
+            MLP, or `in`. Two pairs of queries and keys have numbers, such as Q2. Heads of the
             first layer, which see only the embedding, are not among them.
         scores: 0 to 1; NaN if the reader is not after the writer.
         baseline: root mean square of the score over all rotations of one against the other.
@@ -387,7 +387,7 @@ def token_components(
 
     Args:
         model: model whose tokenizer names the tokens.
-        matrix: one head of a matrix of `token_matrices`, or a product of such.
+        matrix: scores or outputs of one head by tokens, or a product of such.
         sides: names of rows and columns, such as query and key, or key and output.
         components: number of components.
         k: number of tokens on either side of each, those of largest |weight|.
