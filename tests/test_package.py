@@ -26,10 +26,10 @@ FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"
 
 # What `python -m build --no-isolation` does in five processes.
 BUILD = """
-import os, tarfile
+import os, shutil
 from setuptools import build_meta
 archive = build_meta.build_sdist("dist")
-tarfile.open(f"dist/{archive}").extractall("unpacked", filter="data")
+shutil.unpack_archive(f"dist/{archive}", "unpacked")
 os.chdir(f"unpacked/{os.listdir('unpacked')[0]}")
 build_meta.build_wheel("../../dist")
 """
