@@ -178,6 +178,9 @@ class ResumableTrainer(Trainer):
         losses = [logs[name] for name in ("loss", "eval_loss") if name in logs]
         if not all(map(math.isfinite, losses)):
             self._diverged(f"The loss became {losses[0]}")
+        if losses and losses[0] > (uniform := self._uniform_loss()) + 1:
+            problem = f"The loss became {losses[0]:.4g}, where a uniform guess has {uniform:.3g},"
+            self._diverged(problem)
         if losses:
             timings = ("_runtime", "_per_second")
             record = {name: value for name, value in logs.items() if not name.endswith(timings)}
@@ -193,6 +196,11 @@ class ResumableTrainer(Trainer):
         everywhere = self.accelerator.reduce(torch.tensor(finite, device=self.args.device), "mean")
         if everywhere < 1:
             self._diverged("The weights became infinite or NaN")
+
+    def _uniform_loss(self) -> float:
+        """Return the loss of a uniform guess of a token in nats; infinity for other losses."""
+        vocab_size = getattr(getattr(self.model, "config", None), "vocab_size", None)
+        return math.inf if vocab_size is None or self.compute_loss_func else math.log(vocab_size)
 
     def _diverged(self, problem: str) -> NoReturn:
         raise BilensError(
