@@ -221,7 +221,7 @@ def test_divergence_is_an_error_and_saves_no_model(tmp_path, how, attention):
     assert not is_finished(tmp_path)
 
 
-def test_a_loss_above_that_of_a_uniform_guess_stops_the_training(tmp_path):
+def test_a_loss_far_above_that_of_a_uniform_guess_stops_the_training(tmp_path):
     """A finite loss of thousands: the training goes nowhere, and said nothing."""
     training = replace(TRAINING, learning_rate=30, warmup=0)
     with pytest.raises(BilensError, match=r"where a uniform guess has [\d.]+, by step \d+; lower"):

@@ -178,7 +178,7 @@ class ResumableTrainer(Trainer):
         losses = [logs[name] for name in ("loss", "eval_loss") if name in logs]
         if not all(map(math.isfinite, losses)):
             self._diverged(f"The loss became {losses[0]}")
-        if losses and losses[0] > (uniform := self._uniform_loss()) + 1:
+        if losses and losses[0] > 2 * (uniform := self._uniform_loss()):
             problem = f"The loss became {losses[0]:.4g}, where a uniform guess has {uniform:.3g},"
             self._diverged(problem)
         if losses:
