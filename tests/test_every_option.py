@@ -33,7 +33,7 @@ QUESTIONS += "t5 t9 t8\tt3\tt7\tt5 t4 t8\tone\nt8 t4 t5\tt6\tt3\tt9 t4 t5\tone\n
 LAYER = ["--layer", "0"]
 FLOW = ["flow", "model", "--prompt", "t3 t4 t5", "--token", "t6"]
 OF_PRODUCTS = ["flow", "squared", *FLOW[2:]]
-PAIRS = ["circuit", "model", "--pairs", "questions.tsv", "--ordering", "2"]
+PAIRS = ["circuit", "model", "--questions", "questions.tsv", "--finding", "2"]
 ONE = ["circuit", "model", "--prompt", "t3 t4 t5", "--token", "t8", "--against", "t3 t8 t5"]
 IMAGES = {"data": "fashion-mnist", "data_dir": "nowhere"}
 TEXTS = {"data": "others.txt", "data_dir": "nowhere"}
@@ -56,9 +56,9 @@ CIRCUIT_OPTIONS = {
     "token": "t7",
     "minus": "t9",
     "against": "t3 t9 t5",
-    "pairs": "others.tsv",
+    "questions": "others.tsv",
     "keep": "1.4",
-    "ordering": "1",
+    "finding": "1",
     "level": "edges",
     "bootstraps": "2",
 }
@@ -120,10 +120,10 @@ RUNS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "circuit": (ONE, CIRCUIT_OPTIONS),
     "circuit of questions": (PAIRS, CIRCUIT_OPTIONS),
     "circuit of edges": ([*PAIRS, "--level", "edges"], {**CIRCUIT_OPTIONS, "level": "parts"}),
-    "circuit of tasks": (["circuit", "model", "--pairs", "tasks.tsv"], CIRCUIT_OPTIONS),
-    "recurring": (
-        ["recurring", "model", "--pairs", "questions.tsv"],
-        {"pairs": "others.tsv", "k": "2", "strongest": "3"},
+    "circuit of tasks": (["circuit", "model", "--questions", "tasks.tsv"], CIRCUIT_OPTIONS),
+    "task-directions": (
+        ["task-directions", "model", "--questions", "questions.tsv"],
+        {"questions": "others.tsv", "k": "2", "strongest": "3"},
     ),
     "eigenvectors": (
         ["eigenvectors", "images", "--output", "page.html"],
@@ -275,7 +275,7 @@ BEFORE: dict[str, str] = {}
 """By name: the outcome of a command as it stands in `RUNS`."""
 
 
-IN_WORDS = ("circuit", "recurring")
+IN_WORDS = ("circuit", "task-directions")
 """Analyses whose numbers stand in sentences still."""
 ONLY_NUMBERS = re.compile(r"(?:[-+]?\d[\d.,]*%?|e-?\d+|[\s,;+x()\[\]]|to|tensor)+")
 

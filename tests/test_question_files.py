@@ -11,7 +11,7 @@ import pytest
 
 from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
-from bilens.read.flow import read_circuit, read_recurring
+from bilens.read.flow import read_circuit, read_task_directions
 from tests.command_line import refusal
 from tests.language import view_of
 
@@ -158,18 +158,18 @@ def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, messa
     # In the last task, which is searched after minutes.
     path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
     for read in (
-        lambda: read_circuit(view, pairs=str(path)),
-        lambda: read_recurring(view, str(path)),
+        lambda: read_circuit(view, questions=str(path)),
+        lambda: read_task_directions(view, str(path)),
     ):
         with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
             read()
 
 
-@pytest.mark.parametrize("command", ["circuit", "recurring"])
+@pytest.mark.parametrize("command", ["circuit", "task-directions"])
 def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
     path = tmp_path / "q.tsv"
     path.write_text(f"{GOOD}a b c d\n")
-    message = refusal(capsys, command, "no-such-model", "--pairs", path)
+    message = refusal(capsys, command, "no-such-model", "--questions", path)
     assert "q.tsv, line 2 has 1 column; expected" in message
     assert message.count("error") == 1
 

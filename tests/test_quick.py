@@ -15,7 +15,7 @@ from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
 NAMES = [*COMMANDS, *BUILT_IN, "train images", "train language"]
-FILES = ("circuit model --pairs", "recurring model --pairs")
+FILES = ("circuit model --questions", "task-directions model --questions")
 """Commands that read a file of questions before they load a model."""
 CALLS = [
     *([*name.split(), "--help"] for name in NAMES),

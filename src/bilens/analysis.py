@@ -63,7 +63,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "flow.circuit_reading",
             "The few parts that answer a question, measured on other questions.",
         ),
-        "recurring": ("flow.recurring", "Directions of MLPs that recur in the flows of a task."),
+        "task-directions": (
+            "flow.recurring",
+            "Directions of MLPs that carry the answers to the questions of a task.",
+        ),
         "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
         "explain": ("classifier", "The eigenvectors that make the highest logits of an image."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),

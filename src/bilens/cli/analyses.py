@@ -65,7 +65,7 @@ EXPORTERS: dict[str, tuple[Exporter, ...]] = {
 """By the name of the type of a reading."""
 
 
-QUESTION_FILES = {"circuit": "pairs", "recurring": "pairs"}
+QUESTION_FILES = {"circuit": "questions", "task-directions": "questions"}
 """The option of an analysis that names a file of questions."""
 
 

@@ -233,7 +233,7 @@ def test_numbers_of_a_record_are_numbers(view, many):
 
 def test_the_transfer_of_a_record_is_a_matrix(view):
     others = [replace(question, task="two", token="t9") for question in QUESTIONS]
-    reading = circuit(view, [*QUESTIONS, *others], ordering=2)
+    reading = circuit(view, [*QUESTIONS, *others], finding=2)
     record = json.loads(json.dumps(reading.record(), allow_nan=False))
     restored, left = torch.tensor(record["transfer"]), torch.tensor(record["transfer left"])
     assert restored.shape == left.shape == (2, 2)
@@ -259,9 +259,9 @@ def test_the_picture_measures_the_parts_of_the_circuit(view, many):
         ({"keep": "0.9"}, "keep='0.9', expected a finite number"),
         ({"keep": -0.1}, "keep=-0.1, expected a finite number, at least 0"),
         ({"keep": 1.5}, "keep=1.5, and the parts that were found keep .*; ask for up to 1"),
-        ({"ordering": 0}, "ordering=0, expected a whole number, at least 1"),
-        ({"ordering": -1}, "ordering=-1, expected a whole number, at least 1"),
-        ({"ordering": 1.5}, "ordering=1.5, expected a whole number"),
+        ({"finding": 0}, "finding=0, expected a whole number, at least 1"),
+        ({"finding": -1}, "finding=-1, expected a whole number, at least 1"),
+        ({"finding": 1.5}, "finding=1.5, expected a whole number"),
         ({"level": "foo"}, "level='foo', expected one of parts, edges"),
         ({"bootstraps": -1}, "bootstraps=-1, expected 0 or a whole number, at least 2"),
         ({"bootstraps": 1}, "bootstraps=1, expected 0 or a whole number, at least 2"),

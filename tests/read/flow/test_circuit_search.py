@@ -120,7 +120,7 @@ def test_several_tasks_have_a_matrix(view):
     others = [
         Question(q.text, "t9", ("t0",), q.against.replace("t7", "t5"), "two") for q in QUESTIONS
     ]
-    reading = circuit(view, [*QUESTIONS, *others], ordering=2)
+    reading = circuit(view, [*QUESTIONS, *others], finding=2)
     assert [one.task for one in reading.circuits] == ["one", "two"]
     for row, of_task in enumerate(reading.circuits):
         assert of_task.questions == (2, 2)
@@ -144,7 +144,7 @@ def test_circuits_of_resampled_questions_say_how_stable_one_is():
     masks = [search(Cases(view, [QUESTIONS[i] for i in row]), 0.9)[-1] for row in drawn]
     expected = [(a & b).sum() / (a | b).sum() for a, b in itertools.combinations(masks, 2)]
     assert similar == pytest.approx([float(x) for x in expected])
-    reading = circuit(view, QUESTIONS, ordering=2, bootstraps=2)
+    reading = circuit(view, QUESTIONS, finding=2, bootstraps=2)
     assert "Circuits of resampled questions share" in reading.facts()[0][1]
 
 
@@ -165,7 +165,7 @@ def test_one_question_has_parts_at_positions(view):
 
 
 def test_the_answer_says_which_parts_stay_in_place(view):
-    reading = circuit(view, QUESTIONS, ordering=2)
+    reading = circuit(view, QUESTIONS, finding=2)
     found = reading.circuits[0]
     parts = tuple(effect.part for effect in found.effects)
     assert len(parts) > 1
@@ -184,7 +184,7 @@ def test_the_answer_says_which_parts_stay_in_place(view):
 def test_questions_come_from_a_file(tmp_path, view):
     path = tmp_path / "pairs.tsv"
     write_questions(path, QUESTIONS[:2])
-    reading = read_circuit(view, pairs=str(path))
+    reading = read_circuit(view, questions=str(path))
     assert reading.circuits[0].questions == (1, 1)
     assert reading.question.text == QUESTIONS[1].text
     path.write_text("a\tb\n")
@@ -201,7 +201,7 @@ def test_questions_come_from_a_file(tmp_path, view):
     ("arguments", "message"),
     [
         ({}, "expected one of them: --prompt"),
-        ({"prompt": "t1", "pairs": "a.tsv"}, "expected one of them: --prompt"),
+        ({"prompt": "t1", "questions": "a.tsv"}, "expected one of them: --prompt"),
         ({"prompt": "t1 t2", "token": "t3"}, "need a second text each"),
         ({"prompt": "t4 t2", "token": "t3", "against": "t4"}, "against has"),
         ({"prompt": "t4 t2", "token": "t3", "against": "t4 t2"}, "have the same logit"),

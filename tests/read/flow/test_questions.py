@@ -86,7 +86,7 @@ def by_parts(view, question):
 
 
 def by_measuring(view, question):
-    return of_circuit(circuit(view, [*MEASURING, question], ordering=1, keep=0.6))
+    return of_circuit(circuit(view, [*MEASURING, question], finding=1, keep=0.6))
 
 
 def by_edges(view, question):

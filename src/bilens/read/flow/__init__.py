@@ -9,7 +9,7 @@ from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
-from bilens.read.flow.recurring import read_recurring, task_directions
+from bilens.read.flow.recurring import read_task_directions, task_directions
 from bilens.read.flow.split import flow
 from bilens.read.flow.weights import PartWeights, open_part
 
@@ -34,7 +34,7 @@ __all__ = [
     "patch",
     "read_circuit",
     "read_flow",
-    "read_recurring",
+    "read_task_directions",
     "remove",
     "task_directions",
 ]

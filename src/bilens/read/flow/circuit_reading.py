@@ -288,7 +288,7 @@ def circuit(
     questions: Sequence[Question],
     *,
     keep: Keep = 0.9,
-    ordering: Count = 16,
+    finding: Count = 16,
     level: Level = "parts",
     bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
@@ -307,7 +307,7 @@ def circuit(
         model: any.
         questions: each with a second text of as many tokens; by the names of their tasks.
         keep: least f on the questions that find the circuit.
-        ordering: number of questions of a task that find it; half of all, if there are fewer than
+        finding: number of questions of a task that find it; half of all, if there are fewer than
             twice as many.
         level: with "edges" the same search goes on over the edges between the parts: it keeps the
             share `keep` of what the parts keep. Parts of a single question are at all positions.
@@ -321,7 +321,7 @@ def circuit(
         MemoryLimitError: there are more questions than fit into memory.
     """
     everything = Cases(model, questions)
-    tasks = split_tasks(everything.cases, lambda count: min(ordering, count // 2))
+    tasks = split_tasks(everything.cases, lambda count: min(finding, count // 2))
     found, measuring, edges = [], [], []
     for task in tasks:
         alone = not task.measuring
@@ -418,15 +418,15 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     *,
     minus: MinusNames = (),
     against: str = "",
-    pairs: str = "",
+    questions: str = "",
     keep: Keep = 0.9,
-    ordering: Count | None = None,
+    finding: Count | None = None,
     level: Level = "parts",
     bootstraps: Bootstraps = 0,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
-        bilens circuit model.gguf --pairs agreement.tsv --level edges
+        bilens circuit model.gguf --questions agreement.tsv --level edges
         bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
 
     Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
@@ -438,13 +438,14 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         token: The token that is predicted after it.
         minus: Tokens whose mean logit is subtracted.
         against: The second text, of as many tokens.
-        pairs: File with a line for each question, its columns separated by tabs: the text, the
+        questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
             tasks, the name of its task; or as a header says, a first line with their names, text,
             token, minus, against and task. The first questions of a task find, the others
             measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
-        ordering: Number of questions of a task that find, by default 16; at most half of them.
+        finding: Number of questions of a task that find its circuit, by default 16; at most half
+            of them.
         level: Parts, or also the edges between them that carry the answer.
         bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
             least two to compare; each takes a search.
@@ -452,21 +453,23 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
     Raises:
         BilensError: neither a question nor a file is given, or both, or `circuit` refuses it.
     """
-    if bool(pairs) == bool(prompt):
+    if bool(questions) == bool(prompt):
         raise BilensError(
-            "prompt and pairs are both questions; expected one of them: --prompt TEXT with --token "
-            "and --against, or --pairs FILE"
+            "prompt and questions both ask; expected one of them: --prompt TEXT with --token "
+            "and --against, or --questions FILE"
         )
     # Options of one way to ask beside the other.
     one_question = {"token": token, "minus": minus, "against": against}
-    unused = one_question if pairs else {"ordering": ordering}
+    unused = one_question if questions else {"finding": finding}
     for name, value in unused.items():
         if value:
             beside = (
-                "pairs, whose lines have their own" if pairs else "prompt, which is one question"
+                "questions, whose lines have their own"
+                if questions
+                else "prompt, which is one question"
             )
             raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
-    questions = read_pairs(model, pairs) if pairs else [Question(prompt, token, minus, against)]
+    asked = read_pairs(model, questions) if questions else [Question(prompt, token, minus, against)]
     return circuit(
-        model, questions, keep=keep, ordering=ordering or 16, level=level, bootstraps=bootstraps
+        model, asked, keep=keep, finding=finding or 16, level=level, bootstraps=bootstraps
     )

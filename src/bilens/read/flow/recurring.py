@@ -229,18 +229,18 @@ def _measured(
     return r2, tuple(parts)
 
 
-@analysis("recurring")
+@analysis("task-directions")
 @checked
-def read_recurring(
-    model: ResidualModel, pairs: str, *, k: Count = 8, strongest: Count = 20
+def read_task_directions(
+    model: ResidualModel, questions: str, *, k: Count = 8, strongest: Count = 20
 ) -> TaskDirections:
     """Find the directions of MLPs that recur in the flows of a task, and measure them.
 
-        bilens recurring model.gguf --pairs agreement.tsv
+        bilens task-directions model.gguf --questions agreement.tsv
 
     Args:
         model: Any, with its tokenizer.
-        pairs: File with a line for each question, its columns separated by tabs: the text, the
+        questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
             tasks, the name of its task; or as a header says, a first line with their names, text,
             token, minus, against and task. The first half of a task's questions find, the
@@ -251,4 +251,4 @@ def read_recurring(
     Raises:
         BilensError: the file does not exist, or its questions are refused by `task_directions`.
     """
-    return task_directions(model, read_pairs(model, pairs), k, strongest=strongest)
+    return task_directions(model, read_pairs(model, questions), k, strongest=strongest)
