@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from bilens import __version__
 from bilens.cli.installation import BIBTEX
 from bilens.kernels.attention import TRITON
 
@@ -55,7 +56,7 @@ def files_of_the_package() -> set[str]:
 
 
 def test_the_wheel_holds_the_package_whole(built):
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = built.glob(f"bilens-{__version__}-*.whl")
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
         (license_,) = (name for name in file.namelist() if name.endswith("/licenses/LICENSE"))
@@ -70,6 +71,11 @@ def test_the_source_distribution_holds_what_building_and_citing_need(built):
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"CITATION.cff", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "experiments"))]
+
+
+def test_the_changelog_begins_with_this_version():
+    (first, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first == __version__
 
 
 def test_the_entry_of_bibtex_is_that_of_the_citation_file():

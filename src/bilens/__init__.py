@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from bilens.lazy_imports import lazy_names
 
-__version__ = "0.3.0"
-"""Version of the library."""
+__version__ = "0.5.0"
+"""Version of the library, of which that of the package is made."""
 
 if TYPE_CHECKING:
     from bilens import convert as convert

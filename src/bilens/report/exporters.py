@@ -2,10 +2,10 @@
 
 import json
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bilens import __version__
 from bilens.errors import BilensError
 from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
@@ -48,7 +48,7 @@ def attribution_graph(
             "node_threshold": 1.0,
             "info": {
                 "description": description,
-                "generator": {"name": "bilens", "version": version("bilens")},
+                "generator": {"name": "bilens", "version": __version__},
             },
             "generation_settings": {
                 "max_feature_nodes": len(nodes) - 1,
