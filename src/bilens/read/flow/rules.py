@@ -34,7 +34,7 @@ Function = Callable[[Tensor], Tensor]
 GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
 """Points and weights of Gauss's quadrature between 0 and 1."""
 
-PATTERN_BYTES = 128 * 1024**2
+PATTERN_BYTES = 32 * 1024**2
 """Heads of attention are taken in blocks whose patterns take no more than this."""
 MASKED = -1e30
 """Scores below this are of masked positions."""
