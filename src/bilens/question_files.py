@@ -14,11 +14,11 @@ from pathlib import Path
 from bilens.errors import BilensError
 from bilens.options import token_list
 
-COLUMNS = ("text", "token", "minus", "against", "task")
+COLUMNS = ("text", "token", "minus", "against", "task", "template")
 """Names of the columns in a header, in their order without one."""
 EXPECTED = (
     "the text, the token, tokens to subtract (separated by commas), and if there are more the "
-    "second text and a task"
+    "second text, a task and a template"
 )
 
 
@@ -32,12 +32,13 @@ class QuestionLine:
     minus: tuple[str, ...] = ()
     against: str = ""
     task: str = ""
+    template: str = ""
 
 
 def read_lines(path: str | Path) -> list[QuestionLine]:
     """Read the questions of a file, in UTF-8 with or without a byte order mark.
 
-    The columns are those of `COLUMNS`, of which the last two may be missing, separated by tabs. A
+    The columns are those of `COLUMNS`, of which the last three may be missing, separated by tabs. A
     first line with their names, `text` and `token` at least, may have them in any order, and may be
     separated by commas or semicolons, as all lines below it then are. A field in double quotes may
     hold separators, new lines and doubled quotes, as spreadsheets write them. Lines that begin with
@@ -119,7 +120,7 @@ def _header(place: str, line: str) -> tuple[str, Sequence[str]] | None:
         if unknown or len({*names}) < len(names) or not {"text", "token"} <= {*names}:
             raise BilensError(
                 f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
-                "text and token, and at most once minus, against and task"
+                "text and token, and at most once minus, against, task and template"
             )
         return separator, names
     return None
@@ -158,6 +159,5 @@ def _question(
         raise BilensError(f"{place}: {error}") from None
     if given["token"] in minus:
         raise BilensError(f"{place} subtracts its token {given['token']!r} from itself")
-    return QuestionLine(
-        place, given["text"], given["token"], minus, given["against"], given["task"]
-    )
+    others = (given[name] for name in ("against", "task", "template"))
+    return QuestionLine(place, given["text"], given["token"], minus, *others)
