@@ -3,6 +3,7 @@
 import csv
 import random
 import re
+from collections import Counter
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from bilens.errors import BilensError
-from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
+from bilens.question_files import (
+    COLUMNS,
+    TASKS,
+    QuestionLine,
+    read_lines,
+    read_pair_lines,
+    task_names,
+)
 from bilens.read.flow import read_circuit, read_task_directions
 from tests.command_line import refusal
 from tests.language import view_of
@@ -184,3 +192,35 @@ def test_the_example_of_the_docs_is_a_file(tmp_path):
         ("The keys to the cabinet", *of_first),
         ("The keys, which were red,", *of_second),
     ]
+
+
+def test_a_column_for_people_is_skipped(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text("text\t#first\ttoken\t# of a person\na\t1.5\t b\tgood\n")
+    assert rows_of(path) == [("a", " b", (), "", "", "")]
+
+
+def test_a_task_that_comes_with_bilens_is_known_by_its_name(tmp_path, monkeypatch):
+    assert read_lines("agreement") == read_lines(TASKS / "agreement.tsv")
+    with pytest.raises(BilensError, match=r"agreements is no file .*\(agreement, capitals, comp"):
+        read_lines("agreements")
+    monkeypatch.chdir(tmp_path)
+    Path("agreement").write_text("a\t b\t c\td\n")
+    assert rows_of("agreement") == [("a", " b", (" c",), "d", "", "")]
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_a_task_has_three_templates_of_24_different_questions(task):
+    lines = read_pair_lines(task)
+    assert {line.task for line in lines} == {task}
+    assert [*Counter(line.template for line in lines).values()] == [24, 24, 24]
+    assert len({(line.text, line.against) for line in lines}) == len(lines)
+    assert all(line.minus for line in lines)
+    for line in lines:
+        assert not line.text.endswith(" ")
+        if task != "greater":
+            assert all(name.startswith(" ") for name in (line.token, *line.minus))
+
+
+def test_twelve_tasks_come_with_bilens():
+    assert len(task_names()) == 12
