@@ -49,7 +49,7 @@ from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Part
+from bilens.residual.changes import Part
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
@@ -110,7 +110,7 @@ def _of_model(
     stability = saved(
         "stability",
         known,
-        lambda task: {"jaccard": jaccards(Cases(model, first[task][:finding]), KEEP, 3)},
+        lambda task: {"jaccard": jaccards(Cases.of(model, first[task][:finding]), KEEP, 3)},
     )
     edges = saved(
         "edges",
@@ -128,7 +128,7 @@ def _of_model(
     task = "ioi" if "ioi" in tasks else tasks[0]
     path = context.models / f"mib-{name}-{task}.json"
     if not path.exists():
-        ranks = eliminated(Cases(model, first[task][:finding]))
+        ranks = eliminated(Cases.of(model, first[task][:finding]))
         write_json(path, mib_graph(model, parts_of[task]["parts"], ranks))
     tables = {
         "circuits": circuit_table(circuits),
@@ -147,12 +147,12 @@ def of_task(
     model: ResidualModel, questions: list[Question], others: dict[str, list[Question]], finding: int
 ) -> dict[str, Any]:
     """Return the circuit of a task, and what it does on the second template of every task."""
-    first = Cases(model, questions[:finding])
-    circuit = found_circuit(first, Cases(model, questions[finding:]), KEEP)
+    first = Cases.of(model, questions[:finding])
+    circuit = found_circuit(first, Cases.of(model, questions[finding:]), KEEP)
     masks = torch.stack([circuit.mask, everything_but(circuit)]).double()
     transfer = {}
     for other, of_other in others.items():
-        cases = Cases(model, of_other)
+        cases = Cases.of(model, of_other)
         values = cases.values(masks)
         transfer[other] = [vars(Interval.of(rises, cases.changes)) for rises in values]
     return {
@@ -169,7 +169,7 @@ def edges_of_task(
     model: ResidualModel, row: dict[str, Any], questions: list[Question], finding: int
 ) -> dict[str, Any]:
     """Return the numbers of edges between the parts of a circuit, and what the few restore."""
-    first, others = Cases(model, questions[:finding]), Cases(model, questions[finding:])
+    first, others = Cases.of(model, questions[:finding]), Cases.of(model, questions[finding:])
     mask = torch.zeros(first.shape, dtype=torch.bool)
     for address in row["parts"]:
         part = Part.parse(address, model)
@@ -202,7 +202,7 @@ def compared(
     model: ResidualModel, questions: list[Question], finding: int, steps: int
 ) -> dict[str, Any]:
     """Return f of the circuits of each attribution on the questions that do not order."""
-    first, others = Cases(model, questions[:finding]), Cases(model, questions[finding:])
+    first, others = Cases.of(model, questions[:finding]), Cases.of(model, questions[finding:])
     scores = {
         "gradient (AtP)": by_gradients(first, GRADIENTS["gradient (AtP)"]),
         BASELINE: by_gradients(first, GRADIENTS[BASELINE]),
@@ -215,8 +215,8 @@ def compared(
 
 def compared_edges(model: ResidualModel, questions: list[Question], finding: int) -> dict[str, Any]:
     """Return the same for edges, without GIM and learned masks."""
-    first = EdgeCases(Cases(model, questions[:finding]))
-    others = EdgeCases(Cases(model, questions[finding:]))
+    first = EdgeCases(Cases.of(model, questions[:finding]))
+    others = EdgeCases(Cases.of(model, questions[finding:]))
     graph, scores = AttributedEdges(model), dict[str, Tensor]()
     for case in first.cases:
         of_case = attributed_edges(graph, case.question)
@@ -254,7 +254,7 @@ def everything(cases: Cases) -> Tensor:
 
 def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
     """Return the change of each part times the mean gradient at some points, over all questions."""
-    rows = [gradient_effects(case.runs, case.number, points) for case in cases.cases]
+    rows = [gradient_effects(case.alone, case.score.of_streams, points) for case in cases.cases]
     return torch.stack(rows).mean(0)
 
 
@@ -262,11 +262,11 @@ def by_gim(cases: Cases) -> Tensor:
     """Return the change of each part times the gradient by GIM's rules, over all questions."""
     rows = []
     for case in cases.cases:
-        model, stream = cases.model, case.runs[0].stream
+        model, stream = cases.model, case.alone[0].stream[0]
         # The last norm's scale is fixed too.
         u = case.question.output_direction(model) * model.parts.scale(stream[-1])
         with gim_rules(model):
-            rows.append(gradient_effects(case.runs, along(u), [1.0]))
+            rows.append(gradient_effects(case.alone, along(u), [1.0]))
     return torch.stack(rows).mean(0)
 
 
@@ -307,11 +307,13 @@ def learned(cases: Cases, steps: int) -> Tensor:
     logits = torch.full(cases.shape, 2.0, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([logits], lr=0.05)
     total = torch.zeros(cases.shape, dtype=torch.float64)
+    each = [cases.some([number]) for number in range(len(cases))]
     for step in range(steps):
-        case = cases.cases[step % len(cases)]
+        case = each[step % len(cases)]
         mask = logits.sigmoid()
         with torch.enable_grad():
-            f = case.values(mask[None].to(case.runs[0].stream))[0] / case.change
+            given = mask[None].to(case.cases[0].passes[0].stream)
+            f = case.rises(0, given)[0, 0] / float(case.changes[0])
             loss = (1 - f).abs() + 10 * 0.01 ** (1 - step / steps) * logits.sigmoid().mean()
             adam.zero_grad()
             loss.backward()

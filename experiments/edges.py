@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.hooks import hooked
-from bilens.read.flow.case import runs_of
+from bilens.read.flow.case import both_passes
 from bilens.read.flow.edges import EdgeGraph, Reader
-from bilens.read.flow.question import Other, Question
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import adjoints_of
-from bilens.residual.interventions import EMBEDDING, Number, Run, logit_of, token_site
+from bilens.residual.changes import Change, token_site
 from bilens.residual.parts import LinearMap
+from bilens.residual.passes import Number, Pass, logit_of
 from experiments.patching import GRADIENTS
 
 Record = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -30,12 +31,12 @@ Record = dict[nn.Module, tuple[Tensor, Tensor]]
 class AttributedEdges(EdgeGraph):
     """The parts and readers of a model, with attributions of the edges between them."""
 
-    def outputs(self, run: Run) -> Float[Tensor, "sources time d_model"]:
+    def outputs(self, run: Pass) -> Float[Tensor, "sources time d_model"]:
         """Return the output of every part to the stream."""
-        rows = [run.tokens[None]]
+        rows = [run.tokens]
         for layer in range(self.model.n_layers):
-            rows.append(self.head_outputs(layer, run.mixed[layer]))
-            rows.append(self.mlp_output(layer, run.outputs[layer])[None])
+            rows.append(self.head_outputs(layer, run.mixed[layer][0]))
+            rows.append(self.mlp_output(layer, run.outputs[layer]))
         return torch.cat(rows)
 
     def scores(
@@ -78,16 +79,17 @@ class AttributedEdges(EdgeGraph):
         return torch.stack([*rows, last])
 
     def gradient_reads(
-        self, runs: tuple[Run, Run], number: Number, points: Sequence[float]
+        self, runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
     ) -> Float[Tensor, "readers time d_model"]:
         """Return the mean gradient by each reader's input at points between the embeddings."""
         first, second = runs
         shares = first.tokens.new_tensor(points)[:, None, None]
         tokens = second.tokens + shares * (first.tokens - second.tokens)
+        at = Pass.of(self.model, first.ids.expand(len(tokens), -1), tokens)
         record: Record = {}
         with torch.enable_grad(), self.recording(record):
-            given = {token_site(self.model): lambda _: tokens.requires_grad_()}
-            stream = first.batch([EMBEDDING] * len(tokens), given)
+            given = Change(token_site(self.model), lambda x: x.requires_grad_())
+            stream = at.changed([[given]])[0]
             value = number(stream)
         outputs = {
             part.module: record[part.module][1]
@@ -104,9 +106,9 @@ class AttributedEdges(EdgeGraph):
 def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Tensor]:
     """Return the attribution of each edge for a question, (readers, parts), by each method."""
     model = graph.model
-    ids, number = model.ids(question.text), logit_of(model, question.output_direction(model))
+    number = logit_of(model, question.output_direction(model))
     with torch.no_grad():
-        runs = runs_of(model, ids, Other(model, ids, question.against))
+        runs = both_passes(model, [question.both_texts(model)])
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         reads = {
             "contrastive flow": graph.flow_reads(question),

@@ -32,8 +32,8 @@ from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.read.flow.adjoints import Adjoints
 from bilens.read.flow.modules import module_hooks
-from bilens.read.flow.places import find_places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rules, UnknownOperationError
+from bilens.residual.places import find_places
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 

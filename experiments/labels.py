@@ -94,10 +94,10 @@ def of_parts(
     model: ResidualModel, questions: list[Question], others: list[Question]
 ) -> dict[str, float]:
     """Return the mean score of the labels of a circuit's parts on other questions."""
-    first = Cases(model, questions)
+    first = Cases.of(model, questions)
     mask = search(first, KEEP)[-1]
     sides = []
-    for cases in (first, Cases(model, others)):
+    for cases in (first, Cases.of(model, others)):
         effects = part_effects(cases, mask, TOKENS)
         sides.append({effect.part: effect.raises for effect in effects})
     here, there = sides

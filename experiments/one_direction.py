@@ -27,7 +27,7 @@ from torch import Tensor
 from bilens.read.flow import Question, edit_head_along, edit_mlp_along, task_directions
 from bilens.read.flow.recurring import learned
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Run
+from bilens.residual.passes import Pass
 from experiments.agreement import HEADS, accuracy
 from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
@@ -83,11 +83,11 @@ def moments(
     values: dict[Head, Tensor] = defaultdict(lambda: torch.zeros(()))
     outputs = [torch.zeros(()) for _ in range(model.n_layers)]
     for row in ids:
-        of_text = Run.of(model, row)
+        of_text = Pass.of(model, row[None])
         for layer, head in heads:
-            z = of_text.mixed[layer].unflatten(1, (model.n_heads, -1))[:, head].double()
+            z = of_text.mixed[layer][0].unflatten(1, (model.n_heads, -1))[:, head].double()
             values[layer, head] = values[layer, head] + z.T @ z / ids.numel()
-        for layer, y in enumerate(of_text.outputs):
+        for layer, (y,) in enumerate(of_text.outputs):
             outputs[layer] = outputs[layer] + y.double().T @ y.double() / ids.numel()
     return {head: ridged(M) for head, M in values.items()}, [ridged(M) for M in outputs]
 

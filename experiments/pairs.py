@@ -11,7 +11,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import Question
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import streams
+from bilens.residual.passes import last_streams
 
 LEAST = 0.5
 """Least change of the logit difference, in nats, of a pair."""
@@ -199,5 +199,5 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
     if len(ids[0]) != len(ids[1]):
         return False
     with torch.no_grad():
-        n = model.parts.normalised(streams(model, torch.stack(ids))[:, -1].to(direction))
+        n = model.parts.normalised(last_streams(model, torch.stack(ids))[:, -1].to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST

@@ -33,7 +33,7 @@ from bilens.read.flow import Flow, Node, flow, open_part
 from bilens.read.flow.ablation import without_output
 from bilens.read.flow.weights import tensor_inputs
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Run
+from bilens.residual.passes import Pass
 from bilens.sections import Table
 from bilens.train.settings import PRESETS
 from experiments import tensorise as tensors
@@ -94,10 +94,10 @@ def _measured(
 
 def principal(model: ResidualModel, ids: Tensor) -> list[Tensor]:
     """Return the principal components of the outputs of each MLP over texts."""
-    outputs = [Run.of(model, row[: LENGTHS[1]]).outputs for row in ids]
+    outputs = [Pass.of(model, row[None, : LENGTHS[1]]).outputs for row in ids]
     bases = []
     for of_layer in zip(*outputs, strict=True):
-        y = torch.cat(of_layer).double()
+        y = torch.cat(of_layer, 1)[0].double()
         bases.append(torch.linalg.svd(y - y.mean(0), full_matrices=False)[2])
     return bases
 

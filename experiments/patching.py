@@ -41,25 +41,16 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from bilens.read.flow.case import runs_of
+from bilens.read.flow.case import both_passes
 from bilens.read.flow.circuit_search import resampled
 from bilens.read.flow.edges import EdgeGraph
 from bilens.read.flow.patching import patched_effects
-from bilens.read.flow.question import Other, Question
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import adjoints_of
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import (
-    EMBEDDING,
-    Number,
-    OfBatch,
-    Run,
-    Site,
-    logit_of,
-    mixed_site,
-    mlp_site,
-    token_site,
-)
+from bilens.residual.changes import Change, Site, mixed_site, mlp_site
+from bilens.residual.passes import Number, Pass, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
@@ -86,12 +77,13 @@ class Slope(NamedTuple):
 
 
 def slopes(
-    run: Run, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
+    start: Pass, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
 ) -> list[Slope]:
     """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
 
-    `tokens` are the embeddings, in one run each; `run` gives the text.
+    `tokens` are the embeddings, in one run each; `start` gives the text.
     """
+    at = Pass.of(start.model, start.ids.expand(len(tokens), -1), tokens)
     zeros: dict[Site, Tensor] = {}
     values: dict[Site, Tensor] = {}
 
@@ -99,10 +91,9 @@ def slopes(
         values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
         return x + zeros[site]
 
-    changes: dict[Site, OfBatch] = {token_site(run.model): lambda _: tokens}
-    changes |= {site: partial(add_zeros, site=site) for site in sites}
+    changes = [Change(site, partial(add_zeros, site=site)) for site in sites]
     with torch.enable_grad():
-        value = number(run.batch([EMBEDDING] * len(tokens), changes)).sum()
+        value = number(at.changed([changes])[0]).sum()
         gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
     return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
 
@@ -136,7 +127,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def gradient_effects(
-    runs: tuple[Run, Run], number: Number, points: Sequence[float]
+    runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
 ) -> Float[Tensor, "layers parts"]:
     """Return the change of each head and MLP times the mean gradient at some points.
 
@@ -156,8 +147,8 @@ def gradient_effects(
     rows = []
     for layer in layers:
         of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
-        heads = (first.mixed[layer] - second.mixed[layer]) * of_heads
-        mlp = ((first.outputs[layer] - second.outputs[layer]) * of_mlp).sum()
+        heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
+        mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
         rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
     return torch.stack(rows).double().cpu() / len(points)
 
@@ -176,8 +167,7 @@ def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[st
 def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     """Return effects and attributions of one pair, and the seconds of processor time of each."""
     direction = TokenDirection(pair.token, pair.minus)
-    ids = model.ids(pair.text)
-    runs = runs_of(model, ids, Other(model, ids, pair.against))
+    runs = both_passes(model, [pair.question.both_texts(model)])
     number = logit_of(model, direction.vector(model))
     attributed: dict[str, tuple[Tensor, Tensor]] = {}
     seconds: dict[str, float] = {}
@@ -214,29 +204,29 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _frozen(question: Question, runs: tuple[Run, Run]) -> tuple[Tensor, Tensor]:
+def _frozen(question: Question, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor]:
     """Return relevances on the first text times the change of each part's output."""
     first, second = runs
     heads, mlps = [], []
     for number, layer in reversed(list(adjoints_of(first.model, [question]).layers())):
         assert layer.heads is not None
         assert layer.mlp is not None
-        of_heads = layer.heads[0] * (first.mixed[number] - second.mixed[number])
+        of_heads = layer.heads[0] * (first.mixed[number] - second.mixed[number])[0]
         heads.append(of_heads.unflatten(1, (first.model.n_heads, -1)).sum((0, 2)))
-        mlps.append((layer.mlp[0] * (first.outputs[number] - second.outputs[number])).sum())
+        mlps.append((layer.mlp[0] * (first.outputs[number] - second.outputs[number])[0]).sum())
     return torch.stack(heads), torch.stack(mlps)
 
 
 @torch.no_grad()
-def _direct(direction: TokenDirection, runs: tuple[Run, Run]) -> tuple[Tensor, Tensor]:
+def _direct(direction: TokenDirection, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor]:
     """Return the change of each part's output at the end, along the logit of the first text."""
     model, graph = runs[0].model, EdgeGraph(runs[0].model)
-    u = model.parts.centred(direction.vector(model)) * model.parts.scale(runs[0].stream[-1])
+    u = model.parts.centred(direction.vector(model)) * model.parts.scale(runs[0].stream[0, -1])
     heads, mlps = [], []
     for layer in range(model.n_layers):
-        first, second = (graph.head_outputs(layer, run.mixed[layer])[:, -1] for run in runs)
+        first, second = (graph.head_outputs(layer, run.mixed[layer][0])[:, -1] for run in runs)
         heads.append((first - second) @ u)
-        first, second = (graph.mlp_output(layer, run.outputs[layer][-1]) for run in runs)
+        first, second = (graph.mlp_output(layer, run.outputs[layer][0, -1]) for run in runs)
         mlps.append((first - second) @ u)
     return torch.stack(heads), torch.stack(mlps)
 

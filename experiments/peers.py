@@ -34,11 +34,10 @@ from transformers.models.llama import modeling_llama
 
 from bilens.errors import BilensError
 from bilens.models import load
-from bilens.read.flow.case import runs_of
-from bilens.read.flow.question import Other
+from bilens.read.flow.case import both_passes
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import logit_of, streams
+from bilens.residual.passes import last_streams, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
@@ -70,10 +69,10 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Te
     ids = model.ids(pair.text)
     direction = TokenDirection(pair.token, tuple(pair.minus))
     with torch.no_grad():
-        runs = runs_of(model, ids, Other(model, ids, pair.against))
+        runs = both_passes(model, [pair.question.both_texts(model)])
     u = direction.vector(model)
     # LXT holds the scale of the last norm fixed, as all norms.
-    frozen = u * model.parts.scale(runs[0].stream[-1])
+    frozen = u * model.parts.scale(runs[0].stream[0, -1])
     result = {}
     for name, cp in (("LXT, AttnLRP", False), ("LXT, CP-LRP", True)):
         with lxt_rules(model, cp):
@@ -91,7 +90,7 @@ def by_captum(
     layers = model.parts.layers
 
     def forward(text: Tensor) -> Tensor:
-        return number(streams(model, text))
+        return number(last_streams(model, text))
 
     def attribute(modules: list[nn.Module], inputs: bool) -> list[Tensor]:
         method = captum.LayerGradientXActivation(forward, modules)

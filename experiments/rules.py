@@ -170,7 +170,7 @@ def questions(model: ResidualModel, grammar: DeepGrammar, rule: str, number: int
 def in_circuit(model: ResidualModel, grammar: DeepGrammar, rule: str) -> set[int]:
     """Return the heads of the second block in the circuit of a rule."""
     asked = questions(model, grammar, rule, QUESTIONS)
-    mask = search(Cases(model, asked), KEEP)[-1]
+    mask = search(Cases.of(model, asked), KEEP)[-1]
     return {part.number for part in parts_in(mask) if part.layer == 1 and part.number is not None}
 
 

@@ -129,7 +129,7 @@ def compiled(path: Path) -> dict[str, Any]:
 
 def found(graph: EdgeGraph, circuit: Tensor, asked: list[Question]) -> dict[str, int]:
     """Return numbers of parts and edges of a program, of those found, and of those in both."""
-    cases = Cases(graph.model, asked)
+    cases = Cases.of(graph.model, asked)
     parts = search(cases, WHOLE)[-1]
     edges = search(EdgeCases(cases), WHOLE, graph.between(parts))[-1]
     # The embedding is the first source; the others are in the order of masks.

@@ -6,13 +6,14 @@ import torch
 from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
+from bilens.read.flow.case import both_passes
 from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.patching import runs_of
-from bilens.read.flow.question import Other, Question
+from bilens.read.flow.question import Question
 from bilens.read.flow.split import flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Site, logit_of
+from bilens.residual.changes import Change, Site
+from bilens.residual.passes import logit_of
 from experiments import circuits as recipe
 from tests.families import exact_norms, tiny
 from tests.language import random_text, toy_tokenizer
@@ -29,7 +30,7 @@ def case(request):
         # Positions that both texts begin with are not computed again.
         other[:2] = ids[:2]
         with torch.no_grad():
-            runs = runs_of(view, ids, Other(view, ids, other))
+            runs = both_passes(view, [(ids, other, None)])
         yield view, (ids, other), runs
 
 
@@ -58,8 +59,9 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     layer = view.n_layers - 1
     values = []
     for sign in (1, -1):
-        shift = {Site(view.parts.layers[layer].module, True, layer): lambda x, s=sign: x + s * step}
-        values.append(number(runs[0].batch([layer], shift))[0])
+        site = Site(view.parts.layers[layer].module, "input", layer)
+        shift = Change(site, lambda x, s=sign: x + s * step)
+        values.append(number(runs[0].changed([[shift]])[0])[0])
     slope = (values[0] - values[1]) / 2
     heads = reads[graph.first_reader(layer) : -2]
     weights = torch.cat([heads, reads[-2:]])
@@ -159,7 +161,7 @@ def test_edges_are_ranked_and_measured_like_parts():
         "elimination",
     }
     assert np.array(result["rises"]["elimination"]).shape == (2, len(recipe.SHARES) - 1, 1)
-    cases = recipe.EdgeCases(Cases(view, questions[:2]))
+    cases = recipe.EdgeCases(Cases.of(view, questions[:2]))
     ranks = recipe.eliminated(cases)
     exists = cases.graph.exists
     assert (ranks > 0).equal(exists)

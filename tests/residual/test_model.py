@@ -18,8 +18,8 @@ from bilens.read.flow.circuit_search import Cases, part_effects
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual import trace as tracing
-from bilens.residual.interventions import embedded
 from bilens.residual.layer_trace import FOLLOWING
+from bilens.residual.passes import embedded
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import EACH, EACH_GATED, FAMILIES, RECORDED, exact_norms, some_text, tiny
@@ -305,6 +305,6 @@ def test_a_vocabulary_of_two_tokens():
         Question(torch.tensor(text), "", against=torch.tensor(against), vector=view.W_U[:, 1])
         for text, against in (([0, 1, 1], [1, 1, 1]), ([0, 0, 1], [1, 0, 1]))
     ]
-    cases = Cases(view, questions)
+    cases = Cases.of(view, questions)
     for effect in part_effects(cases, torch.ones(cases.shape).bool()):
         assert len(effect.raises) + len(effect.lowers) <= 2

@@ -31,7 +31,7 @@ from bilens.options import listed, token_list
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.question import Against, Other, Question, Target, second_run
+from bilens.read.flow.question import Against, Question, Target, second_run, second_text
 from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import exact_names
@@ -120,7 +120,7 @@ class FlowView:
         with said_of("flow_replace" if of.replace else "flow_against", "against "):
             second, _ = self.second_run(of)
             if second is not None:
-                Other(self.model, self.model.ids(of.prompt), second)
+                second_text(self.model, self.model.ids(of.prompt), second)
         if of.target not in get_args(Target):
             raise StateError(
                 "flow_target", f"{of.target[:40]} is not one of {', '.join(get_args(Target))}"

@@ -27,7 +27,7 @@ from bilens.read.language.names import exact_names, in_words
 from bilens.read.language.outputs import model_facts
 from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import logit_of, streams
+from bilens.residual.passes import last_streams, logit_of
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
 
@@ -180,7 +180,7 @@ def _second_text(
                 fitting[other] = ids
     if not fitting:
         return ""
-    after = streams(model, torch.stack([*fitting.values()]))
+    after = last_streams(model, torch.stack([*fitting.values()]))
     logits = logit_of(model, direction.vector(model))(after)
     return list(fitting)[int(logits.argmin())]
 

@@ -17,6 +17,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.families import config_numbers, parts_of
 from bilens.residual.layers import Layer, check_ids
+from bilens.residual.places import known_places
 from bilens.residual.running import check_attention, run
 from bilens.residual.trace import (
     Trace,
@@ -52,6 +53,7 @@ class ResidualModel:
         model: the model itself.
         tokenizer: its tokenizer, or None.
         parts: the modules of the model, by their role.
+        places: those at which a pass is recorded, cut and changed.
 
     Raises:
         BilensError: the family is not known, or the model is not what its family says.
@@ -64,6 +66,7 @@ class ResidualModel:
         self.model: Any = model
         self.tokenizer = tokenizer
         self.parts = parts_of(model)
+        self.places = known_places(model, self.parts)
         self._numbers = config_numbers(model)
         self._attention_checked = False
 

@@ -43,7 +43,7 @@ def sentence(reading):
 
 def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
     questions = [MANY[0], reverse(MANY[1]), MANY[2], reverse(MANY[3])]
-    cases = Cases(view, questions)
+    cases = Cases.of(view, questions)
     whole = cases.values(torch.ones(1, *cases.shape).double())[0]
     assert whole.tolist() == pytest.approx(cases.changes.tolist())
     expected = torch.zeros(view.n_layers, view.n_heads + 1).double()
@@ -70,13 +70,13 @@ def test_questions_of_both_signs_end_and_say_so(view, level):
         "In 3 of 6 the answer is the other way round: the number is smaller after the first text"
         in sentence(reading)
     )
-    measuring = Cases(view, questions[6:])
+    measuring = Cases.of(view, questions[6:])
     left = measuring.values(everything_but(found)[None].double())[0]
     assert found.left.value == pytest.approx(float(left.sum() / measuring.changes.sum()))
 
 
 def test_answers_the_wrong_way_round_are_said(view):
-    cases = Cases(view, MANY).cases
+    cases = Cases.of(view, MANY).cases
     wrong = [x.question if x.change < 0 else reverse(x.question) for x in cases]
     reading = circuit(view, wrong, keep=0.6)
     assert "In 5 of 5 the answer is the other way round" in sentence(reading)
@@ -286,5 +286,5 @@ def test_questions_may_come_one_by_one(view, many):
 @pytest.mark.parametrize("find", [circuit, task_directions])
 def test_more_questions_than_fit_into_memory_are_refused_before(view, find, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 200_000)
-    with pytest.raises(MemoryLimitError, match="The runs of 1,000 questions need 0.0"):
+    with pytest.raises(MemoryLimitError, match="The passes of 1,000 questions need 0.0"):
         find(view, MANY * 100)

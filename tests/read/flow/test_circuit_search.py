@@ -36,7 +36,7 @@ def view():
 def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
     model = family_view(name)
     with exact_norms():
-        cases = Cases(model, QUESTIONS[: 1 if by_position else 3], by_position=by_position)
+        cases = Cases.of(model, QUESTIONS[: 1 if by_position else 3], by_position=by_position)
         ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
         f = cases.faithfulness(ends)
     # What reaches the logits without any part is the embedding alone.
@@ -47,12 +47,12 @@ def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_gradients_of_f_are_central_differences(view, by_position):
-    cases = Cases(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
+    cases = Cases.of(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
     check_gradient(cases)
 
 
 def test_integrated_gradients_add_up_to_f(view):
-    cases = Cases(view, QUESTIONS[:3])
+    cases = Cases.of(view, QUESTIONS[:3])
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(cases.shape, generator=generator) < 0.7
     gradients = integrated_gradients(cases, mask)
@@ -64,7 +64,7 @@ def test_integrated_gradients_add_up_to_f(view):
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])
 def test_a_circuit_keeps_f_and_no_part_of_it_can_go(view, keep):
-    cases = Cases(view, QUESTIONS[:3])
+    cases = Cases.of(view, QUESTIONS[:3])
     trail = search(cases, keep)
     sizes = [int(mask.sum()) for mask in trail]
     assert sizes == sorted(sizes, reverse=True)
@@ -84,8 +84,8 @@ def test_the_circuit_of_a_model_with_known_parts_is_these():
         model.blocks[1].mlp.out.weight.mul_(30)
     view = ResidualModel(model, toy_tokenizer())
     assert view.layer(0).heads.d_head == 4
-    cases = Cases(view, QUESTIONS[:2])
-    found = found_circuit(cases, Cases(view, QUESTIONS[2:]), 0.999)
+    cases = Cases.of(view, QUESTIONS[:2])
+    found = found_circuit(cases, Cases.of(view, QUESTIONS[2:]), 0.999)
     assert {str(part) for part in parts_in(found.mask)} == {"head.0.0", "mlp.1"}
     assert found.restored.value == pytest.approx(1)
     assert [str(part) for part in found.needed] == ["head.0.0"]
@@ -95,7 +95,7 @@ def test_effects_of_parts_are_their_patches(view):
     case = QUESTIONS[0]
     effects = patch(view, case.text, case.token, minus=case.minus, against=case.against).frame()
     by_part = effects.set_index("part")
-    cases = Cases(view, QUESTIONS[:1])
+    cases = Cases.of(view, QUESTIONS[:1])
     found = found_circuit(cases, cases, 0.9)
     assert found.effects
     for effect in found.effects:
@@ -107,7 +107,7 @@ def test_effects_of_parts_are_their_patches(view):
 
 
 def test_everything_else_has_the_needed_parts_in_place(view):
-    cases = Cases(view, QUESTIONS[:2])
+    cases = Cases.of(view, QUESTIONS[:2])
     found = found_circuit(cases, cases, 0.9)
     others = everything_but(found)
     assert (others & found.mask).sum() == len(found.needed)
@@ -135,13 +135,13 @@ def test_several_tasks_have_a_matrix(view):
 
 def test_circuits_of_resampled_questions_say_how_stable_one_is():
     view = view_of(norm="rms")
-    cases = Cases(view, QUESTIONS)
+    cases = Cases.of(view, QUESTIONS)
     assert cases.changes.shape == (4,)
     similar = jaccards(cases, 0.9, 3)
     assert len(similar) == 3
     # The same bootstraps by hand; a circuit is equal to itself.
     drawn = np.random.default_rng(0).integers(4, size=(3, 4))
-    masks = [search(Cases(view, [QUESTIONS[i] for i in row]), 0.9)[-1] for row in drawn]
+    masks = [search(Cases.of(view, [QUESTIONS[i] for i in row]), 0.9)[-1] for row in drawn]
     expected = [(a & b).sum() / (a | b).sum() for a, b in itertools.combinations(masks, 2)]
     assert similar == pytest.approx([float(x) for x in expected])
     reading = circuit(view, QUESTIONS, finding=2, bootstraps=2)
@@ -193,7 +193,7 @@ def test_questions_come_from_a_file(tmp_path, view):
     path.write_text("\n")
     with pytest.raises(BilensError, match="holds no line"):
         read_questions(path)
-    with pytest.raises(BilensError, match="is no file and no task"):
+    with pytest.raises(BilensError, match="is no file; expected lines"):
         read_questions(tmp_path / "none")
 
 

@@ -19,7 +19,7 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, SECANTS
 from bilens.read.flow.split import flows
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import embedded
+from bilens.residual.passes import embedded
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import parts, random_model, random_text, toy_tokenizer, view_of
 from tests.nightly import nightly

@@ -15,7 +15,7 @@ from tests.read.flow.flows import QUESTIONS, check_gradient
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "own-constant"])
 def test_all_edges_are_the_first_text_and_none_the_second(name):
     with exact_norms():
-        cases = EdgeCases(Cases(family_view(name), QUESTIONS[:2]))
+        cases = EdgeCases(Cases.of(family_view(name), QUESTIONS[:2]))
         ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
         values = cases.values(ends)
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
@@ -24,7 +24,7 @@ def test_all_edges_are_the_first_text_and_none_the_second(name):
 
 def test_a_model_of_one_layer_has_its_edges_too():
     view = view_of(n_layers=1)
-    cases = EdgeCases(Cases(view, QUESTIONS[:2]))
+    cases = EdgeCases(Cases.of(view, QUESTIONS[:2]))
     assert cases.graph.first_reader(1) == len(cases.graph.readers) - 1
     values = cases.values(torch.ones(1, *cases.shape).double())
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
@@ -33,7 +33,7 @@ def test_a_model_of_one_layer_has_its_edges_too():
 @pytest.mark.parametrize("name", ["llama", "gpt2", "own-constant"])
 def test_the_edges_between_some_parts_are_these_parts(name):
     with exact_norms():
-        parts = Cases(family_view(name), QUESTIONS[:2])
+        parts = Cases.of(family_view(name), QUESTIONS[:2])
         edges = EdgeCases(parts)
         mask = torch.rand(parts.shape, generator=torch.Generator().manual_seed(0)) < 0.5
         by_parts = parts.values(mask[None].double())
@@ -44,12 +44,12 @@ def test_the_edges_between_some_parts_are_these_parts(name):
 
 def test_gradients_by_edges_are_central_differences():
     view = view_of(n_layers=2, norm="rms")
-    check_gradient(EdgeCases(Cases(view, QUESTIONS[:3])))
+    check_gradient(EdgeCases(Cases.of(view, QUESTIONS[:3])))
 
 
 def test_edges_keep_what_is_asked_and_are_named():
     view = view_of(n_layers=2, norm="rms")
-    cases = Cases(view, QUESTIONS[:3])
+    cases = Cases.of(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
     found = found_edges(cases, cases, parts, 0.5)

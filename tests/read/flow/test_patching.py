@@ -8,11 +8,10 @@ from experiments.patching import gradient_effects
 
 from bilens.errors import BilensError
 from bilens.read.flow import patch
-from bilens.read.flow.case import runs_of
+from bilens.read.flow.case import both_passes
 from bilens.read.flow.patching import parts_of
-from bilens.read.flow.question import Other
 from bilens.read.language.names import answer_ids
-from bilens.residual.interventions import logit_of
+from bilens.residual.passes import logit_of
 from tests.families import ALL, DAILY, exact_norms, family_view, some_text
 from tests.language import view_of
 from tests.nightly import nightly
@@ -90,7 +89,7 @@ def test_the_only_head_and_mlp_of_a_linear_model_have_their_flow():
 def test_gradients_at_points_are_the_models_own(points):
     view = view_of(n_layers=2, norm="rms", mlp="swiglu")
     first, second = TWO
-    runs = runs_of(view, first, Other(view, first, second))
+    runs = both_passes(view, [(first, second, None)])
     result = gradient_effects(runs, logit_of(view, DIRECTION.vector(view)), points)
     mlps = torch.zeros(2).double()
     (_, out1), (_, out0) = outputs_of(view, first), outputs_of(view, second)

@@ -9,7 +9,7 @@ from jaxtyping import Int, jaxtyped
 from bilens.errors import BilensError
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.read.flow import Question, circuit, flow, patch, task_directions
-from bilens.read.flow.case import Case
+from bilens.read.flow.case import make_cases
 from bilens.read.flow.reading import answer_question
 from tests.families import exact_norms, family_view
 from tests.language import random_text, view_of
@@ -122,8 +122,7 @@ CONSUMERS = [
 
 
 def test_all_fields_are_asked_about(view):
-    names = {"task", "template"}
-    assert {name for name, _ in others(view)} == {x.name for x in fields(Question)} - names
+    assert {name for name, _ in others(view)} == {x.name for x in fields(Question)} - {"task"}
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
@@ -166,7 +165,7 @@ def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position
     view = family_view(name)
     question = replace(BASE, minus=minus, target=target, position=position)
     with exact_norms():
-        case = Case.of(view, question)
+        (case,) = make_cases(view, [question])
         ends = []
         for text in TEXTS:
             logits = view.logits(view.ids(text)[None])[0, position]
@@ -186,14 +185,14 @@ def test_a_case_says_which_texts_the_model_answers(view):
         logits = [view.logits(view.ids(x)[None])[0, -1] for x in (text, against)]
         best = f"t{int(logits[0].argmax())}"
         least = f"t{int(logits[0].argmin())}"
-        assert Case.of(view, Question(text, best, (), against)).answers[0] is True
-        assert Case.of(view, Question(text, least, (), against)).answers[0] is False
+        assert make_cases(view, [Question(text, best, (), against)])[0].answers[0] is True
+        assert make_cases(view, [Question(text, least, (), against)])[0].answers[0] is False
         for minus in (("t6",), (best, least), (least, best)):
-            case = Case.of(view, Question(text, "t5", minus, against))
+            (case,) = make_cases(view, [Question(text, "t5", minus, against)])
             numbers = [view.token(name) for name in minus]
             assert case.answers == tuple(bool(x[5] > x[numbers].max()) for x in logits)
     vector = view.direction("t5", minus="t6")
-    case = Case.of(view, Question(text, "", (), against, vector=vector))
+    (case,) = make_cases(view, [Question(text, "", (), against, vector=vector)])
     assert case.answers == (None, None)
 
 

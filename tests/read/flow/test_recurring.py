@@ -12,7 +12,7 @@ from bilens.read.flow.directions import MLPDirections
 from bilens.read.flow.recurring import Moves, balanced, learned, share_held
 from bilens.read.flow.split import flows as flows_of
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Run
+from bilens.residual.passes import Pass
 from tests.families import exact_norms, family_view
 from tests.language import random_model, toy_tokenizer, view_of
 from tests.read.flow.flows import QUESTIONS, write_questions
@@ -178,7 +178,7 @@ def test_effects_are_exchanges_by_hand(name):
 
 def test_r2_is_that_of_all_exchanges(view):
     alone = task_directions(view, [QUESTIONS[0], QUESTIONS[2]], k=2, strongest=4)
-    change = float(Cases(view, QUESTIONS[2:3]).changes[0])
+    change = float(Cases.of(view, QUESTIONS[2:3]).changes[0])
     numbers = torch.tensor([[x.effect, x.flow] for x in alone.strongest]).double() * change
     errors = (numbers[:, 0] - numbers[:, 1]).square().sum()
     around = (numbers[:, 0] - numbers[:, 0].mean()).square().sum()
@@ -239,11 +239,12 @@ def test_an_edit_scales_directions_of_the_output(view, found, scale):
     t, r = found.directions[1]
     ids = view.ids(QUESTIONS[0].text)
     edited = edit_mlp_along(view, t, r, layer=1, scale=scale)
-    before, after = (Run.of(model, ids).outputs[1].double() for model in (view, edited))
+    before, after = (Pass.of(model, ids[None]).outputs[1].double() for model in (view, edited))
     expected = before - (1 - scale) * before @ r.T @ t
     torch.testing.assert_close(after, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(after, before, atol=1e-3)
-    torch.testing.assert_close(Run.of(edited, ids).outputs[0], Run.of(view, ids).outputs[0])
+    unchanged = (Pass.of(model, ids[None]).outputs[0] for model in (edited, view))
+    torch.testing.assert_close(*unchanged)
 
 
 def test_edits_that_do_not_fit_are_said(view, found):

@@ -13,22 +13,22 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.case import runs_of
+from bilens.read.flow.case import both_passes
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import (
+from bilens.residual.changes import (
     EMBEDDING,
     Change,
-    Run,
     Site,
     adding,
     mixed_site,
     mlp_site,
     token_site,
 )
+from bilens.residual.passes import Pass
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
 
@@ -172,30 +172,29 @@ def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Row
     In the run of the second text the changes of parts are added in place of being removed.
     """
     if not flow.two_texts:
-        run = Run.of(model, flow.ids)
-        return [Ends(*(last_normalised(model, x) for x in _with_changes(run, groups, -1)))]
-    first, second = runs_of(model, *flow.question.both_runs(model))
+        alone = Pass.of(model, flow.ids[None])
+        return [Ends(*(last_normalised(model, x) for x in _with_changes(alone, groups, -1)))]
+    first, second = both_passes(model, [flow.question.both_texts(model)])
     n = [last_normalised(model, x) for x in _with_changes(first, groups, -1)]
     m = [last_normalised(model, x) for x in _with_changes(second, groups, 1)]
     return [Ends(*n), Ends(*reversed(m))]
 
 
 def _with_changes(
-    run: Run, groups: Sequence[Sequence[Rows]], sign: int
+    start: Pass, groups: Sequence[Sequence[Rows]], sign: int
 ) -> tuple[Float[Tensor, "1 time d_model"], Float[Tensor, "groups time d_model"]]:
-    """Return the last stream of a run, and those of runs with the changes of each group."""
+    """Return the last stream of a pass, and those of passes with the changes of each group."""
     # Positions before the first change stay as they are.
-    by_start: dict[int, list[int]] = defaultdict(list)
+    by_first: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(groups):
-        start = min(int(rows.any(-1).int().argmax()) for _, rows in group)
-        by_start[start].append(number)
-    streams = run.stream.expand(len(groups), -1, -1).clone()
-    for start, numbers in by_start.items():
+        by_first[min(int(rows.any(-1).int().argmax()) for _, rows in group)].append(number)
+    streams = start.stream.expand(len(groups), -1, -1).clone()
+    for first, numbers in by_first.items():
         sets = []
         for number in numbers:
             sets.append([Change(site, adding(sign * rows)) for site, rows in groups[number]])
-        streams[numbers] = run.again(sets, kept=start)
-    return run.stream[None], streams
+        streams[numbers] = start.changed(sets, kept=first)[:, 0]
+    return start.stream, streams
 
 
 def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:
@@ -220,7 +219,7 @@ def _rows(model: ResidualModel, flow: Flow, node: Node, output: Tensor) -> Rows:
         case "mlp":
             site = mlp_site(model, layer)
         case "position" if (positions := model.parts.positions) is not None:
-            site = Site(positions.module, False, EMBEDDING)
+            site = Site(positions.module, "output", EMBEDDING)
             place = torch.tensor([node.position], device=output.device)
             output = positions.rows(place)[0]
         case _:

@@ -14,8 +14,8 @@ from bilens.hooks import hooked
 from bilens.memory import return_freed
 from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
-from bilens.read.flow.places import LayerPlaces, Places
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
+from bilens.residual.places import LayerPlaces, Places
 
 Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
 """A number of the stream after the last layer, for each text."""

@@ -1,4 +1,4 @@
-"""A question about a model with both of its runs: what circuits, patches and directions measure.
+"""A question about a model with both passes: what circuits, patches and directions measure.
 
 Every field of the question is obeyed or refused here, and nowhere else.
 """
@@ -6,54 +6,65 @@ Every field of the question is obeyed or refused here, and nowhere else.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.memory import check_memory
-from bilens.read.flow.question import Other, Question, Score
+from bilens.read.flow.question import BothTexts, Question, Score
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Number, Run, mixture
+from bilens.residual.passes import Pass
+
+TOGETHER = 2**17
+"""Most numbers of the streams of questions that run side by side: their graphs are in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A question, the runs of its first text and of its second, and its number in both."""
+    """A question with the passes of its first text and of its second, and its number in both.
+
+    Questions of one length share their passes, in which each has a row.
+    """
 
     question: Question
-    runs: tuple[Run, Run]
-    number: Number
+    passes: tuple[Pass, Pass]
+    row: int
+    score: Score
     ends: tuple[float, float]
-    # Whether the model itself gives the answer after each text; None for a vector.
-    answers: tuple[bool | None, bool | None]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: ResidualModel, question: Question) -> "Case":
-        """Run a model on both texts of a question.
+    def of(cls, question: Question, passes: tuple[Pass, Pass], row: int) -> "Case":
+        """Return the case of a question that has a row in two passes.
 
         Raises:
-            BilensError: there is no second text, texts or tokens do not fit the model, or the
-                number is the same after both texts.
+            BilensError: its tokens do not fit the model, or its number is the same in both.
         """
-        score = Score(model, question)
-        runs = runs_of(model, *question.both_runs(model))
-
-        def number(x: Tensor) -> Tensor:
-            return score(model.parts.normalised(x[:, -1].to(model.parts.dtype)))
-
-        first, second = (float(number(run.stream[None])[0]) for run in runs)
+        score = Score(passes[0].model, question)
+        first, second = (float(score.of_streams(x.stream[[row]])[0]) for x in passes)
+        case = cls(question, passes, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
-            texts = " and ".join(texts_of(runs, question))
             raise BilensError(
-                f"{texts} have the same {question.target} of {question.number}, {first:.4g}; "
-                "expected texts that change it"
+                f"{' and '.join(case.texts)} have the same {question.target} of "
+                f"{question.number}, {first:.4g}; expected texts that change it"
             )
-        answers = _is_answer(score, runs[0]), _is_answer(score, runs[1])
-        return cls(question, runs, number, (first, second), answers)
+        return case
+
+    @cached_property
+    def alone(self) -> tuple[Pass, Pass]:
+        """Both passes with the texts of this question only."""
+        first, second = self.passes
+        return first.some([self.row]), second.some([self.row])
+
+    @cached_property
+    def answers(self) -> tuple[bool | None, bool | None]:
+        """Whether the model itself gives the answer after each text; None for a vector."""
+        first, second = (x.stream[self.row, -1] for x in self.passes)
+        return self.score.is_answer(first), self.score.is_answer(second)
 
     @property
     def change(self) -> float:
@@ -63,14 +74,31 @@ class Case:
     @property
     def texts(self) -> tuple[str, str]:
         """Both texts for a page, in quotes, up to the token that is predicted."""
-        return texts_of(self.runs, self.question)
+        first, second = (x.ids[self.row] for x in self.passes)
+        against = self.question.against
+        shown = self._quoted(self.question.text, first)
+        if isinstance(against, Tensor) and against.is_floating_point():
+            return shown, "other embeddings"
+        if isinstance(against, str | Tensor):
+            return shown, self._quoted(against, second)
+        return shown, "the mean of " + ", ".join(f"“{text}”" for text in against)
+
+    def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
+        model = self.passes[0].model
+        if isinstance(text, str) and self.question.position == -1:
+            shown = text
+        elif model.tokenizer is None:
+            shown = " ".join(shown_tokens(model, ids))
+        else:
+            shown = str(model.tokenizer.decode(ids))
+        return f"“{shown}”"
 
     @property
     def key(self) -> tuple[object, ...]:
         """What is equal for two questions that ask the same, however they are spelled."""
         asked = self.question
         vector = () if asked.vector is None else tuple(asked.vector.tolist())
-        rows = (run.tokens.cpu().contiguous().view(torch.uint8) for run in self.runs)
+        rows = (x.tokens[self.row].cpu().contiguous().view(torch.uint8) for x in self.passes)
         texts = [row.numpy().tobytes() for row in rows]
         return (*texts, asked.token, tuple(sorted(asked.minus)), asked.target, vector)
 
@@ -80,21 +108,16 @@ class Case:
         It is 0 at the second text and |change| at the first.
         The way is down where the number is smaller after the first text.
         """
-        moved = self.number(streams) - self.ends[1]
+        moved = self.score.of_streams(streams) - self.ends[1]
         return moved if self.change > 0 else -moved
-
-    def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return the rise in the run of each mask."""
-        first, second = self.runs
-        sets = [mixture(second, mask) for mask in masks]
-        return self.rise(first.again(sets, kept=first_change(self.runs)))
 
 
 def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case]:
     """Run a model on both texts of each question, all of which stay in memory.
 
     Raises:
-        BilensError: there are no questions, or one cannot be asked.
+        BilensError: there are no questions, one has no second text, texts or tokens do not fit the
+            model, or a number is the same after both texts.
         MemoryLimitError: there is not enough for all of them, by the size of the first.
     """
     questions = list(questions)
@@ -106,11 +129,37 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
             "questions need a second text each, and there must be at least one; add the other "
             "text as the fourth column, or as against"
         )
-    cases = [Case.of(model, questions[0])]
-    size = sum(map(_size, cases[0].runs)) / len(cases[0].runs[0].ids)
-    tokens = sum(len(model.ids(question.text, question.position)) for question in questions[1:])
-    check_memory(int(size * tokens), f"The runs of {len(questions):,} questions", model.device)
-    return cases + [Case.of(model, question) for question in questions[1:]]
+    texts = [question.both_texts(model) for question in questions]
+    of_length: dict[int, list[int]] = defaultdict(list)
+    for number, (ids, _, _) in enumerate(texts):
+        of_length[len(ids)].append(number)
+    if len(questions) > 1:
+        # Before there are many: by the size of the first.
+        size = sum(x.nbytes for x in both_passes(model, texts[:1])) / len(texts[0][0])
+        tokens = sum(len(ids) for ids, _, _ in texts)
+        name = f"The passes of {len(questions):,} questions"
+        check_memory(int(size * tokens), name, model.device)
+    cases: dict[int, Case] = {}
+    for time, numbers in of_length.items():
+        count = max(1, TOGETHER // (time * model.d_model))
+        for start in range(0, len(numbers), count):
+            group = numbers[start : start + count]
+            passes = both_passes(model, [texts[number] for number in group])
+            for row, number in enumerate(group):
+                cases[number] = Case.of(questions[number], passes, row)
+    return [cases[number] for number in range(len(questions))]
+
+
+def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass, Pass]:
+    """Return the passes of the first texts and of the second ones, all of one length."""
+    first, second, tokens = [], [], []
+    for ids, other, embeddings in texts:
+        first.append(ids)
+        second.append(other)
+        tokens.append(model.parts.embed.rows(other) if embeddings is None else embeddings)
+    return Pass.of(model, torch.stack(first)), Pass.of(
+        model, torch.stack(second), torch.stack(tokens)
+    )
 
 
 @dataclass(frozen=True)
@@ -157,61 +206,3 @@ def split_tasks(cases: Sequence[Case], share: Callable[[int], int]) -> list[Task
                     f"task {task.name!r}, but finds in another task; leave it out of one"
                 )
     return tasks
-
-
-def runs_of(model: ResidualModel, ids: Int[Tensor, " time"], other: Other) -> tuple[Run, Run]:
-    """Return the runs of a text and of the other."""
-    return Run.of(model, ids), Run.of(model, other.ids, other.tokens)
-
-
-def first_change(runs: Sequence[Run]) -> int:
-    """Return the first position at which the embeddings of two runs differ."""
-    return int((runs[0].tokens != runs[1].tokens).any(-1).int().argmax())
-
-
-def texts_of(runs: tuple[Run, Run], question: Question) -> tuple[str, str]:
-    """Return both texts of a question in quotes, or what the second run has in place of one."""
-    model = runs[0].model
-
-    def quoted(text: str | Tensor, run: Run) -> str:
-        if isinstance(text, str) and question.position == -1:
-            shown = text
-        elif model.tokenizer is None:
-            shown = " ".join(shown_tokens(model, run.ids))
-        else:
-            shown = str(model.tokenizer.decode(run.ids))
-        return f"“{shown}”"
-
-    first, second = quoted(question.text, runs[0]), question.against
-    if isinstance(second, Tensor) and second.is_floating_point():
-        return first, "other embeddings"
-    if isinstance(second, str | Tensor):
-        return first, quoted(second, runs[1])
-    return first, "the mean of " + ", ".join(f"“{text}”" for text in second)
-
-
-def _is_answer(score: Score, run: Run) -> bool | None:
-    """Return whether the token is ahead of those to subtract, or of all others without any."""
-    if not score.tokens:
-        return None
-    parts, (token, *minus) = run.model.parts, score.tokens
-    W, b = parts.logit_weights()
-    logits = parts.normalised(run.stream[-1:].to(parts.dtype))[0] @ W + b
-    if not minus:
-        return int(logits.argmax()) == token
-    return bool(logits[token] > logits[minus].max())
-
-
-def _size(run: Run) -> int:
-    """Return the bytes of the tensors of a run, which share some."""
-    tensors = [run.ids, run.tokens, run.stream, *run.mixed, *run.outputs, *run.by_position.values()]
-    for x, args, kwargs in run.calls:
-        # Positions come as a pair of tensors.
-        for value in (x, *args, *kwargs.values()):
-            tensors += [part for part in _flat(value) if isinstance(part, Tensor)]
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-    return sum(storages.values())
-
-
-def _flat(value: object) -> Sequence[object]:
-    return value if isinstance(value, tuple | list) else [value]

@@ -6,10 +6,11 @@ text has 0 and the first 1. Over several questions it is a share of the absolute
 by its own, whether the first text raises its number or lowers it.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -19,14 +20,16 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.read.flow.case import Case, first_change, make_cases
+from bilens.read.flow.case import Case, make_cases
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Part, exchanged
+from bilens.residual.changes import Part
+from bilens.residual.exchanges import exchanged, mixture
+from bilens.residual.passes import Pass, first_change
 
 
 class Cases:
@@ -36,16 +39,21 @@ class Cases:
     """
 
     def __init__(
-        self, model: ResidualModel, questions: Sequence[Question], *, by_position: bool = False
+        self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
     ) -> None:
-        self.model, self.by_position = model, by_position
-        self.cases = make_cases(model, questions)
+        self.model, self.by_position, self.cases = model, by_position, cases
+
+    @classmethod
+    def of(
+        cls, model: ResidualModel, questions: Sequence[Question], *, by_position: bool = False
+    ) -> "Cases":
+        """Run a model on both texts of each question; see `make_cases`."""
+        return cls(model, make_cases(model, questions), by_position=by_position)
 
     def some(self, numbers: Iterable[int], *, by_position: bool = False) -> "Cases":
         """Return the cases with some numbers, which may repeat."""
-        others = copy(self)
-        others.cases, others.by_position = [self.cases[i] for i in numbers], by_position
-        return others
+        cases = [self.cases[i] for i in numbers]
+        return Cases(self.model, cases, by_position=by_position)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -53,7 +61,7 @@ class Cases:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a mask: (layers, heads + 1), or (layers, time, heads + 1)."""
-        time = (len(self.cases[0].runs[0].ids),) if self.by_position else ()
+        time = (self.cases[0].passes[0].ids.shape[1],) if self.by_position else ()
         return (self.model.n_layers, *time, self.model.n_heads + 1)
 
     @property
@@ -61,15 +69,41 @@ class Cases:
         """The absolute change of each question's number."""
         return torch.tensor([abs(case.change) for case in self.cases], dtype=torch.float64)
 
-    def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
-        """Return how far a question's number rises from its second text, for each mask."""
-        return self.cases[number].values(masks)
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Numbers of questions that share passes, and run side by side."""
+        of_passes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        repeats: Counter[tuple[int, int]] = Counter()
+        for number, case in enumerate(self.cases):
+            place = id(case.passes[0]), case.row
+            of_passes[place[0], repeats[place]].append(number)
+            repeats[place] += 1
+        return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
+
+    @cached_property
+    def _passes(self) -> list[tuple[Pass, Pass]]:
+        passes = []
+        for group in self.groups:
+            first, second = self.cases[group[0]].passes
+            rows = [self.cases[number].row for number in group]
+            passes.append((first.some(rows), second.some(rows)))
+        return passes
+
+    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
+        """Return how far each number of a group rises from its second text, for each mask."""
+        first, second = self._passes[group]
+        sets = [mixture(second, mask) for mask in masks]
+        streams = first.changed(sets, kept=first_change((first, second)))
+        numbers = self.groups[group]
+        rises = [self.cases[i].rise(x) for i, x in zip(numbers, streams.unbind(1), strict=True)]
+        return torch.stack(rises, 1)
 
     @torch.no_grad()
     def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
         """Return how far each question's number rises from its second text, for each mask."""
-        of_cases = [self.rises(number, masks).double().cpu() for number in range(len(self))]
-        values = torch.stack(of_cases, 1)
+        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
+        for group, numbers in enumerate(self.groups):
+            values[:, numbers] = self.rises(group, masks).double().cpu()
         check_finite(number=values)
         return values
 
@@ -82,13 +116,14 @@ class Cases:
     ) -> Float[Tensor, " *shape"]:
         """Return the weighted sum of the gradients of f at some masks."""
         total = torch.zeros(self.shape, dtype=torch.float64)
-        for number, case in enumerate(self.cases):
-            with torch.enable_grad():
-                given = masks.to(case.runs[0].stream).requires_grad_()
-                values = self.rises(number, given)
-                rise = (values * values.new_tensor(weights)).sum()
-                (slope,) = torch.autograd.grad(rise, given)
-            total += slope.sum(0).double().cpu()
+        like = self.cases[0].passes[0].stream
+        for group in range(len(self.groups)):
+            for mask, weight in zip(masks, weights, strict=True):
+                with torch.enable_grad():
+                    given = mask.to(like).requires_grad_()
+                    rise = weight * self.rises(group, given[None]).sum()
+                    (slope,) = torch.autograd.grad(rise, given)
+                total += slope.double().cpu()
         check_finite(gradient=total)
         return total / self.changes.sum()
 
@@ -269,7 +304,7 @@ def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int
 
 def is_similar(a: Case, b: Case) -> bool:
     """Return whether two questions are of one template: half of their tokens agree in order."""
-    tokens, others = (case.runs[0].ids.tolist() for case in (a, b))
+    tokens, others = (case.passes[0].ids[case.row].tolist() for case in (a, b))
     return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
 
 
@@ -296,11 +331,12 @@ def part_effects(
     lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
     moved = torch.zeros(len(parts), model.vocab_size)
     for case in cases.cases:
-        first, second = case.runs
-        kept = first_change(case.runs)
-        noised = first.again([[], *([exchanged(part, second)] for part in parts)], kept=kept)
+        first, second = case.alone
+        kept = first_change(case.alone)
+        sets = [[], *([exchanged(part, second)] for part in parts)]
+        noised = first.changed(sets, kept=kept)[:, 0]
         lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
-        denoised = second.again([[exchanged(part, first)] for part in parts], kept=kept)
+        denoised = second.changed([[exchanged(part, first)] for part in parts], kept=kept)[:, 0]
         gained += case.rise(denoised).double().cpu()
         ends = last_normalised(model, noised)
         moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)

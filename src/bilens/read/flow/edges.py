@@ -9,11 +9,9 @@ Source:
     2024 (arXiv 2403.17806).
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,7 +23,7 @@ from bilens.read.flow.circuit_search import Cases, integrated_gradients, search
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Part, Site
+from bilens.residual.changes import Change, Part, Site, mixed_site, mlp_site
 from bilens.residual.layers import NormedInput
 from bilens.residual.parts import LinearMap
 
@@ -132,21 +130,21 @@ class EdgeRuns:
 
     def __init__(self, graph: EdgeGraph, case: Case) -> None:
         self.graph, self.case = graph, case
-        self.first, self.second = case.runs
+        self.first, self.second = case.alone
 
     def values(self, masks: Float[Tensor, "n readers sources"]) -> Float[Tensor, " n"]:
         """Return the rise of the number in the run of each mask of edges; see `Case.rise`."""
         graph, second = self.graph, self.second
         shares = masks * graph.exists.to(masks)
         change = self.first.tokens - second.tokens
-        written = _Written(shares, change.expand(len(masks), 1, *change.shape))
+        written = _Written(shares, change.expand(len(masks), 1, -1, -1))
         reads = shares.detach().ne(0).any(0).any(-1)
         for layer in range(graph.model.n_layers):
             start, end = graph.first_reader(layer), graph.first_reader(layer + 1)
             readers = [start + i for i in reads[start:end].nonzero().flatten().tolist()]
             if readers:
-                second.layer(layer, len(masks), self._sites(layer, readers, written))
-        last = written.into(len(graph.readers) - 1, second.stream)
+                second.layer(layer, self._changes(layer, readers, written), len(masks))
+        last = written.into(len(graph.readers) - 1, second.stream[0])
         return self.case.rise(last)
 
     @cached_property
@@ -156,27 +154,27 @@ class EdgeRuns:
         written = []
         with torch.no_grad():
             for layer, mixed in enumerate(second.mixed):
-                output = graph.mlp_output(layer, second.outputs[layer])
-                written.append((graph.head_outputs(layer, mixed), output))
+                output = graph.mlp_output(layer, second.outputs[layer][0])
+                written.append((graph.head_outputs(layer, mixed[0]), output))
         return written
 
     @cached_property
     def _mlp_inputs(self) -> list[Tensor]:
         """The streams of the second run that the MLP of each layer reads."""
         inputs: list[Tensor] = []
-        looks = {
-            Site(layer.mlp.norm_or_module, True, 0): lambda x: inputs.append(x[0])
+        looks = [
+            Change(Site(layer.mlp.norm_or_module, "input", 0), lambda x: inputs.append(x[0]))
             for layer in self.graph.model.parts.layers
-        }
+        ]
         with torch.no_grad():
-            self.second.batch([0], looks)
+            self.second.changed([looks])
         return inputs
 
-    def _sites(self, number: int, readers: list[int], written: "_Written") -> dict[Site, Any]:
+    def _changes(self, number: int, readers: list[int], written: "_Written") -> list[Change]:
         """Return the changes of a layer in which some readers take what was written so far."""
         graph, (heads_written, mlp_written) = self.graph, self._outputs[number]
         layer, of_mlp = graph.model.parts.layers[number], graph.first_reader(number + 1) - 1
-        stream, start = self.second.calls[number][0][0], graph.source(number)
+        stream, start = self.second.streams[number][0], graph.source(number)
 
         def read_by(reader: int, part: LinearMap, rows: slice, y: Tensor) -> Tensor:
             x = layer.heads.applied(layer.heads.normalised(written.into(reader, stream)))
@@ -194,21 +192,19 @@ class EdgeRuns:
             written.add(start + graph.model.n_heads, change[:, None])
 
         # Queries, keys and values may be one module, whose output is changed reader by reader.
-        maps: dict[Site, list[Any]] = defaultdict(list)
-        sites: dict[Site, Any] = {}
+        changes: list[Change] = []
         for reader in readers:
             for part, rows in graph.readers[reader].maps if reader != of_mlp else ():
-                site = Site(part.module, False, 0)
-                maps[site].append(partial(read_by, reader, part, rows))
-        if maps:
-            sites[Site(layer.heads.out.module, True, 0)] = keep_heads
-        for site, functions in maps.items():
-            sites[site] = partial(_in_turn, functions)
+                site = Site(part.module, "output", number)
+                changes.append(Change(site, partial(read_by, reader, part, rows)))
+        if changes:
+            changes.append(Change(mixed_site(graph.model, number), keep_heads))
         if of_mlp in readers:
-            before, into_mlp = self._mlp_inputs[number], Site(layer.mlp.norm_or_module, True, 0)
-            sites[into_mlp] = lambda _: written.into(of_mlp, before)
-            sites[Site(layer.mlp.module, False, 0)] = keep_mlp
-        return sites
+            before = self._mlp_inputs[number]
+            into_mlp = Site(layer.mlp.norm_or_module, "input", number)
+            changes.append(Change(into_mlp, lambda _: written.into(of_mlp, before)))
+            changes.append(Change(mlp_site(graph.model, number), keep_mlp))
+        return changes
 
 
 class _Written:
@@ -232,7 +228,7 @@ class EdgeCases(Cases):
     """Questions about a model, on which masks of edges are measured."""
 
     def __init__(self, cases: Cases) -> None:
-        self.model, self.by_position, self.cases = cases.model, False, cases.cases
+        super().__init__(cases.model, cases.cases)
         self.graph = EdgeGraph(cases.model)
         self.runs = [EdgeRuns(self.graph, case) for case in cases.cases]
 
@@ -241,9 +237,14 @@ class EdgeCases(Cases):
         """The shape of a mask: (readers, sources)."""
         return tuple(self.graph.exists.shape)
 
-    def rises(self, number: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    @property
+    def groups(self) -> list[list[int]]:
+        """Each question by itself."""
+        return [[number] for number in range(len(self))]
+
+    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
         """Return how far a question's number rises from its second text, for each mask."""
-        return self.runs[number].values(masks.to(self.runs[number].second.tokens))
+        return self.runs[group].values(masks.to(self.runs[group].second.tokens))[:, None]
 
 
 class CircuitEdge(NamedTuple):
@@ -302,9 +303,3 @@ def found_edges(
 def _block(part: LinearMap, number: int, count: int) -> slice:
     width = part.n_out // count
     return slice(number * width, (number + 1) * width)
-
-
-def _in_turn(functions: Sequence[Any], x: Tensor) -> Tensor:
-    for function in functions:
-        x = function(x)
-    return x

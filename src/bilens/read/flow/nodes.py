@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress
 from bilens.lazy_imports import go
-from bilens.residual.interventions import Part
+from bilens.residual.changes import Part
 from bilens.sections import plotly_text, signed
 
 NodeKind = Literal["output", "token", "position", "head", "mlp", "choice", "bias"]

@@ -12,12 +12,14 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.case import Case, first_change, runs_of
+from bilens.read.flow.case import both_passes, make_cases
 from bilens.read.flow.question import Against, Question, Target, replaced
 from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Change, Number, Part, Run, exchanged
+from bilens.residual.changes import Change, Part
+from bilens.residual.exchanges import exchanged
+from bilens.residual.passes import Number, Pass, first_change
 from bilens.sections import Fact, signed
 
 
@@ -135,20 +137,22 @@ def patch(
     answers = [answer_ids(model, name) for name in names]
     notes = space_hints(model, [(model.ids(text, position), names)])
     if all(len(answer) == 1 for answer in answers):
-        case = Case.of(model, question)
-        effects = patched_effects(case.runs, case.number)
+        (case,) = make_cases(model, [question])
+        effects = patched_effects(case.passes, case.score.of_streams)
         return Effects(effects.change, effects.noising, effects.denoising, notes)
     if target != "logit":
         raise BilensError(
             f"target={target!r} with an answer of several tokens, whose number is its "
             "log-probability; leave target out, or take answers of one token"
         )
-    ids, other = question.both_runs(model)
+    ids, other, tokens = question.both_texts(model)
     shares = [1.0, *(-1 / len(question.minus) for _ in question.minus)]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     for share, answer in zip(shares, answers, strict=True):
-        runs = runs_of(model, torch.cat([ids, answer]), other.followed_by(answer))
-        of_answer = patched_effects(runs, log_probability_of(model, answer))
+        # The answer follows both texts, whatever the embeddings of the second run are.
+        rows = None if tokens is None else torch.cat([tokens, model.parts.embed.rows(answer)])
+        texts = torch.cat([ids, answer]), torch.cat([other, answer]), rows
+        of_answer = patched_effects(both_passes(model, [texts]), log_probability_of(model, answer))
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
     return Effects(change, both[0], both[1], notes)
@@ -168,13 +172,13 @@ def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Numbe
 
 
 @torch.no_grad()
-def patched_effects(runs: tuple[Run, Run], number: Number) -> Effects:
-    """Return the effects of all heads and MLPs on a number in both directions."""
-    model, kept, effects = runs[0].model, first_change(runs), []
-    ends = [float(number(run.stream[None])[0]) for run in runs]
-    for run, other, end, sign in ((*runs, ends[0], 1), (*runs[::-1], ends[1], -1)):
+def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
+    """Return the effects of all heads and MLPs on a number of a text, in both directions."""
+    model, kept, effects = passes[0].model, first_change(passes), []
+    ends = [float(number(of_text.stream)[0]) for of_text in passes]
+    for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
         sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
-        change = end - number(run.again(sets, kept=kept)).double().cpu()
+        change = end - number(of_text.changed(sets, kept=kept)[:, 0]).double().cpu()
         effects.append(sign * change.reshape(model.n_layers, -1))
     noising, denoising = effects
     return Effects(ends[0] - ends[1], noising, denoising)

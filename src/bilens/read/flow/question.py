@@ -22,6 +22,8 @@ from bilens.settings import CheckedSettings
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
 Target = Literal["logit", "log-probability", "probability"]
+BothTexts = tuple[Int[Tensor, " time"], Int[Tensor, " time"], Float[Tensor, "time d_model"] | None]
+"""The tokens of a text and of the second run, and embeddings of the latter that are not theirs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Question(CheckedSettings):
         against: the second run: a text of as many tokens, its numbers, embeddings, or several
             texts; an empty text for the first text alone.
         task: a name for all questions of one kind.
-        template: a name for the questions of a task whose sentences differ in a few words only.
         target: the logit before a soft cap, the log-probability or the probability of the token.
         position: the position whose next token is predicted, counted from the end if negative.
         vector: a direction of the last normalised stream, in place of the tokens, which are empty.
@@ -52,7 +53,6 @@ class Question(CheckedSettings):
     minus: tuple[str, ...] = ()
     against: Against = ""
     task: str = ""
-    template: str = ""
     target: Target = "logit"
     position: int = -1
     vector: Float[Tensor, " d_model"] | None = None
@@ -130,8 +130,8 @@ class Question(CheckedSettings):
         check_finite(direction=self.vector)
         return self.vector.to(model.device, model.parts.dtype)
 
-    def both_runs(self, model: ResidualModel) -> "tuple[Int[Tensor, ' time'], Other]":
-        """Return the tokens up to the position that predicts, and the second run up to there.
+    def both_texts(self, model: ResidualModel) -> BothTexts:
+        """Return the tokens of both runs up to the position that predicts; see `second_text`.
 
         Raises:
             BilensError: there is no second text, or it does not fit.
@@ -142,8 +142,10 @@ class Question(CheckedSettings):
                 "it as the fourth column"
             )
         ids = model.ids(self.text, self.position)
+        time = len(ids)
         # Later tokens are not read.
-        return ids, Other(model, model.ids(self.text), self.against).cut(len(ids))
+        other, embeddings = second_text(model, model.ids(self.text), self.against)
+        return ids, other[:time], None if embeddings is None else embeddings[:time]
 
     @property
     def has_two_texts(self) -> bool:
@@ -180,7 +182,7 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
     for line in read_pair_lines(path):
         question = _asked(line)
         try:
-            Other(model, model.ids(question.text), question.against)
+            question.both_texts(model)
             question.token_numbers(model)
         except BilensError as error:
             raise BilensError(f"{line.place}: {error}") from None
@@ -189,7 +191,7 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
 
 
 def _asked(line: QuestionLine) -> Question:
-    return Question(line.text, line.token, line.minus, line.against, line.task, line.template)
+    return Question(line.text, line.token, line.minus, line.against, line.task)
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
@@ -249,63 +251,48 @@ def second_run(
     return against or None, against or ""
 
 
-class Other:
-    """The second run, in place of the text `ids`: another text, or embeddings of this one."""
+def second_text(
+    model: ResidualModel, ids: Int[Tensor, " time"], against: Against
+) -> tuple[Int[Tensor, " time"], Float[Tensor, "time d_model"] | None]:
+    """Return the tokens of the second run in place of a text, and embeddings that are not theirs.
 
-    def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
-        self.model, self.ids = model, ids
-        self.embeddings: Tensor | None = None
-        if isinstance(against, str) or (
-            isinstance(against, Tensor) and not against.is_floating_point()
-        ):
-            self.ids = self._of_equal_length(ids, model.ids(against))
-        elif isinstance(against, Tensor):
-            self.embeddings = self._fitted(against)
-        else:
-            if not against:
-                raise BilensError("against holds no texts, expected at least one")
-            texts = [self._of_equal_length(ids, model.ids(text)) for text in against]
-            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
+    Raises:
+        BilensError: it does not fit the text or the model.
+    """
+    if isinstance(against, str) or (
+        isinstance(against, Tensor) and not against.is_floating_point()
+    ):
+        return _of_equal_length(model, ids, model.ids(against)), None
+    if isinstance(against, Tensor):
+        return ids, _fitted(model, ids, against)
+    if not against:
+        raise BilensError("against holds no texts, expected at least one")
+    texts = [_of_equal_length(model, ids, model.ids(text)) for text in against]
+    return ids, torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
 
-    @property
-    def tokens(self) -> Float[Tensor, "time d_model"]:
-        """The second run's token embeddings."""
-        return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
 
-    def cut(self, time: int) -> "Other":
-        """Return the run up to a position."""
-        self.ids = self.ids[:time]
-        if self.embeddings is not None:
-            self.embeddings = self.embeddings[:time]
-        return self
-
-    def followed_by(self, answer: Int[Tensor, " n"]) -> "Other":
-        """Return the run with tokens after its text, the same as after the first text."""
-        rows = torch.cat([self.tokens, self.model.parts.embed.rows(answer)])
-        against = torch.cat([self.ids, answer]) if self.embeddings is None else rows
-        return Other(self.model, torch.cat([self.ids, answer]), against)
-
-    def _fitted(self, against: Tensor) -> Tensor:
-        time, width = len(self.ids), self.model.d_model
-        if against.shape not in ((width,), (time, width)):
-            raise BilensError(
-                f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
-                f"({width},), embeddings of the text's {time} tokens or one for all"
-            )
-        check_finite(against=against)
-        return against.to(self.model.device, self.model.parts.dtype).expand(time, width)
-
-    def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
-        if len(ids) == len(other):
-            return other
-        names = [shown_tokens(self.model, row) for row in (ids, other)]
-        pairs = enumerate(zip(*names, strict=False))
-        first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
+def _fitted(model: ResidualModel, ids: Tensor, against: Tensor) -> Tensor:
+    time, width = len(ids), model.d_model
+    if against.shape not in ((width,), (time, width)):
         raise BilensError(
-            f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
-            f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
-            "Choose words of equally many tokens"
+            f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
+            f"({width},), embeddings of the text's {time} tokens or one for all"
         )
+    check_finite(against=against)
+    return against.to(model.device, model.parts.dtype).expand(time, width)
+
+
+def _of_equal_length(model: ResidualModel, ids: Tensor, other: Tensor) -> Tensor:
+    if len(ids) == len(other):
+        return other
+    names = [shown_tokens(model, row) for row in (ids, other)]
+    pairs = enumerate(zip(*names, strict=False))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
+    raise BilensError(
+        f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
+        f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
+        "Choose words of equally many tokens"
+    )
 
 
 class Score:
@@ -332,3 +319,22 @@ class Score:
         logs = self.model.parts.capped(n @ W + b).log_softmax(-1)
         numbers = logs.exp() if self.target == "probability" else logs
         return numbers[:, self.tokens] @ self.shares
+
+    def of_streams(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
+        """Return the number of streams after the last layer, at their last position."""
+        parts = self.model.parts
+        return self(parts.normalised(x[:, -1].to(parts.dtype)))
+
+    def is_answer(self, x: Float[Tensor, " d_model"]) -> bool | None:
+        """Return whether the token is ahead of those to subtract, or of all others without any.
+
+        `x` is the stream after the last layer. It is None for a vector.
+        """
+        if not self.tokens:
+            return None
+        parts, (token, *minus) = self.model.parts, self.tokens
+        W, b = parts.logit_weights()
+        logits = parts.normalised(x.to(parts.dtype)) @ W + b
+        if not minus:
+            return int(logits.argmax()) == token
+        return bool(logits[token] > logits[minus].max())

@@ -10,14 +10,15 @@ from torch import Tensor
 from bilens.analysis import analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.case import Case, first_change, make_cases, split_tasks
+from bilens.read.flow.case import Case, make_cases, split_tasks
 from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import last_normalised, token_scores
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import adjoints_of
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Change, adding, mlp_site
+from bilens.residual.changes import Change, adding, mlp_site
+from bilens.residual.passes import first_change
 from bilens.settings import Count
 
 
@@ -187,7 +188,7 @@ def _measured(
     learning: int,
 ) -> tuple[float | None, tuple[TaskDirection, ...]]:
     """Exchange directions on the questions after the first `learning`, and name them on all."""
-    model = cases[0].runs[0].model
+    model = cases[0].passes[0].model
     flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
     moved = torch.zeros(len(places), model.vocab_size)
     sides = torch.zeros(len(places), dtype=torch.float64)
@@ -204,16 +205,17 @@ def _measured(
             rows, site = amounts[:, None] * written, mlp_site(model, layer)
             removing.append([Change(site, adding(-rows))])
             adding_back.append([Change(site, adding(rows))])
-        first, second = case.runs
-        kept = first_change(case.runs)
-        without = first.again([[], *removing], kept=kept)
+        first, second = case.alone
+        kept = first_change(case.alone)
+        without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side moves tokens the other way.
         ends = last_normalised(model, without)
         moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
         sides += signs
         if question >= learning:
-            lost = case.ends[0] - case.number(without[1:])
-            gained = case.number(second.again(adding_back, kept=kept)) - case.ends[1]
+            lost = case.ends[0] - case.score.of_streams(without[1:])
+            restored = second.changed(adding_back, kept=kept)[:, 0]
+            gained = case.score.of_streams(restored) - case.ends[1]
             effects[question] = ((lost + gained) / 2).double().cpu()
     flows, effects = flows[learning:], effects[learning:]
     spread = float((effects - effects.mean()).square().sum())
@@ -243,8 +245,7 @@ def read_task_directions(
         questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
             tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. Or the name of a task that comes with bilens, such as
-            agreement. The first half of a task's questions find, the
+            token, minus, against and task. The first half of a task's questions find, the
             others measure.
         k: Directions of each MLP.
         strongest: Number of directions that are exchanged between both texts and named.

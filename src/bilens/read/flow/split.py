@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import torch
@@ -14,12 +14,11 @@ from bilens.errors import BilensError
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
-from bilens.read.flow.places import places_of
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
 from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import embedded
+from bilens.residual.passes import embedded
 from bilens.settings import Between
 
 KEPT_BYTES = 1024**3
@@ -138,16 +137,13 @@ def adjoints_of(
         raise BilensError(
             f"target={questions[0].target!r} needs two runs; add against, or take target='logit'"
         )
-    texts, rows, has_embeddings = [], [], False
+    tokens: list[Tensor | None] = []
     if two_texts:
-        both = [question.both_runs(model) for question in questions]
-        texts = [ids for ids, _ in both] + [other.ids for _, other in both]
-        has_embeddings = any(other.embeddings is not None for _, other in both)
-        rows = [model.parts.embed.rows(ids) for ids, _ in both] + [
-            other.tokens for _, other in both
-        ]
+        texts = [question.both_texts(model) for question in questions]
+        ids = torch.stack([first for first, _, _ in texts] + [second for _, second, _ in texts])
+        tokens = [embeddings for _, _, embeddings in texts]
     else:
-        texts = [model.ids(questions[0].text, questions[0].position)]
+        ids = model.ids(questions[0].text, questions[0].position)[None]
 
     def score(x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, " texts"]:
         n = model.parts.normalised(x[:, -1].to(model.parts.dtype))
@@ -156,11 +152,16 @@ def adjoints_of(
         numbers = [of_question(n[:, i]) for i, of_question in enumerate(scores)]
         return torch.stack(numbers, 1).flatten()
 
-    ids = torch.stack(texts)
-    given = embedded(model, torch.stack(rows)) if has_embeddings else nullcontext()
+    given: AbstractContextManager[None] = nullcontext()
+    if any(of_second is not None for of_second in tokens):
+        rows = model.parts.embed.rows(ids)
+        for number, of_second in enumerate(tokens, len(questions)):
+            if of_second is not None:
+                rows[number] = of_second
+        given = embedded(model, rows)
     with given:
         adjoints = Adjoints(
-            places_of(model),
+            model.places,
             ids,
             score,
             two_texts=two_texts,

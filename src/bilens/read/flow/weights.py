@@ -22,7 +22,8 @@ from bilens.read.language.heads import attention_pairs, output_pairs
 from bilens.read.language.names import token_text
 from bilens.read.language.ngrams import attention_scores
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import Part, embedded
+from bilens.residual.changes import Part
+from bilens.residual.passes import embedded
 from bilens.sections import Fact, Section, Table, signed
 from bilens.settings import Count
 
@@ -154,9 +155,9 @@ def tensor_inputs(
 ) -> list[Float[Tensor, " n_in"]]:
     """Return the input of an MLP's tensor at a position, in each run of a flow."""
     if flow.two_texts:
-        ids, other = flow.question.both_runs(model)
-        with embedded(model, other.tokens):
-            second = [model.mlp_inputs(layer, other.ids[None])]
+        ids, other, tokens = flow.question.both_texts(model)
+        with embedded(model, model.parts.embed.rows(other) if tokens is None else tokens):
+            second = [model.mlp_inputs(layer, other[None])]
     else:
         ids, second = flow.ids, []
     z = [x[0, position] for x in (model.mlp_inputs(layer, ids[None]), *second)]

@@ -1,4 +1,4 @@
-"""Changed runs are those of the model with hooks by hand; parts have one address."""
+"""Changed passes are those of the model with hooks by hand; parts have one address."""
 
 import pytest
 import torch
@@ -6,19 +6,10 @@ from experiments.patching import slopes
 
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
-from bilens.residual.interventions import (
-    Change,
-    Part,
-    Run,
-    adding,
-    exchanged,
-    logit_of,
-    mixed_site,
-    mixture,
-    mlp_site,
-    token_site,
-)
-from tests.families import ALL, DAILY, exact_norms, some_text, tiny
+from bilens.residual.changes import Change, Part, adding, mixed_site, mlp_site, token_site
+from bilens.residual.exchanges import exchanged, mixture
+from bilens.residual.passes import Pass, logit_of
+from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
 from tests.nightly import nightly
 
@@ -32,17 +23,18 @@ def test_a_mixture_is_the_model_with_hooks(name):
     generator = torch.Generator().manual_seed(0)
     keep = torch.rand(view.n_layers, len(first), view.n_heads + 1, generator=generator).double()
     with exact_norms():
-        run, other = Run.of(view, first), Run.of(view, second)
+        start, other = Pass.of(view, first[None]), Pass.of(view, second[None])
         # One set is changed in the last layer only, and joins the batch there; one is unchanged.
         late = [Change(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
-        rows = run.again([mixture(other, keep), late, [], mixture(other, keep)], kept=2)
+        sets = [mixture(other, keep), late, [], mixture(other, keep)]
+        rows = start.changed(sets, kept=2)[:, 0]
         hooks = []
         for shares, mixed, output, layer in zip(
             keep, other.mixed, other.outputs, view.parts.layers, strict=True
         ):
 
             def mix(_, args, shares=shares, mixed=mixed):
-                width = mixed.shape[1] // view.n_heads
+                width = mixed.shape[2] // view.n_heads
                 share = shares[:, :-1].repeat_interleave(width, 1)
                 return (share * args[0] + (1 - share) * mixed, *args[1:])
 
@@ -70,14 +62,15 @@ def test_a_mixture_is_the_model_with_hooks(name):
 
 def test_gradients_by_shares_are_central_differences():
     view, keep = ResidualModel(random_model(n_layers=2, norm="rms")), torch.rand(2, 5).double()
-    run, other = (Run.of(view, random_text(seed=seed)) for seed in (1, 2))
+    start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
     number = logit_of(view, view.direction(3))
     with torch.enable_grad():
         shares = keep.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(number(run.again([mixture(other, shares)])).sum(), shares)
+        value = number(start.changed([mixture(other, shares)])[0]).sum()
+        (slope,) = torch.autograd.grad(value, shares)
     steps = 1e-6 * torch.eye(10).double().reshape(10, 2, 5)
     ends = [
-        number(run.again([mixture(other, keep + sign * step) for step in steps]))
+        number(start.changed([mixture(other, keep + sign * step) for step in steps])[:, 0])
         for sign in (1, -1)
     ]
     torch.testing.assert_close(slope.flatten(), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-8)
@@ -86,32 +79,69 @@ def test_gradients_by_shares_are_central_differences():
 
 def test_gradients_at_sites_are_central_differences():
     view = ResidualModel(random_model(n_layers=2, norm="rms"))
-    run, number = Run.of(view, random_text(seed=1)), logit_of(view, view.direction(3))
-    tokens = torch.stack([run.tokens, 2 * run.tokens])
-    site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(run.mixed[1])
-    (of_site,) = slopes(run, number, [site], tokens)
+    start, number = Pass.of(view, random_text(seed=1)[None]), logit_of(view, view.direction(3))
+    tokens = torch.cat([start.tokens, 2 * start.tokens])
+    site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(start.mixed[1][0])
+    (of_site,) = slopes(start, number, [site], tokens)
     for row, rows in enumerate(tokens):
-        given = Change(token_site(view), lambda _, rows=rows: rows)
+        given = Change(token_site(view), lambda _, rows=rows: rows[None])
         up, down = (
-            number(run.again([[given, Change(site, adding(sign * step))]])) for sign in (1, -1)
+            number(start.changed([[given, Change(site, adding(sign * step))]])[0])
+            for sign in (1, -1)
         )
         slope = float((up - down)[0] / 2)
         assert float((of_site.slope[row] * step).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-12)
         assert abs(slope) > 1e-8
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_texts_side_by_side_are_each_by_itself(name):
+    view, first = ResidualModel(tiny(name)), some_text()[:3]
+    # As many texts as positions: arguments of layers tell texts by another number of them.
+    first = torch.cat([first, (1 + first) % 30])[:, :6]
+    second = first.flip(0)
+    generator = torch.Generator().manual_seed(0)
+    keep = torch.rand(view.n_layers, view.n_heads + 1, generator=generator).double()
+    with exact_norms():
+        start, other = Pass.of(view, first), Pass.of(view, second)
+        together = start.changed([mixture(other, keep), []])
+        for row in (0, 4):
+            passes = Pass.of(view, first[row][None]), Pass.of(view, second[row][None])
+            parts = start.some([row]), other.some([row])
+            for a, b in (passes, parts):
+                alone = a.changed([mixture(b, keep), []])
+                torch.testing.assert_close(alone[:, 0], together[:, row], rtol=1e-6, atol=1e-8)
+        some = start.some([4, 0]).changed([mixture(other.some([4, 0]), keep)])
+        torch.testing.assert_close(some[0], together[0, [4, 0]], rtol=1e-6, atol=1e-8)
+    assert (together[0] - together[1]).abs().max() > 1e-3
+
+
+def test_a_layer_of_which_nothing_is_kept_does_not_run():
+    view = ResidualModel(random_model(n_layers=3, norm="rms"))
+    start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
+    keep = torch.rand(2, 3, 5).double()
+    keep[:, 1] = 0
+    keep[1, 0] = 0
+    given = [mixture(other, of_set) for of_set in keep]
+    assert [len(changes) for changes in given] == [5, 4]
+    # So small a share is rounded away, but runs.
+    whole = [mixture(other, of_set.clamp(min=1e-30)) for of_set in keep]
+    assert [len(changes) for changes in whole] == [6, 6]
+    torch.testing.assert_close(start.changed(given), start.changed(whole))
+
+
 def test_addresses_name_parts():
     view = ResidualModel(random_model(n_layers=2))
     for address in ("mlp.1", "head.0.3", "head.1.2@4"):
         assert str(Part.parse(address, view)) == address
-    run, other = (Run.of(view, random_text(seed=seed)) for seed in (1, 2))
+    start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
     at_one, at_all = (
-        run.again([[exchanged(Part.parse(address, view), other)]])[0]
+        start.changed([[exchanged(Part.parse(address, view), other)]])[0, 0]
         for address in ("head.1.2@4", "head.1.2")
     )
-    torch.testing.assert_close(at_one[:4], run.stream[:4])
-    assert not torch.allclose(at_one[4], run.stream[4])
-    assert not torch.allclose(at_all[:4], run.stream[:4])
+    torch.testing.assert_close(at_one[:4], start.stream[0, :4])
+    assert not torch.allclose(at_one[4], start.stream[0, 4])
+    assert not torch.allclose(at_all[:4], start.stream[0, :4])
 
 
 @pytest.mark.parametrize("address", ["mlp", "head.1", "mlp.2", "head.0.4", "mlp.1@", "token@1"])

@@ -1,10 +1,9 @@
-"""The places of a model at which a flow is cut: embedding, layers, mixed values and MLPs."""
+"""The places at which a model is cut and changed: embedding, layers, mixed values and MLPs."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.hooks import hooked
-from bilens.residual import ResidualModel
+from bilens.residual.layers import Parts
 from bilens.residual.running import run, wide_passes
 
 
@@ -26,11 +25,16 @@ class LayerPlaces:
         module: the layer, whose first input is the stream.
         heads: the module whose input are the mixed values of all heads, side by side.
         mlp: the MLP, before a norm after it; None without one.
+        by_position: modules that take each position by itself.
+        adds: whether the layer adds functions of mixed values and of the MLP's output to the
+            stream, and nothing else.
     """
 
     module: nn.Module
     heads: nn.Module | None
     mlp: nn.Module | None
+    by_position: tuple[nn.Module, ...] = ()
+    adds: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +46,6 @@ class Places:
         embed: the embedding of tokens.
         layers: each layer.
         last: the module whose input is the stream after the last layer.
-        forward: a function that runs the model on texts, and returns the last logits.
-        context: a function that returns the context in which its modules run.
         n_heads: heads side by side in mixed values.
     """
 
@@ -51,45 +53,39 @@ class Places:
     embed: nn.Module
     layers: tuple[LayerPlaces, ...]
     last: nn.Module
-    forward: Callable[[Int[Tensor, "texts time"]], Float[Tensor, "texts vocab"]]
-    context: Callable[[], AbstractContextManager[Any]]
     n_heads: int
 
+    def forward(self, ids: Int[Tensor, "texts time"]) -> Float[Tensor, "texts vocab"]:
+        """Run the model on texts, and return the last logits."""
+        takes = signature(self.model.forward).parameters
+        output = run(
+            self.model, ids, **({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
+        )
+        logits: Tensor = getattr(output, "logits", output)
+        return logits[:, -1]
 
-def places_of(model: ResidualModel) -> Places:
+    def context(self) -> AbstractContextManager[None]:
+        """Return the context in which the modules run."""
+        return wide_passes(self.model)
+
+
+def known_places(model: nn.Module, parts: Parts) -> Places:
     """Return the places of a model whose parts are known."""
     layers = []
-    for layer in model.parts.layers:
-        layers.append(LayerPlaces(layer.module, layer.heads.out.module, layer.mlp.module))
-
-    takes = signature(model.model.forward).parameters
-    options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    last, n_heads = model.parts.norm_or_module, model.n_heads
-    return _places(model.model, model.parts.embed.module, layers, last, n_heads, options)
-
-
-def _places(
-    model: nn.Module,
-    embed: nn.Module,
-    layers: Sequence[LayerPlaces],
-    last: nn.Module,
-    n_heads: int,
-    options: dict[str, Any],
-) -> Places:
-    return Places(
-        model=model,
-        embed=embed,
-        layers=tuple(layers),
-        last=last,
-        forward=partial(_last_logits, model, options),
-        context=partial(wide_passes, model),
-        n_heads=n_heads,
-    )
-
-
-def _last_logits(model: Any, options: dict[str, Any], ids: Tensor) -> Tensor:
-    output = run(model, ids, **options)
-    return getattr(output, "logits", output)[:, -1]
+    for layer in parts.layers:
+        heads, mlp = layer.heads, layer.mlp
+        maps = dict.fromkeys(part.module for part in (*heads.reads, heads.out))
+        layers.append(
+            LayerPlaces(
+                module=layer.module,
+                heads=heads.out.module,
+                mlp=mlp.module,
+                by_position=(*maps, mlp.module),
+                adds=layer.residual_mix is None,
+            )
+        )
+    n_heads = parts.layers[0].heads.n_heads
+    return Places(model, parts.embed.module, tuple(layers), parts.norm_or_module, n_heads)
 
 
 # Places of a model whose family is not known, found in a short pass.
@@ -156,7 +152,7 @@ def find_places(model: Any) -> Places:
     n_heads = vars(config).get("num_attention_heads", 1)
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
-    return _places(model, embed, places, last, n_heads, {})
+    return Places(model, embed, tuple(places), last, n_heads)
 
 
 def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
@@ -180,7 +176,7 @@ def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
     weight = next(embed.parameters())
     ids = torch.arange(3, 7, device=weight.device)[None]
     with hooks, torch.no_grad(), wide_passes(model):
-        _last_logits(model, {}, ids)
+        run(model, ids)
     return calls
 
 

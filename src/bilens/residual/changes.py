@@ -1,0 +1,97 @@
+"""Changes of a forward pass: parts removed, scaled, added to, or exchanged.
+
+A part has one address everywhere: `mlp.8`, `head.26.0`, and at one position `head.26.0@4`.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.errors import BilensError
+from bilens.residual.model import ResidualModel
+
+EMBEDDING = -1
+"""Layer of the sites before the first layer."""
+
+Function = Callable[[Float[Tensor, "texts time width"]], Tensor | None]
+"""The value of a site in place of its own, at the last positions or at all; None to look only."""
+
+
+class Part(NamedTuple):
+    """The address of a part of a model."""
+
+    # Head or mlp; in flows also token, position, and direction of an MLP.
+    kind: Literal["head", "mlp", "token", "position", "direction"]
+    layer: int | None = None  # number of its layer; None for tokens and positions
+    number: int | None = None  # of the head or direction
+    position: int | None = None  # the position that it is limited to; None for all
+
+    def __str__(self) -> str:
+        numbers = [self.kind, self.layer, self.number]
+        at = "" if self.position is None else f"@{self.position}"
+        return ".".join(str(x) for x in numbers if x is not None) + at
+
+    @classmethod
+    def parse(cls, address: str, model: ResidualModel) -> "Part":
+        """Return the head or MLP of an address such as head.26.0@4."""
+        found = re.fullmatch(r"(?:head\.(\d+)\.(\d+)|mlp\.(\d+))(?:@(\d+))?", address)
+        if found is None:
+            raise BilensError(
+                f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, or "
+                "one with a position, such as head.26.0@4"
+            )
+        layer, head, mlp, position = (None if x is None else int(x) for x in found.groups())
+        at = layer if mlp is None else mlp
+        assert at is not None
+        if at >= model.n_layers or (head or 0) >= model.n_heads:
+            raise BilensError(
+                f"{address!r} is not in the model, which has {model.n_layers} layers of "
+                f"{model.n_heads} heads"
+            )
+        return cls("head" if mlp is None else "mlp", at, head, position)
+
+
+class Site(NamedTuple):
+    """A place in a forward pass at which numbers can be changed."""
+
+    module: nn.Module
+    # What is changed: the module's input or output. With "step" the module, a layer, does not run:
+    # its output is a function of its input.
+    place: Literal["input", "output", "step"]
+    layer: int  # number of its layer, from which a pass has to be computed again
+
+
+class Change(NamedTuple):
+    """What a site becomes in a changed pass."""
+
+    site: Site
+    function: Function
+
+
+def token_site(model: ResidualModel) -> Site:
+    """Return the place of the tokens' embeddings, as they are added to the stream."""
+    return Site(model.places.embed, "output", EMBEDDING)
+
+
+def mixed_site(model: ResidualModel, layer: int) -> Site:
+    """Return the place of the heads' mixed values of a layer, all heads side by side."""
+    module = model.places.layers[layer].heads
+    if module is None:
+        raise BilensError(f"layer {layer} has no map of mixed values, expected one with heads")
+    return Site(module, "input", layer)
+
+
+def mlp_site(model: ResidualModel, layer: int) -> Site:
+    """Return the place of the output of an MLP, before a norm after it."""
+    module = model.places.layers[layer].mlp
+    if module is None:
+        raise BilensError(f"layer {layer} has no MLP, expected one with an MLP")
+    return Site(module, "output", layer)
+
+
+def adding(rows: Float[Tensor, "*texts time width"]) -> Function:
+    """Return the function that adds rows."""
+    return lambda x: x + rows[..., -x.shape[1] :, :].to(x)

@@ -1,0 +1,76 @@
+"""Parts of a pass that take their values of another pass: one part, or a share of each."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.residual.changes import Change, Function, Part, Site, adding, mixed_site, mlp_site
+from bilens.residual.passes import Pass
+
+
+def exchanging(
+    values: Float[Tensor, "texts time width"], keep: Float[Tensor, "*time blocks"]
+) -> Function:
+    """Return the function to the values of another pass, of which a share `keep` stays as it is.
+
+    It is that of each of some blocks of equal width, such as heads, at all positions or at each.
+    """
+
+    def exchange(x: Tensor) -> Tensor:
+        time = x.shape[1]
+        other = values[:, -time:].to(x)
+        share = keep[-time:] if keep.dim() == 2 else keep.expand(time, -1)
+        share = share.to(x).repeat_interleave(x.shape[2] // share.shape[1], 1)
+        return other + share * (x - other)
+
+    return exchange
+
+
+def exchanged(part: Part, other: Pass) -> Change:
+    """Return the change of a head or MLP to its value of another pass, at its positions."""
+    if part.kind not in ("head", "mlp"):
+        raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
+    model, layer, columns = other.model, part.layer or 0, slice(None)
+    if part.kind == "mlp":
+        site, values = mlp_site(model, layer), other.outputs[layer]
+    else:
+        site, values = mixed_site(model, layer), other.mixed[layer]
+        width, number = values.shape[2] // model.n_heads, part.number or 0
+        columns = slice(number * width, (number + 1) * width)
+
+    def exchange(x: Tensor) -> Tensor:
+        x, given = x.clone(), values[:, -x.shape[1] :].to(x)
+        rows = slice(None)
+        if part.position is not None:
+            # Counted from the end, since the first positions may be left out.
+            place = part.position - values.shape[1] + x.shape[1]
+            rows = slice(place, place + 1)
+        x[:, rows, columns] = given[:, rows, columns]
+        return x
+
+    return Change(site, exchange)
+
+
+def mixture(
+    other: Pass, keep: Float[Tensor, "layers parts"] | Float[Tensor, "layers time parts"]
+) -> list[Change]:
+    """Return the changes by which every part keeps a share, and takes the others of another pass.
+
+    `keep` is the share of each head of a layer, and of its MLP as the last, at all positions or at
+    each. 1 is the part as it is. A layer of which nothing is kept is not run, and the shares 0 in
+    it have no gradient.
+    """
+    model, changes = other.model, []
+    for layer, shares in enumerate(keep):
+        if model.places.layers[layer].adds and not shares.any():
+            step = other.streams[layer + 1] - other.streams[layer]
+            changes.append(
+                Change(Site(model.places.layers[layer].module, "step", layer), adding(step))
+            )
+            continue
+        heads, mlp = shares[..., :-1], shares[..., -1:]
+        changes += [
+            Change(mixed_site(model, layer), exchanging(other.mixed[layer], heads)),
+            Change(mlp_site(model, layer), exchanging(other.outputs[layer], mlp)),
+        ]
+    return changes
