@@ -3,6 +3,7 @@
 import csv
 import random
 import re
+from collections import Counter
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -10,17 +11,24 @@ from pathlib import Path
 import pytest
 
 from bilens.errors import BilensError
-from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
+from bilens.question_files import (
+    COLUMNS,
+    TASKS,
+    QuestionLine,
+    read_lines,
+    read_pair_lines,
+    task_names,
+)
 from bilens.read.flow import read_circuit, read_task_directions
 from tests.command_line import refusal
 from tests.language import view_of
 
 ROWS = [
-    ("The keys", " are", (" is",), "The key", "number"),
-    ('"Yes," she said; "and', " he", (" she", ","), '"No," she said; "and', "quotes"),
+    ("The keys", " are", (" is",), "The key", "number", "short"),
+    ('"Yes," she said; "and', " he", (" she", ","), '"No," she said; "and', "quotes", 'so "x"'),
     # Only new lines end a line.
-    ("a\u2028b\x0cc\x0bd\x85e", "f", (), "a\u2028b\x0cc\x0bd\x1ce", ""),
-    ("# no comment", ",", ('"',), "#no comment", "é"),
+    ("a\u2028b\x0cc\x0bd\x85e", "f", (), "a\u2028b\x0cc\x0bd\x1ce", "", ""),
+    ("# no comment", ",", ('"',), "#no comment", "é", ""),
 ]
 WRITTEN_MINUS = {(" is",): " is", (" she", ","): ' she,","', (): "", ('"',): '"'}
 
@@ -46,7 +54,8 @@ def _quoted(cell):
 
 
 def rows_of(path):
-    return [(x.text, x.token, x.minus, x.against, x.task) for x in read_lines(path)]
+    lines = read_lines(path)
+    return [tuple(getattr(line, name) for name in COLUMNS) for line in lines]
 
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1")
@@ -66,7 +75,7 @@ def test_all_ways_to_write_a_file_are_one(tmp_path, encoding, end, quoting, sepa
         header = separator.join(written) + end
     content = in_columns(names, separator.replace("none", "\t"), end, quoting)
     comments = f'# a comment, "with\ta quote{end}{end}'
-    text = comments + header + content + "\t\t\t\t" * (separator in ("none", "\t")) + end
+    text = comments + header + content + "\t\t\t\t\t" * (separator in ("none", "\t")) + end
     path.write_bytes(text.encode(encoding, errors="replace"))
     if encoding.startswith("utf-8"):
         assert rows_of(path) == ROWS
@@ -81,9 +90,9 @@ def test_all_ways_to_write_a_file_are_one(tmp_path, encoding, end, quoting, sepa
 def test_columns_may_be_left_out(tmp_path):
     path = tmp_path / "q.tsv"
     path.write_text("a\t b\t\nc\t d\t e,f\tg\n")
-    assert rows_of(path) == [("a", " b", (), "", ""), ("c", " d", (" e", "f"), "g", "")]
+    assert rows_of(path) == [("a", " b", (), "", "", ""), ("c", " d", (" e", "f"), "g", "", "")]
     path.write_text("token,text\n b,a\n")
-    assert rows_of(path) == [("a", " b", (), "", "")]
+    assert rows_of(path) == [("a", " b", (), "", "", "")]
 
 
 def test_a_field_in_quotes_may_hold_lines(tmp_path):
@@ -102,7 +111,7 @@ def test_a_field_in_quotes_may_hold_lines(tmp_path):
         ("# only\n\n", "holds no line"),
         ("text\ttoken\n", "holds no line"),
         ("a\tb\n", "line 1 has 2 columns; expected, separated by tabs, the text"),
-        ("a\tb\tc\td\te\tf\n", "line 1 has 6 columns; expected"),
+        ("a\tb\tc\td\te\tf\tg\n", "line 1 has 7 columns; expected"),
         ("#\n\na b c d\n", "line 3 has 1 column; .* no tab: columns are separated by tabs, not by"),
         ("text token minus against\na b c d\n", "line 1 has 1 column; .* no tab"),
         ("a,b,c,d\n", "line 1 has 1 column; .* by commas only below a header"),
@@ -129,7 +138,7 @@ def test_what_is_no_question_is_refused_with_its_line(tmp_path, content, message
 def test_a_header_in_other_words_is_a_question(tmp_path):
     path = tmp_path / "q.tsv"
     path.write_text("Satz\tWort\tAnderes\n")
-    assert rows_of(path) == [("Satz", "Wort", ("Anderes",), "", "")]
+    assert rows_of(path) == [("Satz", "Wort", ("Anderes",), "", "", "")]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,41 @@ def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
 def test_the_example_of_the_docs_is_a_file(tmp_path):
     path, page = tmp_path / "q.csv", Path(__file__).parents[1] / "docs" / "howto" / "circuit.md"
     path.write_text(re.search(r"```text\n(.*?)```", page.read_text(), re.DOTALL)[1])
+    of_first = (" are", (" is",), "The key to the cabinet", "number", "of two nouns")
+    of_second = (" are", (" is", " was"), "The key, which was red,", "number", "relative")
     assert rows_of(path) == [
-        ("The keys to the cabinet", " are", (" is",), "The key to the cabinet", "number"),
-        ("The keys, which were red,", " are", (" is", " was"), "The key, which was red,", "number"),
+        ("The keys to the cabinet", *of_first),
+        ("The keys, which were red,", *of_second),
     ]
+
+
+def test_a_column_for_people_is_skipped(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text("text\t#first\ttoken\t# of a person\na\t1.5\t b\tgood\n")
+    assert rows_of(path) == [("a", " b", (), "", "", "")]
+
+
+def test_a_task_that_comes_with_bilens_is_known_by_its_name(tmp_path, monkeypatch):
+    assert read_lines("agreement") == read_lines(TASKS / "agreement.tsv")
+    with pytest.raises(BilensError, match=r"agreements is no file .*\(agreement, capitals, comp"):
+        read_lines("agreements")
+    monkeypatch.chdir(tmp_path)
+    Path("agreement").write_text("a\t b\t c\td\n")
+    assert rows_of("agreement") == [("a", " b", (" c",), "d", "", "")]
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_a_task_has_three_templates_of_24_different_questions(task):
+    lines = read_pair_lines(task)
+    assert {line.task for line in lines} == {task}
+    assert [*Counter(line.template for line in lines).values()] == [24, 24, 24]
+    assert len({(line.text, line.against) for line in lines}) == len(lines)
+    assert all(line.minus for line in lines)
+    for line in lines:
+        assert not line.text.endswith(" ")
+        if task != "greater":
+            assert all(name.startswith(" ") for name in (line.token, *line.minus))
+
+
+def test_twelve_tasks_come_with_bilens():
+    assert len(task_names()) == 12

@@ -14,12 +14,14 @@ from pathlib import Path
 from bilens.errors import BilensError
 from bilens.options import token_list
 
-COLUMNS = ("text", "token", "minus", "against", "task")
+COLUMNS = ("text", "token", "minus", "against", "task", "template")
 """Names of the columns in a header, in their order without one."""
 EXPECTED = (
     "the text, the token, tokens to subtract (separated by commas), and if there are more the "
-    "second text and a task"
+    "second text, a task and a template"
 )
+TASKS = Path(__file__).parent / "tasks"
+"""Folder of the files that come with bilens, named by their tasks."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,26 @@ class QuestionLine:
     minus: tuple[str, ...] = ()
     against: str = ""
     task: str = ""
+    template: str = ""
 
 
 def read_lines(path: str | Path) -> list[QuestionLine]:
     """Read the questions of a file, in UTF-8 with or without a byte order mark.
 
-    The columns are those of `COLUMNS`, of which the last two may be missing, separated by tabs. A
+    A name such as "agreement" is that of a task that comes with bilens, if no file has it; see
+    `task_names`.
+
+    The columns are those of `COLUMNS`, of which the last three may be missing, separated by tabs. A
     first line with their names, `text` and `token` at least, may have them in any order, and may be
     separated by commas or semicolons, as all lines below it then are. A field in double quotes may
     hold separators, new lines and doubled quotes, as spreadsheets write them. Lines that begin with
-    # and empty lines are skipped.
+    # and empty lines are skipped, as are columns whose name begins with #.
 
     Raises:
         BilensError: the file does not exist, is in another encoding, or holds no question, or a
             line has other columns, no text or no token.
     """
-    path = Path(path)
+    path = _found(path)
     lines = enumerate(StringIO(_decoded(path), newline=""), 1)
     questions: list[QuestionLine] = []
     header: tuple[str, Sequence[str]] | None = None
@@ -89,9 +95,23 @@ def read_pair_lines(path: str | Path) -> list[QuestionLine]:
     return questions
 
 
+def task_names() -> list[str]:
+    """Return the names of the tasks that come with bilens."""
+    return sorted(path.stem for path in TASKS.glob("*.tsv"))
+
+
+def _found(path: str | Path) -> Path:
+    if Path(path).is_file():
+        return Path(path)
+    if str(path) in task_names():
+        return TASKS / f"{path}.tsv"
+    raise BilensError(
+        f"{path} is no file and no task that comes with bilens ({', '.join(task_names())}); "
+        f"expected lines with {EXPECTED}"
+    )
+
+
 def _decoded(path: Path) -> str:
-    if not path.is_file():
-        raise BilensError(f"{path} is no file; expected lines with {EXPECTED}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -115,11 +135,11 @@ def _header(place: str, line: str) -> tuple[str, Sequence[str]] | None:
         # No question has two fields that are names of columns.
         if len({*names} & {*COLUMNS}) < 2:
             continue
-        unknown = [name for name in names if name not in COLUMNS]
+        unknown = [name for name in names if name not in COLUMNS and not name.startswith("#")]
         if unknown or len({*names}) < len(names) or not {"text", "token"} <= {*names}:
             raise BilensError(
                 f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
-                "text and token, and at most once minus, against and task"
+                "text and token, and at most once minus, against, task and template"
             )
         return separator, names
     return None
@@ -158,6 +178,5 @@ def _question(
         raise BilensError(f"{place}: {error}") from None
     if given["token"] in minus:
         raise BilensError(f"{place} subtracts its token {given['token']!r} from itself")
-    return QuestionLine(
-        place, given["text"], given["token"], minus, given["against"], given["task"]
-    )
+    others = (given[name] for name in ("against", "task", "template"))
+    return QuestionLine(place, given["text"], given["token"], minus, *others)

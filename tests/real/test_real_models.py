@@ -10,8 +10,9 @@ from tokenizers import AddedToken
 import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
+from bilens.question_files import task_names
 from bilens.read.flow import circuit, flow
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Question, read_pairs
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.testing import check_family
@@ -160,3 +161,9 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
     assert found.circuits[0].restored.value > 0.5
     with pytest.raises(BilensError, match="'<image_soft_token>' is token 262144 of the tokenizer"):
         model.token("<image_soft_token>")
+
+
+@pytest.mark.parametrize("package", MODELS)
+@pytest.mark.parametrize("task", task_names())
+def test_questions_that_come_with_bilens_are_read(package, task):
+    assert len(read_pairs(opened(package), task)) == 72

@@ -193,7 +193,7 @@ def test_questions_come_from_a_file(tmp_path, view):
     path.write_text("\n")
     with pytest.raises(BilensError, match="holds no line"):
         read_questions(path)
-    with pytest.raises(BilensError, match="is no file; expected lines"):
+    with pytest.raises(BilensError, match="is no file and no task"):
         read_questions(tmp_path / "none")
 
 

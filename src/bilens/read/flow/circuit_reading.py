@@ -441,8 +441,9 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
         questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
             tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. The first questions of a task find, the others
-            measure.
+            token, minus, against and task. Or the name of a task that comes with bilens, such as
+            agreement. The first questions of a task find, the
+            others measure.
         keep: Least share of the change that a circuit keeps on the questions that find it.
         finding: Number of questions of a task that find its circuit, by default 16; at most half
             of them.

@@ -39,6 +39,7 @@ class Question(CheckedSettings):
         against: the second run: a text of as many tokens, its numbers, embeddings, or several
             texts; an empty text for the first text alone.
         task: a name for all questions of one kind.
+        template: a name for the questions of a task whose sentences differ in a few words only.
         target: the logit before a soft cap, the log-probability or the probability of the token.
         position: the position whose next token is predicted, counted from the end if negative.
         vector: a direction of the last normalised stream, in place of the tokens, which are empty.
@@ -53,6 +54,7 @@ class Question(CheckedSettings):
     minus: tuple[str, ...] = ()
     against: Against = ""
     task: str = ""
+    template: str = ""
     target: Target = "logit"
     position: int = -1
     vector: Float[Tensor, " d_model"] | None = None
@@ -191,7 +193,7 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
 
 
 def _asked(line: QuestionLine) -> Question:
-    return Question(line.text, line.token, line.minus, line.against, line.task)
+    return Question(line.text, line.token, line.minus, line.against, line.task, line.template)
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:

@@ -245,7 +245,8 @@ def read_task_directions(
         questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (separated by commas), the second text and, with several
             tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. The first half of a task's questions find, the
+            token, minus, against and task. Or the name of a task that comes with bilens, such as
+            agreement. The first half of a task's questions find, the
             others measure.
         k: Directions of each MLP.
         strongest: Number of directions that are exchanged between both texts and named.
