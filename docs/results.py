@@ -53,7 +53,7 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = ("families", "help", "pages", "size", "suite")
+OF_THE_PROJECT = ("families", "help", "pages", "short_attention", "size", "suite")
 """Files about the project itself, which the page leaves out."""
 COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
@@ -94,8 +94,12 @@ def _section(name: str, result: dict[str, Any]) -> str:
         "| ".join(columns),
         "|".join("---" for _ in columns),
     ]
-    lines += ["| ".join(str(row[column]) for column in columns).rstrip() for row in rows]
+    lines += ["| ".join(_cell(row[column]) for column in columns).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _cell(value: str | float | list[float]) -> str:
+    return "…".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 if __name__ == "__main__":
