@@ -56,9 +56,10 @@ from bilens.tensor import BilinearTensor, Bonds, Cut, sparse_basis, with_constan
 from bilens.tensor.chain import joined
 from bilens.tensor.jacobian_bonds import Moments, balanced_bonds
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, spread_line
 from experiments.fig6 import TRAINING
+from experiments.results import interval
 
 THREE = (3, 100, ClassifierTraining(epochs=8, decay=0.7, weight_decay=0.1, input_noise=0.5))
 MODELS = {

@@ -15,7 +15,8 @@ there already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten 
 
 from bilens.read import spectra
 from experiments.case import ENDS, case_models, eigenvector_figure
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
+from experiments.results import interval
 
 SEEDS = 3
 

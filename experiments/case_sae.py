@@ -35,7 +35,8 @@ from bilens.nn import ImageClassifier
 from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
-from experiments.context import Outcome, RecipeContext, intervals
+from experiments.context import Outcome, RecipeContext
+from experiments.results import intervals
 
 SEEDS, FEATURES, SHOWN, POINTS = 3, 2000, 4, 1500
 TRAINING = AutoencoderTraining(steps=2400, learning_rate=1e-2, l1=0.11, similarity=2.0)

@@ -28,8 +28,9 @@ from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
 from bilens.tensor import QuadraticForm, TensorSVD
 from bilens.tensor.factors import hidden_product
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure
+from experiments.results import interval
 
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 from safetensors.torch import load_file
-from scipy import stats
 
 from bilens.data import Corpus, ImageData, load_corpus, load_images
 from bilens.files import read_json_object, write_json, write_safetensors
@@ -194,25 +193,3 @@ def validation_loss(model: Any, corpus: Corpus, batch_size: int = 16) -> float:
         for ids in [corpus.validation[start : start + batch_size]["input_ids"]]
     ]
     return float(sum(losses)) / len(corpus.validation)
-
-
-def intervals(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the interval of each number of some rows, one row for each seed."""
-    return {key: interval([row[key] for row in rows]) for key in rows[0]}
-
-
-def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
-    """Return mean, standard deviation and the confidence interval of the mean (Student's t)."""
-    sample = torch.tensor(values, dtype=torch.float64)
-    mean = float(sample.mean())
-    if len(sample) < 2:
-        return {"mean": mean, "n": 1}
-    deviation = float(sample.std())
-    half = float(stats.t.ppf((1 + level) / 2, len(sample) - 1)) * deviation / len(sample) ** 0.5
-    return {
-        "mean": mean,
-        "std": deviation,
-        "low": mean - half,
-        "high": mean + half,
-        "n": len(sample),
-    }

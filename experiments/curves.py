@@ -11,7 +11,7 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from bilens.figures.canvas import Canvas, as_image, diverging, dress
-from experiments.context import interval
+from experiments.results import interval
 
 NAME, STEP, LABEL = 1.3, 1.1, 0.3
 

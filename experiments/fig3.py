@@ -19,8 +19,9 @@ from typing import Any
 
 from bilens.read import TruncationCurve, spectra, truncation_curve
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import line_figure, spread_line
+from experiments.results import interval
 
 SHOWN = 60
 FEW = 10

@@ -33,8 +33,9 @@ from bilens.options import Basis
 from bilens.read import spectra
 from bilens.tensor.features import unit_rows
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure
+from experiments.results import interval
 
 Vectors = list[Float[Tensor, "k n_in"]]
 """Positive eigenvectors of each class of a model, the largest eigenvalue first."""

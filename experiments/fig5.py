@@ -24,8 +24,9 @@ from bilens.nn import ImageClassifier
 from bilens.read import spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, intervals
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, confidence_line, line_figure, picture_figure
+from experiments.results import intervals
 
 DECAY = 0.5
 KINDS = {

@@ -28,7 +28,8 @@ from bilens.data import DeepGrammar, Grammar, load_corpus
 from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
-from experiments.context import Outcome, RecipeContext, intervals
+from experiments.context import Outcome, RecipeContext
+from experiments.results import intervals
 
 KINDS, HELD_OUT = ("bigram", "skip-trigram", "filler"), 1000
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from bilens.nn import ImageClassifier
 from bilens.read import attack, class_mask
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, picture_figure, spread_line
+from experiments.results import interval
 
 NORMS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 DRAWS, COLUMNS = 5, 5

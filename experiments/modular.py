@@ -18,8 +18,9 @@ import plotly.graph_objects as go
 from bilens.data import modular_addition
 from bilens.sections import Table
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, intervals
+from experiments.context import Outcome, RecipeContext
 from experiments.fourier import FourierReading, read_fourier
+from experiments.results import intervals
 
 TRAINING = ClassifierTraining(
     epochs=400, batch_size=256, learning_rate=3e-3, decay=1.0, weight_decay=1.0, input_noise=0.0

@@ -26,10 +26,11 @@ from bilens.options import Basis
 from bilens.read import spectra, truncation_curve
 from bilens.sections import Table
 from bilens.train import ClassifierTraining
-from experiments.context import Outcome, RecipeContext, interval
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, confidence_line, line_figure
 from experiments.fig3 import FEW
 from experiments.fig4 import TOP, positive_vectors, similarity_curves
+from experiments.results import interval
 
 SMALL = {"input_noise": (0.0, 0.5, 1.0), "latent_noise": (0.0, 0.2, 0.33)}
 PAPER = {"input_noise": (0.0, 0.25, 0.5, 0.75, 1.0), "latent_noise": (0.0, 0.1, 0.2, 0.33, 0.5)}

@@ -51,8 +51,9 @@ from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.sections import Table
 from bilens.train.settings import LanguageTraining
-from experiments.context import Outcome, RecipeContext, intervals
+from experiments.context import Outcome, RecipeContext
 from experiments.grammar import divergence
+from experiments.results import intervals
 
 KINDS = ("induction", "agreement", "brackets", "other")
 SIZES: dict[str, Any] = {

@@ -1,0 +1,90 @@
+"""Files of results: written by what measured, with numbers as numbers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from experiments.results import Recording, Row, numbers_of
+
+from bilens.errors import BilensError
+from experiments import results
+
+ROW = Row("eigenvectors, d = 300", 19.2, 17.5, 20.9, 5, baselines={"PCA": 43}, source=20, held=True)
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """Answer as git does in a clone without changes."""
+    monkeypatch.setattr(
+        results, "_git", lambda *words: "" if words[0] == "status" else "0123abcd\n"
+    )
+
+
+def written(folder, *rows: Row, title: str = "Eigenvectors (figure 3)", settings=None):
+    return Recording(folder).write(
+        "fig3",
+        title=title,
+        command="bilens reproduce fig3 --write",
+        rows=rows,
+        settings={"d_model": 300} if settings is None else settings,
+        seeds=range(5),
+    )
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_file_has_the_run_and_its_numbers(tmp_path):
+    result = written(tmp_path, ROW)
+    assert json.loads((tmp_path / "fig3.json").read_text()) == result
+    assert (result["commit"], result["seeds"]) == ("0123abcd", [0, 1, 2, 3, 4])
+    (row,) = result["rows"]
+    assert (row["value"], row["low"], row["high"], row["n"]) == (19.2, 17.5, 20.9, 5)
+    assert (row["baselines"], row["source"], row["held"]) == ({"PCA": 43}, 20, True)
+    assert "torch" in result["machine"]
+    assert result["seconds"] >= 0
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (replace(ROW, claim="17 parts, d = 300"), "has the number 17, which is no setting"),
+        (replace(ROW, unit="of 1,200"), "has the number 1200"),
+        (replace(ROW, baselines={"PCA with 40": 0.1}), "has the number 40"),
+        (replace(ROW, value="17; 1.02"), "value='17; 1.02', expected a number"),
+        (replace(ROW, baselines={"PCA": "0.1"}), "PCA='0.1', expected a number"),
+        (replace(ROW, low=float("nan")), "low=nan, expected a finite number"),
+        (replace(ROW, held=0.5), "held=0.5, expected true, false or nothing"),
+    ],
+)
+def test_a_number_in_a_text_is_refused(tmp_path, row, text):
+    with pytest.raises(BilensError, match=text):
+        written(tmp_path, row)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_title_and_an_empty_file_are_refused(tmp_path):
+    with pytest.raises(BilensError, match="has the number 42"):
+        written(tmp_path, ROW, title="42 eigenvectors (figure 3)")
+    with pytest.raises(BilensError, match="expected at least one row"):
+        written(tmp_path)
+
+
+def test_code_that_no_commit_has_measures_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_git", lambda *_: " M src/bilens/nn/glu.py\n")
+    with pytest.raises(BilensError, match="src/bilens/nn/glu.py has changes that are not commit"):
+        Recording(tmp_path)
+
+
+def test_samples_become_a_mean_with_its_interval_or_a_range():
+    row = Row.of("accuracy", [0.97, 0.98, 0.99], scale=100, unit="%")
+    assert row.value == pytest.approx(98)
+    # Student's t of two degrees of freedom, 4.303, times 1 / sqrt(3).
+    assert row.high == pytest.approx(98 + 2.484, abs=1e-3)
+    assert (row.n, row.unit) == (3, "%")
+    assert Row.of("accuracy", [0.9]) == Row("accuracy", 0.9, n=1)
+    assert Row.of_range("directions", [21, 24, 22]) == Row("directions", 22, 21, 24, 3)
+
+
+def test_numbers_of_a_text():
+    assert numbers_of("R² 0.93 of 1,232; SmolLM2, -0.1, 1e-12") == {"0.93", "1232", "-0.1", "1e-12"}
