@@ -91,6 +91,15 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert result["tokens"][-3:] == ["once", "upon", "a"]
 
 
+def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
+    options = ["--prompt", "once upon a", "--token", "girl", "--against", "once upon the"]
+    figure = tmp_path / "circuit.svg"
+    main(["circuit", str(run), *options, "--figure", str(figure), "--width", "240"])
+    assert 'width="240pt"' in figure.read_text()
+    command = ["circuit", str(run), *options, "--width", "240"]
+    assert "--width=240 is that of a figure; add --figure" in refusal(capsys, *command)
+
+
 def test_numbers_come_as_json(run, tmp_path, capsys):
     for command, options, wanted in (
         ("ngrams", ["--token", "girl"], "before girl"),

@@ -19,6 +19,7 @@ from tests.nightly import nightly
 ELSEWHERE = {
     "output": "a place",
     "figure": "a place",
+    "width": "that of a figure",
     "figures": "a format of files beside the page",
     "viewer": "a place",
     "save_graph": "a place",

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from bilens.figures.paper import own_style, paper_figure
 from bilens.read.flow import Ablation, flow
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import (
@@ -138,7 +139,36 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
     assert len(lines) == len(moving) > 0
     assert len(figure.data[0].x) == 26
     assert len(figure.layout.annotations) == 21
+    # Tokens without a node are marked.
+    used = {p for node in graph.nodes for p in (node.position, node.source)} - {None}
+    names = figure.layout.xaxis.ticktext
+    assert len([name for name in names if name != "⋯"]) == len(used)
+    assert ("⋯" in names) == (len(used) < len(split_flow.tokens))
     assert not any("<b>" in text for text in figure.data[0].text)
+
+
+@pytest.mark.parametrize("points", [240, 500])
+@pytest.mark.parametrize("count", [3, 12, 25])
+def test_labels_have_room_and_can_be_read(split_flow, points, count):
+    pixels = round(points * 96 / 72)
+    named = tuple(
+        replace(node, raises=("understanding", "the"), measured=node.flow)
+        for node in split_flow.strongest(count)
+    )
+    graph = replace(split_flow, named=named).top(count)
+    with own_style():
+        sheet = paper_figure(graph.plot(width=pixels), pixels)
+        (axes,) = sheet.axes
+        labels = [text for text in axes.texts if text.get_text()]
+        boxes = [text.get_window_extent() for text in labels]
+    assert len(labels) == min(count, 20) + 1
+    assert min(text.get_fontsize() for text in [*labels, *axes.get_xticklabels()]) >= 6
+    assert all(box.x0 >= 0 and box.x1 <= pixels for box in boxes)
+    marks = axes.transData.transform(axes.collections[-1].get_offsets())
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        # A label is beside its own node, and covers none.
+        assert not any(box.contains(x, y) for x, y in marks)
 
 
 def test_the_figure_is_a_file(split_flow, tmp_path):

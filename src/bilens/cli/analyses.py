@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.options import REQUIRED, Option
 from bilens.question_files import read_pair_lines
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
-from bilens.settings import check_settings
+from bilens.settings import Between, check_settings
 
 Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 """An option that may be given several times."""
@@ -33,22 +33,34 @@ class Exporter:
     help: str = "Folder to also write the arrays to, with the numbers as JSON."
     endings: tuple[str, ...] = ()
 
-    def write(self, reading: Reading, path: Path, name: str, model: str) -> None:
+    def write(
+        self, reading: Reading, path: Path, name: str, model: str, **settings: int | None
+    ) -> None:
         write = getattr(import_module("bilens.report.exporters"), self.writer)
-        write(reading, path, name, model)
+        write(reading, path, name, model, **settings)
 
+
+FIGURE = Exporter(
+    "write_figure",
+    "figure",
+    "File to also draw the picture to: a name that ends in .png, .svg or .pdf.",
+    (".png", ".svg", ".pdf"),
+)
+WIDTH = Option(
+    "width",
+    Annotated[int, Between(200, 2000)] | None,
+    None,
+    "Width of the figure in points, such as 240 for a column of a paper; labels have 6 points or "
+    "more at every width.",
+)
 
 EXPORTERS: dict[str, tuple[Exporter, ...]] = {
     "ClassifierReading": (Exporter("write_spectra"),),
     "DeepReading": (Exporter("write_paths"),),
     "BondReading": (Exporter("write_bonds"),),
+    "CircuitReading": (FIGURE,),
     "FlowReading": (
-        Exporter(
-            "write_figure",
-            "figure",
-            "File to also draw the graph to: a name that ends in .png, .svg or .pdf.",
-            (".png", ".svg", ".pdf"),
-        ),
+        FIGURE,
         Exporter(
             "write_viewer",
             "viewer",
@@ -96,6 +108,11 @@ class ReadingCommand:
             if exporter.endings and path.suffix not in exporter.endings:
                 option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
                 raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
+        width = getattr(self, "width", None)
+        if width is not None and not getattr(self, "figure", ()):
+            raise BilensError(
+                f"--width={width} is that of a figure; add --figure NAME.pdf, or leave it out"
+            )
         if self.output is not None and self.output.suffix == ".html":
             check_own(self.output.with_suffix(".json"), self.output)
 
@@ -119,7 +136,8 @@ class ReadingCommand:
         for exporter, path in targets:
             of = Path(self.model).stem
             name = self.output.stem if self.output else of
-            exporter.write(reading, path, name, of)
+            settings = {"width": width} if exporter is FIGURE else {}
+            exporter.write(reading, path, name, of, **settings)
             out.print(f"written: {path}")
         return reading.record()
 
@@ -135,6 +153,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     options = [*analysis.options, Option("output", Path | None, None, output_help)]
     for exporter in EXPORTERS.get(analysis.hints["return"].__name__, ()):
         options.append(Option(exporter.name, Files, (), exporter.help))
+        options += [WIDTH] if exporter is FIGURE else []
     low_memory_help = (
         "Leave the weights in their files and read those of a layer when it is worked on, for "
         "transformers larger than memory."

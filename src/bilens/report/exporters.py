@@ -11,6 +11,7 @@ from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
+from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.reading import FlowPage, FlowReading
 from bilens.train.run_directory import TRAINING_NAME
 
@@ -158,9 +159,15 @@ def write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
     write_json(path, _graph(reading, path.stem, model))
 
 
-def write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
-    """Draw the graph."""
-    save_figure(reading.plot(), path)
+def write_figure(
+    reading: FlowReading | CircuitReading, path: Path, _: str, __: str, *, width: int | None = None
+) -> None:
+    """Draw the picture of a reading, with a width in points."""
+    if width is None:
+        save_figure(reading.plot(), path)
+    else:
+        pixels = round(width * 96 / 72)
+        save_figure(reading.plot(width=pixels), path, width=pixels)
 
 
 def write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:

@@ -20,6 +20,7 @@ from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, foun
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
+from bilens.read.flow.nodes import WIDE
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
@@ -197,11 +198,15 @@ class CircuitReading(Reading):
         frame = pd.DataFrame(rows, columns=columns)
         return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
 
-    def plot(self) -> "go.Figure":
-        """Draw the circuit over the tokens of a question, or the matrix of several tasks."""
+    def plot(self, *, width: int = WIDE) -> "go.Figure":
+        """Draw the circuit over the tokens of a question, or the matrix of several tasks.
+
+        See `FlowGraph.plot` for the width.
+        """
         if self.transfer is not None:
             return self._matrix()
-        return self.graph.plot(f"The strongest of {self.circuits[0].size} parts, with their tokens")
+        caption = f"The strongest of {self.circuits[0].size} parts, with their tokens"
+        return self.graph.plot(caption, width=width)
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""

@@ -19,6 +19,7 @@ from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
 from bilens.read.flow.edge_flows import Edges
 from bilens.read.flow.nodes import (
     LEAVES,
+    WIDE,
     Node,
     NodeKind,
     Sublayer,
@@ -308,9 +309,9 @@ class Flow(Reading):
         """Return a row for each part of the model, those that are measured first."""
         return node_frame(strongest_first(self.nodes), self.tokens)
 
-    def plot(self) -> "go.Figure":
-        """Draw the graph of the strongest nodes over the tokens of the text."""
-        return self.top(DRAWN).plot()
+    def plot(self, *, width: int = WIDE) -> "go.Figure":
+        """Draw the graph of the strongest nodes over the tokens; see `FlowGraph.plot`."""
+        return self.top(DRAWN).plot(width=width)
 
     _repr_mimebundle_ = notebook_picture
 
@@ -351,15 +352,21 @@ class FlowGraph(Reading):
         """Return a row for each node, those that are measured first."""
         return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
 
-    def plot(self, caption: str = "") -> "go.Figure":
-        """Draw the graph over the tokens of the text, under a caption."""
+    def plot(self, caption: str = "", *, width: int = WIDE) -> "go.Figure":
+        """Draw the graph over the tokens of the text, under a caption.
+
+        Its labels have room in a figure of `width` pixels, such as `save_figure` writes, and in all
+        wider ones.
+        """
         flow = self.flow
         of = "change" if flow.two_texts else "logit"
         caption = caption or (
             f"{len(self.nodes) - 1} of {len(flow.nodes):,} nodes: {self.share_of_logit:.0%} of "
             f"the {of} passes through them alone"
         )
-        return graph_figure(self.nodes, flow.tokens, self.path_weights, flow.n_layers, caption)
+        return graph_figure(
+            self.nodes, flow.tokens, self.path_weights, flow.n_layers, caption, width
+        )
 
     _repr_mimebundle_ = notebook_picture
 

@@ -1,10 +1,10 @@
 """Nodes of a flow: names, vectors that they read from the stream and write to it, and a picture."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
-from typing import Any, Literal
+from textwrap import wrap
+from typing import Literal, NamedTuple
 
 import pandas as pd
 from jaxtyping import Float
@@ -135,28 +135,47 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
     return frame.drop(columns=empty)
 
 
+WIDE, NARROW = 700, 320
+"""Pixels for which a picture is laid out: those of a page, and of a phone or a paper's column."""
+MARGINS = {"l": 62, "r": 8, "t": 44, "b": 40}
+LETTER = 5.8
+"""Pixels of a letter of a label."""
+
+
 def graph_figure(
     nodes: Sequence[Node],
     tokens: Sequence[str],
     weights: Float[Tensor, "n n"],
     n_layers: int,
     caption: str,
+    width: int = WIDE,
 ) -> "go.Figure":
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 
     A head is a line from the position that it attends to, with a square where it writes. Curves are
     the edges with the largest weights on paths to the logit. The nodes with the largest sums of
     these weights, those of `FlowGraph.path_weights`, are labelled. The logit is the first node.
+    Tokens without a node are a mark. A label has a line of its own, and has room in a figure of
+    `width` pixels and in all wider ones.
     """
-    xs, ys, ticks = _arranged(nodes, n_layers)
+    # Flows of early layers are large and cancel, so that labels go by the share that reaches the
+    # logit on paths among these nodes.
+    reaching = weights.sum(0).abs().tolist()
+    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
+    columns = _Columns(nodes, len(tokens), [_names(nodes[i])[0] for i in labelled], width)
+    xs = [columns.at[node.position] for node in nodes]
+    moves = [node.source not in (None, node.position) for node in nodes]
+    starts = [
+        columns.at[node.source] if move else x
+        for node, x, move in zip(nodes, xs, moves, strict=True)
+    ]
+    labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in labelled}
+    xs, ys, rows = _arranged(nodes, xs, labels, n_layers)
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
     shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
     colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(go.Figure(), height=100, title=caption)
-    starts = [
-        ticks["columns"][node.source] if node.source not in (None, node.position) else x
-        for node, x in zip(nodes, xs, strict=True)
-    ]
+    figure = dress(go.Figure(), height=100, title="<br>".join(wrap(caption, 40)))
+    starts = [start if move else x for start, x, move in zip(starts, xs, moves, strict=True)]
     strongest = weights.abs().flatten().argsort(descending=True)[:40].tolist()
     most = float(weights.abs().max()) or 1.0
     for a, b in (divmod(i, len(nodes)) for i in strongest):
@@ -179,7 +198,7 @@ def graph_figure(
         y=ys,
         mode="markers",
         marker={
-            "size": [5 + 15 * share for share in shares],
+            "size": [5 + 11 * share for share in shares],
             "color": colours,
             "symbol": ["square" if node.kind == "head" else "circle" for node in nodes],
             "line": {"color": "white", "width": 1},
@@ -188,84 +207,128 @@ def graph_figure(
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
     )
-    # Flows of early layers are large and cancel, so that labels go by the share that reaches the
-    # logit on paths among these nodes.
-    reaching = weights.sum(0).abs().tolist()
-    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
-    columns = ticks["columns"]
-    left, ends = min(xs) - 0.25, [min(ys) - 1, max(ys) + 1]
-    right = max(columns.values()) + 0.2
-    for column in {round(x) for x in xs}:
-        members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
-        for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
-            name = nodes[i].label if i else f"logit {signed(nodes[0].flow)}"
-            beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
-            ends = [min(ends[0], y - 1), max(ends[1], y + 1)]
-            # Labels have a fixed width in letters, a letter's share of a figure's width is fixed,
-            # and columns share the remainder.
-            taken = min(0.6, (len(name) + 6) * 0.0066)
-            right = max(right, (max(beside) + 0.2 - left * taken) / (1 - taken))
-            figure.add_annotation(
-                x=max(beside),
-                y=y,
-                text=plotly_text(name),
-                showarrow=False,
-                xanchor="left",
-                xshift=10,
-                font={"size": 10},
-                bgcolor=PAPER,
-            )
-    names = [plotly_text(f'"{tokens[p]}"') for p in columns]
+    for i, label in labels.items():
+        text = f"logit {signed(nodes[0].flow)}" if i == 0 else label.text
+        figure.add_annotation(
+            x=xs[i],
+            y=ys[i] + (ABOVE if label.is_above else 0),
+            text=plotly_text(text),
+            showarrow=False,
+            xanchor="left" if label.is_right else "right",
+            xshift=10 if label.is_right else -10,
+            font={"size": 10},
+            bgcolor=PAPER,
+        )
+    names = ["⋯" if p is None else plotly_text(f'"{tokens[p]}"') for p, _ in columns.ticks]
     figure.update_xaxes(
-        tickvals=list(columns.values()), ticktext=names, range=[left, right], zeroline=False
+        tickvals=[x for _, x in columns.ticks],
+        ticktext=names,
+        range=[0, columns.room],
+        zeroline=False,
     )
+    ends = [-1, max(ys) + 1]
     figure.update_yaxes(
-        tickvals=list(ticks["rows"].values()),
-        ticktext=list(ticks["rows"]),
+        tickvals=list(rows.values()),
+        ticktext=list(rows),
+        tickfont={"size": 10},
         gridcolor=LINE,
         zeroline=False,
         range=ends,
     )
-    margins = {"l": 70, "r": 12, "t": 44, "b": 40}
-    height = 84 + 20 * (ends[1] - ends[0])
-    # Labels of 10 pixels need this width; on a phone the figure scrolls.
-    meta = {**figure.layout.meta, "least": 800}
+    margins = MARGINS | {"t": 26 + 18 * len(wrap(caption, 40))}
+    height = 84 + 17 * (ends[1] - ends[0])
+    meta = {**figure.layout.meta, "least": columns.room + MARGINS["l"] + MARGINS["r"]}
     return figure.update_layout(margin=margins, height=height, meta=meta)
 
 
-def _spread(heights: Sequence[float]) -> list[float]:
-    """Return the nearest heights, in descending order, that are a gap apart."""
-    # Pooled adjacent violators: labels that touch are moved as one block to their mean place.
-    blocks: list[list[float]] = []
-    # Rows between two labels.
-    gap = 0.75
-    for place, height in enumerate(heights):
-        blocks.append([height + gap * place])
-        while len(blocks) > 1 and mean(blocks[-2]) < mean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    moved = [mean(block) for block in blocks for _ in block]
-    return [height - gap * place for place, height in enumerate(moved)]
+def _names(node: Node) -> list[str]:
+    """Return names of a node for its label, the longest first."""
+    words = [node.label, node.label.split(", ")[0], node.address]
+    return ["logit +0.000"] if node.kind == "output" else words
+
+
+ABOVE = 0.7
+"""Rows by which a label is above its node where the line of a head would cross it."""
+
+
+class _Label(NamedTuple):
+    text: str
+    is_right: bool
+    is_above: bool
+
+
+class _Columns:
+    """Places across, in pixels of a figure of a given width.
+
+    A wider one has all places further apart, so that labels which fit here fit there.
+
+    Attributes:
+        at: place of each position that has a node; of None, left of all.
+        ticks: a position, or None for those left out, and its place.
+        room: pixels of the axis.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], n_tokens: int, labels: Sequence[str], width: int
+    ) -> None:
+        used = {p for node in nodes for p in (node.position, node.source) if p is not None}
+        marks: list[tuple[int | None, float]] = []
+        steps = 0.5 if any(node.position is None for node in nodes) else 0.0
+        for position in range(n_tokens):
+            if position in used:
+                marks.append((position, steps))
+                steps += 1
+            elif not marks or marks[-1][0] is not None:
+                marks.append((None, steps))
+                steps += 0.5
+        last = max(place for position, place in marks if position is not None)
+        # Columns are near each other, so that the labels of the last one have room.
+        edge, longest = 22, max(map(len, labels), default=0) * LETTER + 12
+        self.room = width - MARGINS["l"] - MARGINS["r"]
+        step = (self.room - edge - longest) / max(last, 1)
+        step = max(24.0, min(step, (self.room - 2 * edge) / max(last, 1)))
+        self.room = max(self.room, round(2 * edge + step * last))
+        self.ticks = [(position, edge + step * place) for position, place in marks]
+        self.at: dict[int | None, float] = {**dict(self.ticks), None: 0.5 * edge}
+
+    def label(self, names: Sequence[str], x: float, moves: bool) -> _Label:
+        """Return the longest of a node's names that has room on a side of it, and the side."""
+        for name in names:
+            width = LETTER * len(name) + 10
+            if x + width <= self.room:
+                return _Label(name, is_right=True, is_above=False)
+            if x >= width:
+                return _Label(name, is_right=False, is_above=moves)
+        return _Label(names[-1], is_right=x < self.room / 2, is_above=moves)
 
 
 def _arranged(
-    nodes: Sequence[Node], n_layers: int
-) -> tuple[list[float], list[float], dict[str, dict[Any, float]]]:
-    """Return the place of each node, and those of columns and rows; empty ones are left out."""
-    positions = {p for node in nodes for p in (node.position, node.source) if p is not None}
-    columns = {p: float(i) for i, p in enumerate(sorted(positions))}
+    nodes: Sequence[Node], xs: Sequence[float], labels: Mapping[int, _Label], n_layers: int
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Return the place of each node, and the heights of the rows' names; empty rows are left out.
+
+    A labelled node is in a line of its own, and the others of a row share one, side by side.
+    """
     names = [_row(node, n_layers) for node in nodes]
-    rows = {name: float(i) for i, (_, name) in enumerate(sorted(set(names)))}
-    cells: dict[tuple[float, float], list[int]] = defaultdict(list)
-    for i, node in enumerate(nodes):
-        column = -0.4 if node.position is None else columns[node.position]
-        cells[column, rows[names[i][1]]].append(i)
-    widest = max(len(members) for members in cells.values())
-    xs, ys = [0.0] * len(names), [0.0] * len(names)
-    for (x, y), members in cells.items():
-        for place, i in enumerate(members):
-            xs[i] = x + (place - (len(members) - 1) / 2) * min(0.09, 0.4 / widest)
-            ys[i] = y
-    return xs, ys, {"columns": columns, "rows": rows}
+    across, ys = [*xs], [0.0] * len(nodes)
+    heights: dict[str, float] = {}
+    y = 0.0
+    for row in sorted(set(names)):
+        first = y
+        members = [i for i in range(len(nodes)) if names[i] == row]
+        cells: dict[float, int] = defaultdict(int)
+        for i in members:
+            if i not in labels:
+                across[i] += 7 * cells[xs[i]]
+                cells[xs[i]] += 1
+                ys[i] = y
+        y += 1 if cells else 0
+        for i in members:
+            if i in labels:
+                ys[i] = y
+                y += 1 + (ABOVE if labels[i].is_above else 0)
+        heights[row[1]] = (first + y - 1) / 2
+    return across, ys, heights
 
 
 def _row(node: Node, n_layers: int) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from bilens.lazy_imports import go
 from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
 from bilens.read.flow.graph import DRAWN, Flow
-from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
+from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, Target, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
@@ -414,9 +414,9 @@ class FlowReading(Reading):
         nodes = self.flow.nodes[: len(self.page.nodes) - 1]
         return node_frame(strongest_first(nodes), self.flow.tokens)
 
-    def plot(self) -> "go.Figure":
-        """Draw the graph of the strongest nodes over the tokens of the text."""
-        return self.flow.plot()
+    def plot(self, *, width: int = WIDE) -> "go.Figure":
+        """Draw the graph of the strongest nodes over the tokens; see `FlowGraph.plot`."""
+        return self.flow.plot(width=width)
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the graph, and predicted against actual effects."""
