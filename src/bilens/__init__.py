@@ -8,6 +8,7 @@ Example:
 """
 
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,3 +64,10 @@ if "transformers" in sys.modules:
     # From here on its Auto classes open bilens's models. Imported by bilens first, it would take
     # two seconds of every start.
     import_module("bilens.nn.language")
+
+if "ipykernel" in sys.modules:
+    # Without ipywidgets tqdm warns in a notebook, in the first cell that loads a model. It is
+    # imported by transformers and the hub.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")
+        import_module("tqdm.auto")

@@ -5,8 +5,11 @@ axes are drawn, with shapes, pictures and annotations. Sizes are CSS pixels, 96 
 have no dates, so that equal figures are equal files.
 """
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from html import escape
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -46,9 +49,14 @@ else:  # The extra `figures` installs it; `require_matplotlib` says so.
     mpl_ticker = lazy_import("matplotlib.ticker")
 
 
+def has_matplotlib() -> bool:
+    """Return True if figures can be saved."""
+    return find_spec("matplotlib") is not None
+
+
 def require_matplotlib() -> None:
     """Raise an error, before figures are computed, if they cannot be saved."""
-    if find_spec("matplotlib") is None:
+    if not has_matplotlib():
         raise BilensError("figures are saved by matplotlib: pip install matplotlib")
 
 
@@ -73,6 +81,15 @@ def save_figure(
         sheet = paper_figure(figure, width)
         about = {"format": path.suffix[1:], "metadata": dates[path.suffix]}
         sheet.savefig(temporary, dpi=96 * scale, **about)
+
+
+def still_picture(figure: "go.Figure", alt: str) -> str:
+    """Return a figure as HTML that needs no script, with a text for those who do not see it."""
+    with own_style():
+        content = io.BytesIO()
+        paper_figure(figure).savefig(content, format="svg", metadata={"Date": None})
+    source = f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return f'<img style="max-width: 100%" src="{source}" alt="{escape(alt)}">'
 
 
 @checked

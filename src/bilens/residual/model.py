@@ -342,7 +342,7 @@ class ResidualModel:
         for batch in batched(texts, batch_size):
             rows = [self.ids(text) for text in batch]
             self._check_model()
-            traced = traces(self.model, self.parts, rows)
+            traced = traces(self.model, self.parts, rows, self.tokenizer)
             longest = max(traced, key=lambda trace: len(trace.ids))
             if not self._attention_checked and len(longest.ids) > 1:
                 check_attention(self.model, longest.ids, longest.logits)

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from bilens.analysis import Reading
 from bilens.checks import check_text, detached
 from bilens.data.texts import clean
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
+from bilens.lazy_imports import pd
 from bilens.residual.layer_trace import (
     AttentionArguments,
     LayerTrace,
@@ -27,6 +29,7 @@ from bilens.residual.layer_trace import (
 from bilens.residual.layers import MLP, Parts
 from bilens.residual.parts import Norm
 from bilens.residual.running import attends_by, attention_call, rotates_by_length, run, wide_passes
+from bilens.sections import Fact
 from bilens.settings import Count, Place
 
 ScoredRows = list[tuple[Tensor, Tensor]]
@@ -264,8 +267,8 @@ def ids_within_text(name: str, tokenizer: Any) -> list[int]:
     return both[len(before) :]
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Reading):
     """A model on a text.
 
     Attributes:
@@ -275,6 +278,7 @@ class Trace:
         scale: scale of the last norm; 1 without one.
         next_logits: of the token after the text, by the model itself.
         follows: a function from the name of a property to its value.
+        tokenizer: of the model; None without one.
     """
 
     ids: Int[Tensor, " time"]
@@ -283,6 +287,25 @@ class Trace:
     scale: Float[Tensor, " time"]
     next_logits: Float[Tensor, " vocab"]
     follows: Callable[[str], Tensor]
+    tokenizer: Any = None
+
+    axes: ClassVar[dict[str, str]] = {"x": "next token", "y": "probability"}
+
+    def facts(self) -> list[Fact]:
+        return [
+            ("tokens", len(self.ids)),
+            ("layers", len(self.layers)),
+            ("width", self.stream.shape[-1]),
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the ten most likely next tokens, with their probabilities."""
+        likely = self.next_logits.float().softmax(-1).topk(min(10, len(self.next_logits)))
+        numbers = likely.indices.tolist()
+        names: list[Any] = numbers
+        if self.tokenizer is not None:
+            names = [repr(self.tokenizer.decode([number])) for number in numbers]
+        return pd.DataFrame({"next token": names, "probability": likely.values.tolist()})
 
     @property
     def logits(self) -> Float[Tensor, "time vocab"]:
@@ -291,13 +314,15 @@ class Trace:
 
 
 @detached
-def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
+def traces(
+    model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]], tokenizer: Any = None
+) -> list[Trace]:
     """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
     keeps = _numbers(parts, max(map(len, texts))) * parts.dtype.itemsize <= KEPT_BYTES
     if len(texts) > 1 and (
         not keeps or (rotates_by_length(model) and len(set(map(len, texts))) > 1)
     ):
-        return [traces(model, parts, [text])[0] for text in texts]
+        return [traces(model, parts, [text], tokenizer)[0] for text in texts]
     # Attention is causal: padding at the end changes no position before it.
     ids = pad_sequence(list(texts), batch_first=True)
     seen: Recorded = {}
@@ -348,7 +373,7 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
             follows = {"logits": of_model}.__getitem__
         # A copy, since a row would keep all of them.
         ends = of_model[-1].clone()
-        result.append(Trace(text, of_text, stream, parts.scale(stream), ends, follows))
+        result.append(Trace(text, of_text, stream, parts.scale(stream), ends, follows, tokenizer))
     return result
 
 

@@ -14,7 +14,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Fact, shape_fact
 from bilens.settings import Count
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, check_last_axis
 
@@ -84,8 +84,8 @@ BLOCK_BYTES = 16 * 1024**2
 
 
 @checked
-@dataclass(frozen=True, eq=False)
-class FactoredSVD:
+@dataclass(frozen=True, eq=False, repr=False)
+class FactoredSVD(Reading):
     """M = sum_s sigma_s l_s r_s', the largest singular values first.
 
     The sign of each pair (l_s, r_s) is arbitrary.
@@ -101,6 +101,29 @@ class FactoredSVD:
     left: Float[Tensor, "*batch k n_rows"]
     right: Float[Tensor, "*batch k n_columns"]
     norm: Float[Tensor, "*batch"]
+
+    axes: ClassVar[dict[str, str]] = {"x": "number", "y": "value", "color": "matrix"}
+
+    def facts(self) -> list[Fact]:
+        batch = self.values.shape[:-1]
+        facts: list[Fact] = [("matrices", shape_fact(batch))] if batch else []
+        return [
+            *facts,
+            ("components", self.values.shape[-1]),
+            ("rows", self.left.shape[-1]),
+            ("columns", self.right.shape[-1]),
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each singular value; matrices are counted through the batch."""
+        values = self.values.detach().cpu()
+        values = values.reshape(-1, values.shape[-1])
+        columns = {
+            "matrix": torch.arange(len(values))[:, None].expand_as(values),
+            "number": torch.arange(1, values.shape[1] + 1).expand_as(values),
+            "value": values,
+        }
+        return pd.DataFrame({name: column.flatten() for name, column in columns.items()})
 
     def dense(self) -> Float[Tensor, "*batch n_rows n_columns"]:
         """Return the matrix that these components make."""
@@ -142,14 +165,7 @@ class FactoredMatrix(Reading):
 
         Matrices are counted through the batch.
         """
-        values = self.svd().values.detach().cpu()
-        values = values.reshape(-1, values.shape[-1])
-        columns = {
-            "matrix": torch.arange(len(values))[:, None].expand_as(values),
-            "number": torch.arange(1, values.shape[1] + 1).expand_as(values),
-            "value": values,
-        }
-        return pd.DataFrame({name: column.flatten() for name, column in columns.items()})
+        return self.svd().frame()
 
     def __post_init__(self) -> None:
         A, B = self.left, self.right

@@ -18,7 +18,7 @@ from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, split_tasks
 from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
 from bilens.read.flow.edges import EdgeCircuit, found_edges
-from bilens.read.flow.graph import FlowGraph
+from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.nodes import WIDE
 from bilens.read.flow.question import Question, read_pairs, token_hints
@@ -207,6 +207,8 @@ class CircuitReading(Reading):
             return self._matrix()
         caption = f"The strongest of {self.circuits[0].size} parts, with their tokens"
         return self.graph.plot(caption, width=width)
+
+    _repr_mimebundle_ = notebook_picture
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -14,6 +15,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count
 from bilens.errors import BilensError
+from bilens.figures.paper import has_matplotlib, still_picture
 from bilens.lazy_imports import go
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
 from bilens.read.flow.edge_flows import Edges
@@ -54,8 +56,17 @@ class Pairs:
 
 
 def notebook_picture(reading: Reading, **options: Any) -> dict[str, Any]:
-    """Return the picture of a reading as Plotly shows figures in this notebook, and its text."""
-    return {"text/plain": repr(reading), **reading.plot()._repr_mimebundle_()}
+    """Return the picture of a reading as Plotly shows figures in this notebook, and its text.
+
+    Beside it is the picture as it stands, which pages that nbconvert makes of a notebook show; a
+    table if matplotlib is missing.
+    """
+    figure = reading.plot()
+    shown = {"text/plain": repr(reading), **figure._repr_mimebundle_()}
+    if has_matplotlib():
+        text = f"<p><code>{escape(repr(reading))}</code></p>"
+        shown["text/html"] = text + still_picture(figure, repr(reading))
+    return shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,7 +20,7 @@ from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
 from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
-from bilens.read.flow.graph import DRAWN, Flow
+from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, Target, second_run, token_hints
 from bilens.read.flow.split import flows
@@ -417,6 +417,8 @@ class FlowReading(Reading):
     def plot(self, *, width: int = WIDE) -> "go.Figure":
         """Draw the graph of the strongest nodes over the tokens; see `FlowGraph.plot`."""
         return self.flow.plot(width=width)
+
+    _repr_mimebundle_ = notebook_picture
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the graph, and predicted against actual effects."""
