@@ -325,7 +325,8 @@ def test_completion_knows_every_command_and_its_options(capsys):
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setitem(installation.OPTIONAL, "not-there", "nothing")
+    monkeypatch.setitem(installation.OPTIONAL, "not-there", ("figures", "nothing"))
+    monkeypatch.setitem(installation.OPTIONAL, "neither", ("", "nothing"))
     monkeypatch.setenv("BILENS_DATA", "void")
     result = in_json(capsys, "doctor")
     assert result["versions"]["bilens"] == bilens.__version__
@@ -333,8 +334,11 @@ def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
     assert result["optional"]["gguf"]
     assert result["places"]["BILENS_DATA"] == "void (missing)"
     main(["doctor"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["not-there", "missing", "nothing"] in rows
+    text = capsys.readouterr().out
+    assert ["not-there", "missing", "nothing"] in [line.split() for line in text.splitlines()]
+    remedy = "What is missing comes with pip install -e '.[figures]', pip install "
+    assert remedy in text
+    assert "neither" in text.split(remedy)[1]
 
 
 def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):

@@ -92,14 +92,19 @@ BIBTEX = f"""\
 }}"""
 """The entry as it is in README; a test compares both with CITATION.cff."""
 OPTIONAL = {
-    "triton": "attention without softmax on a GPU; computed in chunks without it",
-    "gradio": "bilens explore",
-    "gguf": "GGUF files",
-    "matplotlib": "figures as SVG, PDF and PNG",
-    "tensorboard": "--report-to tensorboard",
-    "wandb": "--report-to wandb",
-    "trackio": "--report-to trackio",
+    "datasets": ("train", "data sets by name, texts of your own, training"),
+    "accelerate": ("train", "training, and scans of texts by several processes"),
+    "pyarrow": ("train", "texts of your own, whose tokens it keeps on disk"),
+    "scikit-learn": ("train", "the digits of the demo"),
+    "gradio": ("explore", "bilens explore"),
+    "gguf": ("gguf", "models in .gguf files"),
+    "matplotlib": ("figures", "figures as SVG, PDF and PNG, and pictures in a notebook's HTML"),
+    "triton": ("gpu", "attention without softmax on a GPU; computed in chunks without it"),
+    "tensorboard": ("", "--report-to tensorboard"),
+    "wandb": ("", "--report-to wandb"),
+    "trackio": ("", "--report-to trackio"),
 }
+"""By name: the extra that installs it, if one does, and what it adds."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +155,17 @@ class Doctor:
         for title, rows in checks.items():
             cells = {name: str(value or "missing") for name, value in rows.items()}
             if title == "optional":
-                show_table(
-                    ("", "", "for"), [(n, c, OPTIONAL[n]) for n, c in cells.items()], title, words=3
-                )
+                adds = [(name, cell, OPTIONAL[name][1]) for name, cell in cells.items()]
+                show_table(("", "", "adds"), adds, title, words=3)
             else:
                 show_table(("", ""), cells.items(), title, words=2)
+        missing = [name for name, value in optional.items() if value is None]
+        extras = dict.fromkeys(OPTIONAL[name][0] for name in missing)
+        others = [name for name in missing if not OPTIONAL[name][0]]
+        lines = [f"pip install -e '.[{','.join(filter(None, extras))}]'"] * any(extras)
+        lines += [f"pip install {' '.join(others)}"] * bool(others)
+        if lines:
+            out.print(f"What is missing comes with {', '.join(lines)}", markup=False)
         return checks
 
 
