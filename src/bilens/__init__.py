@@ -13,9 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bilens.lazy_imports import lazy_names
-
-__version__ = "0.5.0"
-"""Version of the library, of which that of the package is made."""
+from bilens.version import __version__
 
 if TYPE_CHECKING:
     from bilens import convert as convert

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bilens import __version__
 from bilens.errors import BilensError
 from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
@@ -14,6 +13,7 @@ from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.reading import FlowPage, FlowReading
 from bilens.train.run_directory import TRAINING_NAME
+from bilens.version import __version__
 
 
 def attribution_graph(
