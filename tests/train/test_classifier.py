@@ -242,6 +242,14 @@ def test_three_layers_do_not_begin_at_zero():
         assert 1e-4 < start(digits().train_images).std() < 1
 
 
+def test_one_layer_begins_as_maps_of_torch():
+    """So do the papers' models; with thrice the variance the effective rank doubles."""
+    torch_like = torch.nn.Linear(64, 24).weight.std()
+    start = initialised(CONFIG, seed=0).embed.weight
+    assert start.abs().max() <= 64**-0.5
+    assert torch.allclose(start.std(), torch_like, rtol=0.05)
+
+
 def test_a_model_at_chance_is_reported(caplog):
     shuffled = replace(digits(), test_labels=digits().test_labels.sort().values)
     train_classifier(CONFIG, shuffled, replace(BRIEF, epochs=1))
