@@ -35,6 +35,7 @@ LAYER = ["--layer", "0"]
 FLOW = ["flow", "model", "--prompt", "t3 t4 t5", "--token", "t6"]
 OF_PRODUCTS = ["flow", "squared", *FLOW[2:]]
 PAIRS = ["circuit", "model", "--questions", "questions.tsv", "--finding", "2"]
+QUESTIONS_LIKE = ["questions", "squared", "--prompt", "t3 t9 t7", "--token", "t6"]
 ONE = ["circuit", "model", "--prompt", "t3 t4 t5", "--token", "t8", "--against", "t3 t8 t5"]
 IMAGES = {"data": "fashion-mnist", "data_dir": "nowhere"}
 TEXTS = {"data": "others.txt", "data_dir": "nowhere"}
@@ -109,6 +110,13 @@ RUNS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "generate": (
         ["generate", "model", "--tokens", "5", "--prompt", "t3"],
         {"prompt": "t4", "tokens": "4", "temperature": "0", "seed": "1"},
+    ),
+    "questions": (
+        [*QUESTIONS_LIKE, "--minus", "t19", "--against", "t3 t9 t8"],
+        {
+            **{"prompt": "t3 t4 t7", "token": "t9", "minus": "t15", "against": "t3 t9 t5"},
+            **{"count": "1", "task": "one"},
+        },
     ),
     "flow": (FLOW, FLOW_OPTIONS | {"weights": "head.0.1@2"}),
     "flow of products": (OF_PRODUCTS, FLOW_OPTIONS),

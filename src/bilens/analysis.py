@@ -63,6 +63,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "flow.circuit_reading",
             "The few parts that answer a question, measured on other questions.",
         ),
+        "questions": (
+            "flow.proposal_reading",
+            "Further questions like a first one, which the model proposes.",
+        ),
         "task-directions": (
             "flow.recurring",
             "Directions of MLPs that carry the answers to the questions of a task.",

@@ -77,6 +77,13 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
     return questions
 
 
+def written_names(names: Sequence[str]) -> str:
+    """Return names of tokens as the column minus has them: separated by commas, or in quotes."""
+    line = StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
+
+
 def read_pair_lines(path: str | Path) -> list[QuestionLine]:
     """Read a file whose questions all have a second text.
 

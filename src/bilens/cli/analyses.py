@@ -81,6 +81,10 @@ QUESTION_FILES = {"circuit": "questions", "task-directions": "questions"}
 """The option of an analysis that names a file of questions."""
 
 
+ENDINGS = ("", ".html", ".json", ".tsv")
+"""Of the names of files that a reading is written to; a folder has none."""
+
+
 class ReadingCommand:
     """The settings of an analysis, with fields of its parameters."""
 
@@ -98,9 +102,9 @@ class ReadingCommand:
 
     def run(self) -> dict[str, Any]:
         """Read the model, print the reading, and write the files that are asked for."""
-        if self.output is not None and self.output.suffix not in ("", ".html", ".json"):
+        if self.output is not None and self.output.suffix not in ENDINGS:
             raise BilensError(
-                f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
+                f"--output={self.output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
             )
         exporters = EXPORTERS.get(self.analysis.hints["return"].__name__, ())
         targets = [(one, path) for one in exporters for path in getattr(self, one.name)]
@@ -148,7 +152,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=model_help)])]
     output_help = (
         "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
-        "numbers only (.json), or a folder with each table as CSV."
+        "numbers only (.json), the main table only (.tsv), or a folder with each table as CSV."
     )
     options = [*analysis.options, Option("output", Path | None, None, output_help)]
     for exporter in EXPORTERS.get(analysis.hints["return"].__name__, ()):
@@ -190,7 +194,7 @@ def show_reading(reading: Reading) -> None:
 
 
 def write_reading(reading: Reading, path: Path) -> None:
-    """Write a page, the numbers as JSON, or a folder with tables as CSV, by the path's ending."""
+    """Write a page, numbers as JSON, a table, or a folder with tables as CSV, by the ending."""
     from bilens.files import file_names, write_json, written_whole
     from bilens.report import write_report
 
@@ -200,6 +204,9 @@ def write_reading(reading: Reading, path: Path) -> None:
         write_json(path.with_suffix(".json"), reading.record())
     elif path.suffix == ".json":
         write_json(path, reading.record())
+    elif path.suffix == ".tsv":
+        with written_whole(path) as file:
+            reading.frame().to_csv(file, index=False, sep="\t")
     else:
         tables = reading.tables()
         for name, frame in zip(file_names(tables), tables.values(), strict=True):

@@ -7,6 +7,8 @@ from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_a
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Effects, patch
+from bilens.read.flow.proposal_reading import read_proposals
+from bilens.read.flow.proposals import propose_questions
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import read_task_directions, task_directions
@@ -32,8 +34,10 @@ __all__ = [
     "measure",
     "open_part",
     "patch",
+    "propose_questions",
     "read_circuit",
     "read_flow",
+    "read_proposals",
     "read_task_directions",
     "remove",
     "task_directions",

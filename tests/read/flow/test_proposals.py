@@ -1,0 +1,125 @@
+"""Questions that a model proposes are questions like the first, and are read back as they are."""
+
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from bilens.errors import BilensError
+from bilens.question_files import read_pair_lines, token_list, written_names
+from bilens.read.flow import Question, propose_questions, read_proposals
+from bilens.read.flow.words import Words
+from bilens.residual import ResidualModel
+from tests.language import random_model
+
+WORDS = [
+    *("no", "the", "cat", "dog", "cow", "hen", "fox", "owl", "bee", "ant"),
+    *("eat", "eats", "see", "sees", "sing", "sings", "big", "old", "red", "wet"),
+]
+
+
+@pytest.fixture(scope="module")
+def view():
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="no"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    return ResidualModel(random_model(seed=3, vocab_size=len(WORDS)), tokenizer)
+
+
+def difference(view, text, question):
+    logits = view.logits(view.ids(text)[None])[0, -1]
+    return float(logits[view.token(question.token)] - logits[view.token(question.minus[0])])
+
+
+def answered(view, text, against):
+    """Return a question that the model answers."""
+    change = view.logits(view.ids(text)[None])[0, -1] - view.logits(view.ids(against)[None])[0, -1]
+    before = view.logits(view.ids(text)[None])[0, -1]
+    for token in change.argsort(descending=True).tolist():
+        for minus in change.argsort().tolist():
+            if (
+                before[token] > before[minus]
+                and (before - change)[token] < (before - change)[minus]
+            ):
+                return Question(text, WORDS[token], (WORDS[minus],), against, "cats")
+    raise AssertionError
+
+
+def test_proposals_are_questions_like_the_first(view):
+    first = answered(view, "the cat big eats", "the dog big eats")
+    change = difference(view, first.text, first) - difference(view, first.against, first)
+    proposals = propose_questions(view, first, 10)
+    assert proposals
+    texts = set()
+    for proposal in proposals:
+        question = proposal.question
+        ends = [difference(view, text, question) for text in (question.text, question.against)]
+        assert proposal.ends == pytest.approx(ends, rel=1e-5)
+        assert ends[0] > 0 > ends[1]
+        assert ends[0] - ends[1] >= change / 2
+        assert len(view.ids(question.text)) == len(view.ids(question.against))
+        assert question.template == "as given"  # no word of the openings is in this vocabulary
+        assert question.task == "cats"
+        texts.add(question.text)
+    assert len(texts) == len(proposals) <= 5
+    assert first.text not in texts
+    assert propose_questions(view, first, 10) == proposals
+
+
+def test_a_file_of_proposals_is_read(view, tmp_path):
+    first = answered(view, "the cat big eats", "the dog big eats")
+    reading = read_proposals(
+        view, first.text, first.token, minus=first.minus, against=first.against, count=8
+    )
+    path = tmp_path / "questions.tsv"
+    reading.frame().to_csv(path, index=False, sep="\t")
+    asked = [proposal.question for proposal in reading.proposals]
+    for line, question in zip(read_pair_lines(path), asked, strict=True):
+        assert (line.text, line.token, line.minus) == (
+            question.text,
+            question.token,
+            question.minus,
+        )
+        assert (line.against, line.template) == (question.against, question.template)
+    assert pd.read_csv(path, sep="\t")["#first"].gt(0).all()
+
+
+@pytest.mark.parametrize("names", [(" is",), (" is", ","), ('"', " a,b"), ()])
+def test_names_are_written_as_they_are_read(names):
+    assert token_list(written_names(names)) == names
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"minus": ()}, "expected a question with a second text and a token to subtract"),
+        ({"against": ""}, "expected a question with a second text and a token to subtract"),
+        ({"text": torch.tensor([1, 2])}, "expected a question of two texts as strings"),
+        ({"target": "probability"}, "expected a question about a logit after the whole text"),
+        ({"position": 1}, "expected a question about a logit after the whole text"),
+    ],
+)
+def test_what_is_no_question_of_two_texts_is_refused(view, others, message):
+    fields = {"text": "the cat", "token": "eats", "minus": ("eat",), "against": "the dog"} | others
+    with pytest.raises(BilensError, match=message):
+        propose_questions(view, Question(**fields))
+
+
+def test_a_question_that_the_model_does_not_answer_is_refused(view):
+    first = answered(view, "the cat big eats", "the dog big eats")
+    wrong = Question(first.against, first.token, first.minus, first.text)
+    with pytest.raises(BilensError, match="the model does not answer the question itself"):
+        propose_questions(view, wrong)
+
+
+def test_a_vocabulary_without_words_is_refused(view):
+    with pytest.raises(BilensError, match="vocabulary has no words"):
+        Words(ResidualModel(view.model))
+
+
+def test_words_of_one_form_are_alike_in_their_spelling(view):
+    words = Words(view)
+    cat = view.token("cat")
+    assert not words.is_content(view.token("the"))
+    assert {WORDS[number] for number in words.like(cat).tolist()} == {*WORDS} - {"the"}
