@@ -60,17 +60,16 @@ def mixture(
     each. 1 is the part as it is. A layer of which nothing is kept is not run, and the shares 0 in
     it have no gradient.
     """
-    model, changes = other.model, []
+    model, places, changes = other.model, other.model.places, list[Change]()
     for layer, shares in enumerate(keep):
-        if model.places.layers[layer].adds and not shares.any():
+        if places.layers[layer].adds and not shares.any():
             step = other.streams[layer + 1] - other.streams[layer]
-            changes.append(
-                Change(Site(model.places.layers[layer].module, "step", layer), adding(step))
-            )
+            changes.append(Change(Site(places.layers[layer].module, "step", layer), adding(step)))
             continue
-        heads, mlp = shares[..., :-1], shares[..., -1:]
-        changes += [
-            Change(mixed_site(model, layer), exchanging(other.mixed[layer], heads)),
-            Change(mlp_site(model, layer), exchanging(other.outputs[layer], mlp)),
-        ]
+        if places.layers[layer].heads is not None:
+            values = exchanging(other.mixed[layer], shares[..., :-1])
+            changes.append(Change(mixed_site(model, layer), values))
+        if places.layers[layer].mlp is not None:
+            values = exchanging(other.outputs[layer], shares[..., -1:])
+            changes.append(Change(mlp_site(model, layer), values))
     return changes

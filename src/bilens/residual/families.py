@@ -299,7 +299,8 @@ def parts_of(model: nn.Module) -> Parts:
     if kind not in known_families():
         raise BilensError(
             f"model is a {kind}, whose structure is not known; expected "
-            f"{', '.join(known_families())}. bilens.register_family() adds an architecture."
+            f"{', '.join(known_families())}. bilens.register_family() adds an architecture. "
+            "Without it flow, patch, circuit and task-directions read causal models of transformers"
         )
     family = _family_of(model)
     with evaluating(model):

@@ -468,7 +468,7 @@ class Parts(NormedInput):
         self, tokens: Int[Tensor, " n"], position: int | None = None
     ) -> Float[Tensor, "n d_model"]:
         """Return the stream before the first layer of tokens at one position, (n, d_model)."""
-        check_ids(self, tokens, "tokens")
+        check_ids(self.embed.module.num_embeddings, tokens, "tokens")
         x, table = self.embed.rows(tokens), self.positions
         if table is None:
             return x
@@ -570,11 +570,10 @@ class Parts(NormedInput):
         return [*groups, FoldGroup(self.norm, [self.unembed])]
 
 
-def check_ids(parts: Parts, ids: Tensor, name: str = "ids") -> None:
-    """Raise unless ids, one at least, are numbers of tokens."""
+def check_ids(size: int, ids: Tensor, name: str = "ids") -> None:
+    """Raise unless ids, one at least, are numbers of tokens of a vocabulary of some size."""
     if ids.numel() == 0:
         raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
-    size = parts.embed.module.num_embeddings
     wrong = ids[(ids < 0) | (ids >= size)]
     if len(wrong):
         raise BilensError(

@@ -15,9 +15,9 @@ from bilens.checks import check_index, check_text, check_weights, checked
 from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
-from bilens.residual.families import config_numbers, parts_of
+from bilens.residual.families import check_merged, config_numbers, known_families, parts_of
 from bilens.residual.layers import Layer, check_ids
-from bilens.residual.places import known_places
+from bilens.residual.places import find_places, is_causal_model, known_places
 from bilens.residual.running import check_attention, run
 from bilens.residual.trace import (
     Trace,
@@ -46,17 +46,19 @@ class ResidualModel:
 
     Args:
         model: a causal language model of bilens, or of a family in `bilens.residual.families`;
-            `bilens.register_family` adds families.
+            `bilens.register_family` adds families. Any other of transformers has flows, patches,
+            circuits and task directions, which need no maps of its weights.
         tokenizer: for tokens by name.
 
     Attributes:
         model: the model itself.
         tokenizer: its tokenizer, or None.
-        parts: the modules of the model, by their role.
+        parts: the modules of the model, by their role; an error for a family that is not known.
         places: those at which a pass is recorded, cut and changed.
 
     Raises:
-        BilensError: the family is not known, or the model is not what its family says.
+        BilensError: the model is not causal, its layers are not found, or it is not what its family
+            says.
         CheckpointError: a weight is NaN or infinite.
     """
 
@@ -65,10 +67,21 @@ class ResidualModel:
         check_unhooked(model)
         self.model: Any = model
         self.tokenizer = tokenizer
-        self.parts = parts_of(model)
-        self.places = known_places(model, self.parts)
-        self._numbers = config_numbers(model)
+        check_merged(model)
+        self._numbers: dict[str, Any] = {}
+        if type(model).__name__ in known_families() or not is_causal_model(model):
+            self.parts = parts_of(model)
+            self.places = known_places(model, self.parts)
+            self._numbers = config_numbers(model)
+        else:
+            self.places = find_places(model)
         self._attention_checked = False
+
+    def __getattr__(self, name: str) -> Any:
+        # Only the parts of an unknown family are missing: whoever asks for them is refused.
+        if name == "parts" and "model" in vars(self):
+            return parts_of(self.model)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
     # What it is.
 
@@ -76,33 +89,33 @@ class ResidualModel:
         return (
             f"ResidualModel({type(self.model).__name__}, {self.n_layers} layers, {self.n_heads} "
             f"heads, width {self.d_model}, {self.vocab_size:,} tokens, "
-            f"{str(self.parts.embed.module.weight.dtype).removeprefix('torch.')})"
+            f"{str(self.places.embed.weight.dtype).removeprefix('torch.')})"
         )
 
     @property
     def n_layers(self) -> int:
         """Number of layers."""
-        return len(self.parts.layers)
+        return len(self.places.layers)
 
     @property
     def n_heads(self) -> int:
         """Attention heads of each layer."""
-        return self.parts.layers[0].heads.n_heads
+        return self.places.n_heads
 
     @property
     def d_model(self) -> int:
         """Width of the residual stream."""
-        return self.parts.embed.module.embedding_dim
+        return self.places.embed.embedding_dim
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens that have an embedding."""
-        return self.parts.embed.module.num_embeddings
+        return self.places.embed.num_embeddings
 
     @property
     def device(self) -> torch.device:
         """Device of the embedding."""
-        return self.parts.embed.module.weight.device
+        return self.places.embed.weight.device
 
     def to(self, device: torch.device | str) -> "ResidualModel":
         """Move the model to another device and return this view."""
@@ -228,7 +241,7 @@ class ResidualModel:
     def _check_model(self) -> None:
         """Check that the model still computes what its weights and this view's numbers say."""
         check_unhooked(self.model)
-        numbers = config_numbers(self.model)
+        numbers = config_numbers(self.model) if self._numbers else {}
         changed = [name for name in numbers if numbers[name] != self._numbers[name]]
         if changed:
             name = changed[0]
@@ -322,7 +335,7 @@ class ResidualModel:
             numbers = text_ids(text, self.tokenizer, self.model.config)
             text = torch.tensor([self._check_known(number) for number in numbers])
         ids = text.to(self.device)
-        check_ids(self.parts, ids)
+        check_ids(self.vocab_size, ids)
         if not -len(ids) <= until < len(ids):
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
         return ids[: until % len(ids) + 1]
@@ -353,15 +366,15 @@ class ResidualModel:
         self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
-        check_ids(self.parts, ids)
+        check_ids(self.vocab_size, ids)
         return mlp_inputs(self.model, self.layer(layer).mlp, ids.to(self.device))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """Return the model's logits, in float32 or float64."""
-        check_ids(self.parts, ids)
+        check_ids(self.vocab_size, ids)
         output = run(self.model, ids.to(self.device))
-        return getattr(output, "logits", output).to(self.parts.dtype)
+        return getattr(output, "logits", output).to(self.places.dtype)
 
 
 def check_unhooked(model: nn.Module) -> None:

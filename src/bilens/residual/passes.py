@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.residual.changes import EMBEDDING, Change, Function, Site, token_site
 from bilens.residual.model import ResidualModel
@@ -58,12 +59,16 @@ class Pass:
     ) -> "Pass":
         """Run a model on texts of one length, whose tokens may have other embeddings."""
         layers = model.places.layers
-        tokens = model.parts.embed.rows(ids) if tokens is None else tokens
+        tokens = model.places.rows(ids) if tokens is None else tokens
         inputs: dict[nn.Module, Tensor] = {}
         outputs: dict[nn.Module, Tensor] = {}
 
-        def keep(module: nn.Module, args: tuple[Tensor, ...], _: Any, y: Tensor) -> None:
-            inputs[module], outputs[module] = args[0], y
+        def of_texts(x: Tensor) -> Tensor:
+            # Some modules take the tokens of all texts as one list.
+            return x.reshape(len(ids), -1, x.shape[-1])
+
+        def keep(module: nn.Module, args: tuple[Tensor, ...], _: Any, y: Any) -> None:
+            inputs[module], outputs[module] = of_texts(args[0]), of_texts(_first(y))
 
         # Queries, keys and values may be one module, whose output is kept once.
         by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
@@ -220,9 +225,7 @@ class Pass:
                 lambda y: y.repeat(copies, *[1] * (y.dim() - 1)), call, self._numbers(number)
             )
         args, kwargs = call
-        output = self.model.places.layers[number].module(x, *args, **kwargs)
-        stream: Tensor = output[0] if isinstance(output, tuple) else output
-        return stream
+        return _first(self.model.places.layers[number].module(x, *args, **kwargs))
 
 
 def first_change(passes: Sequence[Pass]) -> int:
@@ -248,25 +251,34 @@ def embedded(
     model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
 ) -> AbstractContextManager[None]:
     """Let the model read given embeddings in place of its tokens' as long as this runs."""
-    table = model.parts.embed
+    parts = model.places.parts
 
     def replace_output(_: nn.Module, args: tuple[Any, ...], __: Any, output: Tensor) -> Tensor:
-        # Some families scale inside the embedding and some after it.
-        stored = table.weight()[args[0]]
-        wide = output.to(stored)
-        scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
-        factor = 1.0 if scaled else 1 / table.scale
+        factor = 1.0
+        if parts is not None:
+            # Some families scale inside the embedding and some after it.
+            table = parts.embed
+            stored = table.weight()[args[0]]
+            wide = output.to(stored)
+            scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
+            factor = 1.0 if scaled else 1 / table.scale
         # Logits of a long text are computed again in a run of its last positions.
         rows = embeddings if embeddings.dim() == 1 else embeddings[..., -output.shape[-2] :, :]
         return (factor * rows).expand_as(output).to(output.dtype)
 
-    return hooked(after=[(table.module, replace_output)])
+    return hooked(after=[(model.places.embed, replace_output)])
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the stream that a module is called with."""
     stream: Tensor = args[0] if args else kwargs["hidden_states"]
     return stream
+
+
+def _first(output: Any) -> Tensor:
+    """Return the first of what a module returns."""
+    value: Tensor = output[0] if isinstance(output, tuple) else output
+    return value
 
 
 # What is recorded.
@@ -284,8 +296,19 @@ def _recorded(
         options = {name: x for name, x in kwargs.items() if name != "hidden_states"}
         arguments.append((args[1:], options))
 
-    with hooked([(layer.module, keep) for layer in model.places.layers]):
+    def keep_output(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        written.append(_first(output))
+
+    layers = [layer.module for layer in model.places.layers]
+    written: list[Tensor] = []
+    with hooked([(x, keep) for x in layers], [(x, keep_output) for x in layers]):
         streams.append(last_streams(model, ids))
+    for number, (output, stream) in enumerate(zip(written, streams[1:], strict=True)):
+        if not torch.equal(output.to(stream.device), stream):
+            raise BilensError(
+                f"{type(model.model).__name__} changes the stream after layer {number}, expected "
+                "that the next layer reads it as it is; flows are available, changed passes are not"
+            )
     return streams, arguments
 
 
@@ -297,9 +320,11 @@ def _by_text(
     candidates = []
     for layer, call in enumerate(arguments):
         for number, x in enumerate(_tensors(call)):
-            # A first axis of 1 fits any number of texts; of one text further axes may be folded.
+            # Of one text further axes may be folded into the first. In known families an axis of
+            # 1 fits any number of texts.
             least = 3 if texts == 1 else 2
-            if x.dim() >= least and len(x) > 1 and len(x) % texts == 0:
+            size = 1 if model.places.parts is None and texts == 1 else 2
+            if x.dim() >= least and len(x) >= size and len(x) % texts == 0:
                 candidates.append((layer, number))
     if not candidates:
         return frozenset()
@@ -372,15 +397,18 @@ def _changing(
             x = x.expand(len(running) * texts, *x.shape[1:])
         if not any(number in functions for number in running):
             return x
-        rows = x.unflatten(0, (len(running), texts))
+        # Some modules take the tokens of all texts as one list.
+        rows = x.reshape(len(running), texts, -1, x.shape[-1])
         each = [_applied(functions.get(i, ()), y) for i, y in zip(running, rows, strict=True)]
-        return torch.cat(each)
+        return torch.cat(each).reshape(x.shape)
 
     def change_input(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
         return (changed(site, args[0]), *args[1:]), options
 
-    def change_output(site: Site, *call: Any) -> Tensor:
-        return changed(site, call[-1])
+    def change_output(site: Site, *call: Any) -> Any:
+        output = call[-1]
+        y = changed(site, _first(output))
+        return (y, *output[1:]) if isinstance(output, tuple) else y
 
     before = [site for site in sites if site.place == "input"]
     after = [site for site in sites if site.place == "output"]

@@ -8,12 +8,14 @@ from inspect import signature
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.residual.layers import Parts
+from bilens.residual.parts import working_dtype
 from bilens.residual.running import run, wide_passes
 
 
@@ -47,26 +49,66 @@ class Places:
         layers: each layer.
         last: the module whose input is the stream after the last layer.
         n_heads: heads side by side in mixed values.
+        parts: the maps of its weights; None for a model of a family that is not known.
     """
 
     model: nn.Module
-    embed: nn.Module
+    embed: nn.Embedding
     layers: tuple[LayerPlaces, ...]
     last: nn.Module
     n_heads: int
+    parts: Parts | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the numbers of readings: float64 if the weights are stored so, else float32."""
+        return working_dtype(self.embed.weight.dtype)
+
+    @property
+    def exist(self) -> Bool[Tensor, "layers heads+1"]:
+        """Which heads there are in each layer, and as the last whether it has an MLP."""
+        rows = [[x.heads is not None] * self.n_heads + [x.mlp is not None] for x in self.layers]
+        return torch.tensor(rows)
+
+    @torch.no_grad()
+    def rows(self, ids: Int[Tensor, "*batch time"]) -> Float[Tensor, "*batch time d_model"]:
+        """Return the embeddings of tokens, as they are added to the stream if that is known."""
+        if self.parts is not None:
+            return self.parts.embed.rows(ids)
+        with self.context():
+            embeddings: Tensor = self.embed(ids)
+        return embeddings.to(self.dtype)
 
     def forward(self, ids: Int[Tensor, "texts time"]) -> Float[Tensor, "texts vocab"]:
         """Run the model on texts, and return the last logits."""
         takes = signature(self.model.forward).parameters
-        output = run(
-            self.model, ids, **({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
-        )
+        options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        output = run(self.model, ids, **options)
         logits: Tensor = getattr(output, "logits", output)
         return logits[:, -1]
 
     def context(self) -> AbstractContextManager[None]:
         """Return the context in which the modules run."""
         return wide_passes(self.model)
+
+    def logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+        """Return the logits of streams after the last layer."""
+        if (parts := self.parts) is not None:
+            W, b = parts.logit_weights()
+            return parts.capped(parts.normalised(x.to(parts.dtype)) @ W + b)
+
+        def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args:
+                return (x[:, None].to(args[0].dtype), *args[1:]), kwargs
+            stream = x[:, None].to(kwargs["hidden_states"].dtype)
+            return args, {**kwargs, "hidden_states": stream}
+
+        # By the model itself: texts of one token, whose last streams are exchanged.
+        ids = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
+        with hooked(before=[(self.last, exchange)]), self.context():
+            output = run(self.model, ids)
+        logits: Tensor = getattr(output, "logits", output)
+        return logits.reshape(len(x), -1).to(self.dtype)
 
 
 def known_places(model: nn.Module, parts: Parts) -> Places:
@@ -85,7 +127,8 @@ def known_places(model: nn.Module, parts: Parts) -> Places:
             )
         )
     n_heads = parts.layers[0].heads.n_heads
-    return Places(model, parts.embed.module, tuple(layers), parts.norm_or_module, n_heads)
+    last = parts.norm_or_module
+    return Places(model, parts.embed.module, tuple(layers), last, n_heads, parts)
 
 
 # Places of a model whose family is not known, found in a short pass.
@@ -113,6 +156,11 @@ def find_places(model: Any) -> Places:
         BilensError: the model has no layers that run in their order, each once, on one stream.
     """
     embed = model.get_input_embeddings()
+    if not isinstance(embed, nn.Embedding):
+        raise BilensError(
+            f"{type(model).__name__} embeds tokens by a {type(embed).__name__}, expected an "
+            "nn.Embedding"
+        )
     calls = _record(model, embed)
     order = [call.module for call in calls]
     by_module = {call.module: call for call in calls}
@@ -149,10 +197,25 @@ def find_places(model: Any) -> Places:
         if heads is not None:
             widths.append(by_module[heads].inputs[0].shape[-1])
     config = model.config.get_text_config(decoder=True)
-    n_heads = vars(config).get("num_attention_heads", 1)
+    n_heads = getattr(config, "num_attention_heads", 1)
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
     return Places(model, embed, tuple(places), last, n_heads)
+
+
+def is_causal_model(model: nn.Module) -> bool:
+    """Return whether a model of transformers predicts each token from earlier ones only."""
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        return False
+    device = next(model.parameters()).device
+    ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=device)
+    with torch.no_grad(), wide_passes(model):
+        try:
+            first, second = run(model, ids).logits[:, :-1]
+        except (TypeError, ValueError, AttributeError):
+            # It asks for more than tokens, such as pictures or another text.
+            return False
+    return bool(torch.allclose(first, second, rtol=1e-4, atol=1e-4 * float(first.abs().max())))
 
 
 def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:

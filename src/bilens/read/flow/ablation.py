@@ -15,7 +15,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import both_passes
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import Ends, last_normalised, sources, token_changes, token_words
+from bilens.read.flow.labels import Ends, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
@@ -103,6 +103,13 @@ def measure(
     return results
 
 
+def measurable(model: ResidualModel, flow: Flow) -> list[Node]:
+    """Return the nodes of a flow that can be removed from a run of the model."""
+    # The vectors of positions are a module of their own in known families only.
+    known = model.places.parts is not None
+    return [n for n in flow.nodes if n.is_removable and (known or n.kind != "position")]
+
+
 def named_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
     """Return a flow in which some nodes have measured effects and names.
 
@@ -167,16 +174,16 @@ Rows = tuple[Site, Tensor]
 
 
 def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]) -> list[Ends]:
-    """Return both texts' last normalised streams with all parts, and without those of each group.
+    """Return both texts' last streams with all parts, and without those of each group.
 
     In the run of the second text the changes of parts are added in place of being removed.
     """
     if not flow.two_texts:
         alone = Pass.of(model, flow.ids[None])
-        return [Ends(*(last_normalised(model, x) for x in _with_changes(alone, groups, -1)))]
+        return [Ends(*(x[:, -1] for x in _with_changes(alone, groups, -1)))]
     first, second = both_passes(model, [flow.question.both_texts(model)])
-    n = [last_normalised(model, x) for x in _with_changes(first, groups, -1)]
-    m = [last_normalised(model, x) for x in _with_changes(second, groups, 1)]
+    n = [x[:, -1] for x in _with_changes(first, groups, -1)]
+    m = [x[:, -1] for x in _with_changes(second, groups, 1)]
     return [Ends(*n), Ends(*reversed(m))]
 
 

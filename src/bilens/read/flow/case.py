@@ -156,7 +156,7 @@ def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass,
     for ids, other, embeddings in texts:
         first.append(ids)
         second.append(other)
-        tokens.append(model.parts.embed.rows(other) if embeddings is None else embeddings)
+        tokens.append(model.places.rows(other) if embeddings is None else embeddings)
     return Pass.of(model, torch.stack(first)), Pass.of(
         model, torch.stack(second), torch.stack(tokens)
     )

@@ -22,7 +22,7 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases
 from bilens.read.flow.interval import Interval
-from bilens.read.flow.labels import last_normalised, token_scores
+from bilens.read.flow.labels import token_scores
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.read.language.names import shown_tokens
@@ -63,6 +63,12 @@ class Cases:
         """The shape of a mask: (layers, heads + 1), or (layers, time, heads + 1)."""
         time = (self.cases[0].passes[0].ids.shape[1],) if self.by_position else ()
         return (self.model.n_layers, *time, self.model.n_heads + 1)
+
+    @property
+    def everything(self) -> Bool[Tensor, " *shape"]:
+        """The mask of all parts that the model has."""
+        exist = self.model.places.exist
+        return (exist[:, None] if self.by_position else exist).expand(self.shape).clone()
 
     @property
     def changes(self) -> Float[Tensor, " cases"]:
@@ -155,7 +161,7 @@ def search(
     tried alone. The search begins with the parts `start`, by default all.
     """
     trail: list[Tensor] = []
-    everything = torch.ones(cases.shape, dtype=torch.bool)
+    everything = cases.everything
     smaller: Tensor | None = everything if start is None else start
     while smaller is not None:
         trail.append(smaller)
@@ -338,7 +344,7 @@ def part_effects(
         lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
         denoised = second.changed([[exchanged(part, first)] for part in parts], kept=kept)[:, 0]
         gained += case.rise(denoised).double().cpu()
-        ends = last_normalised(model, noised)
+        ends = noised[:, -1]
         moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
     total = float(cases.changes.sum())
     effects = []

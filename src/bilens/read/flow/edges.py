@@ -238,6 +238,11 @@ class EdgeCases(Cases):
         return tuple(self.graph.exists.shape)
 
     @property
+    def everything(self) -> Bool[Tensor, "readers sources"]:
+        """The mask of all edges."""
+        return self.graph.exists
+
+    @property
     def groups(self) -> list[list[int]]:
         """Each question by itself."""
         return [[number] for number in range(len(self))]

@@ -19,20 +19,13 @@ FOLLOWED = 60
 
 
 class Ends(NamedTuple):
-    """Normalised streams at the last position, in runs with a part and in runs without it.
+    """Last streams at the last position, in passes with a part and in passes without it.
 
     Each is a row of each part, or one row for all of them.
     """
 
     present: Float[Tensor, "_ d_model"]
     absent: Float[Tensor, "_ d_model"]
-
-
-def last_normalised(
-    model: ResidualModel, streams: Float[Tensor, "n time d_model"]
-) -> Float[Tensor, "n d_model"]:
-    """Return the normalised streams at the last position, in the type of the model's readings."""
-    return model.parts.normalised(streams[:, -1].to(model.parts.dtype))
 
 
 def token_scores(
@@ -45,9 +38,8 @@ def token_scores(
     changes of tokens that nobody expects would be the largest; with p itself only one or two
     tokens would count. `present` and `absent` are those of `Ends`.
     """
-    W, b = model.parts.logit_weights()
     likely = min(LIKELY, model.vocab_size)
-    logs = [model.parts.capped(rows @ W + b).log_softmax(-1) for rows in (present, absent)]
+    logs = [model.places.logits(rows).log_softmax(-1) for rows in (present, absent)]
     log_1, log_0 = torch.broadcast_tensors(*logs)
     among = torch.zeros_like(log_1, dtype=torch.bool)
     for log in (log_1, log_0):

@@ -35,8 +35,8 @@ def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
 
 
 def parts_of(model: ResidualModel) -> list[Part]:
-    """Return the heads and the MLP of every layer, in the order of the layers."""
-    return parts_in(torch.ones(model.n_layers, model.n_heads + 1, dtype=torch.bool))
+    """Return the heads and the MLP of every layer that has them, in the order of the layers."""
+    return parts_in(model.places.exist)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,7 +150,7 @@ def patch(
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     for share, answer in zip(shares, answers, strict=True):
         # The answer follows both texts, whatever the embeddings of the second run are.
-        rows = None if tokens is None else torch.cat([tokens, model.parts.embed.rows(answer)])
+        rows = None if tokens is None else torch.cat([tokens, model.places.rows(answer)])
         texts = torch.cat([ids, answer]), torch.cat([other, answer]), rows
         of_answer = patched_effects(both_passes(model, [texts]), log_probability_of(model, answer))
         change += share * of_answer.change
@@ -160,12 +160,11 @@ def patch(
 
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
     """Return the log-probability of the last tokens of a text as a function of its stream."""
-    W, b = model.parts.logit_weights()
 
     def number(x: Tensor) -> Tensor:
         # The token before each one predicts it.
-        n = model.parts.normalised(x[:, -len(answer) - 1 : -1].to(W))
-        logs = model.parts.capped(n @ W + b).log_softmax(-1)
+        logits = model.places.logits(x[:, -len(answer) - 1 : -1].flatten(0, 1))
+        logs = logits.log_softmax(-1).unflatten(0, (len(x), -1))
         return logs[:, torch.arange(len(answer)), answer].sum(1)
 
     return number
@@ -179,6 +178,8 @@ def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
         sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
         change = end - number(of_text.changed(sets, kept=kept)[:, 0]).double().cpu()
-        effects.append(sign * change.reshape(model.n_layers, -1))
+        of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
+        of_parts[model.places.exist] = sign * change
+        effects.append(of_parts)
     noising, denoising = effects
     return Effects(ends[0] - ends[1], noising, denoising)

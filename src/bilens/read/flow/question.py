@@ -130,7 +130,7 @@ class Question(CheckedSettings):
                 "of the model's stream; ResidualModel.direction() returns that of a token"
             )
         check_finite(direction=self.vector)
-        return self.vector.to(model.device, model.parts.dtype)
+        return self.vector.to(model.device, model.places.dtype)
 
     def both_texts(self, model: ResidualModel) -> BothTexts:
         """Return the tokens of both runs up to the position that predicts; see `second_text`.
@@ -239,7 +239,7 @@ def second_run(
             "expected one of them"
         )
     if mean:
-        rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
+        rows = model.places.rows(torch.cat(list(texts))) if texts else model.W_E
         return rows.mean(0), "mean embeddings"
     if replace:
         pairs = [pair.partition("=") for pair in token_list(replace)]
@@ -270,7 +270,7 @@ def second_text(
     if not against:
         raise BilensError("against holds no texts, expected at least one")
     texts = [_of_equal_length(model, ids, model.ids(text)) for text in against]
-    return ids, torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
+    return ids, torch.stack([model.places.rows(row) for row in texts]).mean(0)
 
 
 def _fitted(model: ResidualModel, ids: Tensor, against: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ def _fitted(model: ResidualModel, ids: Tensor, against: Tensor) -> Tensor:
             f"({width},), embeddings of the text's {time} tokens or one for all"
         )
     check_finite(against=against)
-    return against.to(model.device, model.parts.dtype).expand(time, width)
+    return against.to(model.device, model.places.dtype).expand(time, width)
 
 
 def _of_equal_length(model: ResidualModel, ids: Tensor, other: Tensor) -> Tensor:
@@ -298,34 +298,41 @@ def _of_equal_length(model: ResidualModel, ids: Tensor, other: Tensor) -> Tensor
 
 
 class Score:
-    """The number that a question asks about, as a function of the last normalised stream n."""
+    """The number that a question asks about, as a function of streams after the last layer."""
 
     def __init__(self, model: ResidualModel, question: Question) -> None:
-        self.model, self.target = model, question.target
+        self.places, self.target = model.places, question.target
         self.tokens: list[int] = []  # the token, and those that are subtracted; none of a vector
+        # Direction of the last normalised stream, if the number is a product with one.
+        self.u: Tensor | None = None
         if question.vector is not None:
-            self.u, self.bias = question.output_direction(model), 0.0
+            self.u, self.bias, self.parts = question.output_direction(model), 0.0, model.parts
             return
         self.tokens = question.token_numbers(model)
         shares = torch.tensor([1.0] + [-1 / len(question.minus) for _ in question.minus])
-        self.shares = shares.to(model.device, model.parts.dtype)
-        if self.target == "logit":
-            W, b = model.parts.logit_weights(self.tokens)
+        self.shares = shares.to(model.device, model.places.dtype)
+        if self.target == "logit" and model.places.parts is not None:
+            self.parts = model.places.parts
+            W, b = self.parts.logit_weights(self.tokens)
             self.u, self.bias = W @ self.shares, float(self.shares @ b)
 
-    def __call__(self, n: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-        """Return u . n + bias for a logit, or (log-)probabilities after a soft cap."""
-        if self.target == "logit":
-            return n @ self.u + self.bias
-        W, b = self.model.parts.logit_weights()
-        logs = self.model.parts.capped(n @ W + b).log_softmax(-1)
-        numbers = logs.exp() if self.target == "probability" else logs
+    def __call__(self, x: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
+        """Return logits before a soft cap, or (log-)probabilities after it.
+
+        Of a model whose maps are not known it is the logit of the model itself.
+        """
+        if self.u is not None:
+            return self.parts.normalised(x.to(self.parts.dtype)) @ self.u + self.bias
+        numbers = self.places.logits(x)
+        if self.target != "logit":
+            numbers = numbers.log_softmax(-1)
+        if self.target == "probability":
+            numbers = numbers.exp()
         return numbers[:, self.tokens] @ self.shares
 
     def of_streams(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
         """Return the number of streams after the last layer, at their last position."""
-        parts = self.model.parts
-        return self(parts.normalised(x[:, -1].to(parts.dtype)))
+        return self(x[:, -1])
 
     def is_answer(self, x: Float[Tensor, " d_model"]) -> bool | None:
         """Return whether the token is ahead of those to subtract, or of all others without any.
@@ -334,9 +341,8 @@ class Score:
         """
         if not self.tokens:
             return None
-        parts, (token, *minus) = self.model.parts, self.tokens
-        W, b = parts.logit_weights()
-        logits = parts.normalised(x.to(parts.dtype)) @ W + b
+        token, *minus = self.tokens
+        logits = self.places.logits(x[None])[0]
         if not minus:
             return int(logits.argmax()) == token
         return bool(logits[token] > logits[minus].max())

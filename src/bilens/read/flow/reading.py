@@ -19,7 +19,7 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import NAMES
-from bilens.read.flow.ablation import Ablation, named_by_measurement, remove
+from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, remove
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, Target, second_run, token_hints
@@ -550,8 +550,7 @@ def answer_question(
     if question.vector is not None:
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     (through,) = flows(model, [question], through_patterns=through_patterns)
-    measurable = [node for node in through.nodes if node.is_removable]
-    through = named_by_measurement(model, through, measurable[:ablate])
+    through = named_by_measurement(model, through, measurable(model, through)[:ablate])
     strongest = [node for node in through.strongest(DRAWN) if node.kind in ("head", "mlp")]
     return FlowReading(
         flow=through,

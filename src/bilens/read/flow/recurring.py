@@ -13,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases, split_tasks
 from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
-from bilens.read.flow.labels import last_normalised, token_scores
+from bilens.read.flow.labels import token_scores
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import adjoints_of
 from bilens.residual import ResidualModel
@@ -209,7 +209,7 @@ def _measured(
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side moves tokens the other way.
-        ends = last_normalised(model, without)
+        ends = without[:, -1]
         moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
         sides += signs
         if question >= learning:

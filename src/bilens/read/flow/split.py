@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bilens.checks import EPS, ROUNDING, check_sum, checked
 from bilens.errors import BilensError
-from bilens.read.flow.ablation import named_by_measurement
+from bilens.read.flow.ablation import measurable, named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.question import Against, Question, Score, Target, replaced
@@ -98,8 +98,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         against = replaced(text, replace)
     question = Question.of(text, token, minus, against, target=target, position=position)
     (through,) = flows(model, [question], through_patterns=through_patterns)
-    measurable = [node for node in through.nodes if node.is_removable]
-    return named_by_measurement(model, through, measurable[:ablate])
+    return named_by_measurement(model, through, measurable(model, through)[:ablate])
 
 
 @torch.no_grad()
@@ -146,15 +145,14 @@ def adjoints_of(
         ids = model.ids(questions[0].text, questions[0].position)[None]
 
     def score(x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, " texts"]:
-        n = model.parts.normalised(x[:, -1].to(model.parts.dtype))
         # Both texts of a question side by side, as rules have them.
-        n = n.unflatten(0, (-1, len(questions)))
-        numbers = [of_question(n[:, i]) for i, of_question in enumerate(scores)]
+        last = x[:, -1].unflatten(0, (-1, len(questions)))
+        numbers = [of_question(last[:, i]) for i, of_question in enumerate(scores)]
         return torch.stack(numbers, 1).flatten()
 
     given: AbstractContextManager[None] = nullcontext()
     if any(of_second is not None for of_second in tokens):
-        rows = model.parts.embed.rows(ids)
+        rows = model.places.rows(ids)
         for number, of_second in enumerate(tokens, len(questions)):
             if of_second is not None:
                 rows[number] = of_second
@@ -187,21 +185,27 @@ def _check_patterns(model: ResidualModel, questions: Sequence[Question]) -> None
 
 def _fits(model: ResidualModel, ids: Tensor) -> bool:
     """Return whether the graphs of all layers fit into `KEPT_BYTES`."""
-    mlp = model.parts.layers[0].mlp
-    numbers = 12 * model.d_model + 6 * mlp.up.n_out
-    return ids.numel() * model.n_layers * numbers * model.parts.dtype.itemsize <= KEPT_BYTES
+    # Some numbers for each output of each map.
+    weights = [x for x in model.places.layers[0].module.parameters() if x.dim() > 1]
+    numbers = 3 * sum(x[..., 0].numel() for x in weights)
+    return ids.numel() * model.n_layers * numbers * model.places.dtype.itemsize <= KEPT_BYTES
 
 
 def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Score]) -> None:
-    """Check W_U n + b_U of the asked tokens against the logits of the model itself."""
-    n = model.parts.normalised(adjoints.last.leaf.detach()[:, -1].to(model.parts.dtype))
+    """Check the logits of the last streams, of the asked tokens, against those of the model."""
+    last, stored = adjoints.last.leaf.detach()[:, -1], model.places.embed.weight.dtype
+    if (parts := model.places.parts) is None:
+        logits, own = model.places.logits(last), adjoints.logits
+        size = float(own.abs().max())
+        check_sum("The logit of the last stream", logits, own, size=size, dtype=stored)
+        return
+    n = parts.normalised(last.to(parts.dtype))
     for row, own in enumerate(adjoints.logits):
         score = scores[row % len(scores)]
         tokens = score.tokens or [int(own.argmax())]
-        W, b = model.parts.logit_weights(tokens)
+        W, b = parts.logit_weights(tokens)
         size = float(n[row].norm() * W.norm(dim=0).max())
-        z = model.parts.capped(n[row] @ W + b)
-        stored = model.parts.embed.module.weight.dtype
+        z = parts.capped(n[row] @ W + b)
         check_sum("W_U n + b_U", z, own[tokens], size=size, dtype=stored)
 
 

@@ -156,7 +156,7 @@ def tensor_inputs(
     """Return the input of an MLP's tensor at a position, in each run of a flow."""
     if flow.two_texts:
         ids, other, tokens = flow.question.both_texts(model)
-        with embedded(model, model.parts.embed.rows(other) if tokens is None else tokens):
+        with embedded(model, model.places.rows(other) if tokens is None else tokens):
             second = [model.mlp_inputs(layer, other[None])]
     else:
         ids, second = flow.ids, []

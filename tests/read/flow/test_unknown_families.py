@@ -1,0 +1,136 @@
+"""Models whose weights' maps are not known have flows, patches, circuits and directions."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+import transformers
+from experiments.families import make, texts
+
+import bilens
+from bilens.errors import BilensError
+from bilens.read.flow import Question, circuit, patch, task_directions
+from bilens.read.flow.circuit_search import Cases
+from bilens.residual import ResidualModel
+from bilens.residual.families import known_families
+from tests.language import toy_tokenizer
+from tests.nightly import nightly
+
+KINDS = ("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv")
+"""Learned positions, rotary ones, biases by distance, parallel layers, and layers without heads."""
+DAILY = ("opt", "bloom", "jamba")
+TEXTS = [ids % 30 for ids in texts()]
+
+
+@pytest.fixture(scope="module", params=nightly(KINDS, DAILY))
+def view(request):
+    model = make(request.param)
+    assert type(model).__name__ not in known_families()
+    return ResidualModel(model, toy_tokenizer())
+
+
+def number(view, ids):
+    logits = view.logits(ids[None])[0, -1]
+    return float(logits[5] - logits[6])
+
+
+def test_flows_add_up_to_the_models_own_logits(view):
+    first, second = (number(view, ids) for ids in TEXTS)
+    between = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1])
+    assert between.value == pytest.approx(first - second, rel=1e-5, abs=1e-7)
+    assert bilens.flow(view, TEXTS[0], "t5", minus="t6").value == pytest.approx(
+        first, rel=1e-5, abs=1e-7
+    )
+    measured = [node for node in between.nodes if node.measured is not None]
+    assert any(abs(node.measured) > 1e-4 and node.raises for node in measured)
+
+
+@pytest.mark.parametrize("target", ["log-probability", "probability"])
+def test_targets_are_those_of_the_model(view, target):
+    logs = [view.logits(ids[None])[0, -1].log_softmax(-1)[5] for ids in TEXTS]
+    ends = [float(x if target == "log-probability" else x.exp()) for x in logs]
+    result = bilens.flow(view, TEXTS[0], "t5", against=TEXTS[1], target=target, ablate=0)
+    assert result.values == pytest.approx(ends, rel=1e-5, abs=1e-9)
+
+
+def test_patches_are_those_of_hooks(view):
+    first, second = TEXTS
+    result = patch(view, first, "t5", minus="t6", against=second)
+    seen = {}
+    n_heads = view.n_heads
+    for number_of_layer, layer in enumerate(view.places.layers):
+        with ExitStack() as hooks:
+            if layer.mlp is not None:
+                keep = lambda _, __, y: seen.update(mlp=y)  # noqa: E731
+                hooks.enter_context(layer.mlp.register_forward_hook(keep))
+            if layer.heads is not None:
+                keep = lambda _, args: seen.update(heads=args[0])  # noqa: E731
+                hooks.enter_context(layer.heads.register_forward_pre_hook(keep))
+            view.model(second[None], use_cache=False)
+        if layer.mlp is not None:
+            with layer.mlp.register_forward_hook(lambda *_: seen["mlp"]):
+                fall = number(view, first)
+            expected = number(view, first) - fall
+            assert float(result.noising[number_of_layer, -1]) == pytest.approx(expected, abs=1e-7)
+        for head in range(n_heads) if layer.heads is not None else ():
+
+            def give(_, args, head=head):
+                x, other = args[0].clone().unflatten(-1, (n_heads, -1)), seen["heads"]
+                x[..., head, :] = other.unflatten(-1, (n_heads, -1))[..., head, :]
+                return (x.flatten(-2), *args[1:])
+
+            with layer.heads.register_forward_pre_hook(give):
+                fall = number(view, first)
+            expected = number(view, first) - fall
+            assert float(result.noising[number_of_layer, head]) == pytest.approx(expected, abs=1e-7)
+    assert result.change == pytest.approx(number(view, first) - number(view, second), abs=1e-7)
+    assert float(result.noising.abs().max()) > 1e-4
+
+
+def questions():
+    generator = torch.Generator().manual_seed(4)
+    endings = torch.randint(3, 30, (4, 4), generator=generator)
+    return [
+        Question(torch.cat([TEXTS[0][:3], x]), "t5", ("t6",), torch.cat([TEXTS[1][:3], x]))
+        for x in endings
+    ]
+
+
+def test_circuits_and_directions_are_found(view):
+    cases = Cases.of(view, questions())
+    everything = cases.everything.double()
+    values = cases.values(torch.stack([everything, torch.ones_like(everything)]))
+    torch.testing.assert_close(values[0], cases.changes, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(values[1], values[0])
+    (found,) = circuit(view, questions(), keep=0.5).circuits
+    assert found.mask.any()
+    assert not (found.mask & ~cases.everything).any()
+    if all(layer.mlp is not None for layer in view.places.layers):
+        assert task_directions(view, questions(), 2).r2 is not None
+    else:
+        with pytest.raises(BilensError, match="a layer has no MLP, expected one in each"):
+            task_directions(view, questions(), 2)
+
+
+def test_readings_of_weights_refuse_it_by_name(view):
+    readings = [
+        lambda: view.W_U,
+        lambda: view.ov(0),
+        lambda: view.layer(0),
+        lambda: view.mlp(0),
+        lambda: view.direction("t5"),
+        lambda: patch(view, TEXTS[0], torch.ones(view.d_model), against=TEXTS[1]),
+        lambda: bilens.flow(view, TEXTS[0], "t5", through_patterns=True),
+        lambda: circuit(view, questions(), keep=0.5, level="edges"),
+    ]
+    name = type(view.model).__name__
+    for read in readings:
+        with pytest.raises(BilensError, match=f"model is a {name}, whose structure is not known"):
+            read()
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=30, intermediate_size=16, **settings)
+    with pytest.raises(BilensError, match="BertLMHeadModel, whose structure is not known"):
+        ResidualModel(transformers.BertLMHeadModel(config))
