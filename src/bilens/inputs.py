@@ -105,16 +105,20 @@ def _place(
     return str(path), None
 
 
+def names_data(source: str | Path) -> bool:
+    """Return True if a run says which data it was trained on."""
+    known = (Path(source) / TRAINING_NAME).is_file()
+    return known and read_training(source)["data"] != OWN_TEXT
+
+
 def training_of(source: str | Path) -> dict[str, Any]:
     """Return the record of a run's training, which names its data."""
-    known = (Path(source) / TRAINING_NAME).is_file()
-    record = read_training(source) if known else {"data": OWN_TEXT}
-    if record["data"] == OWN_TEXT:
+    if not names_data(source):
         raise BilensError(
             f"{source} does not say what it was trained on; name texts or images with --data, such "
             "as --data tinystories, --data FILE.txt or --data mnist"
         )
-    return record
+    return read_training(source)
 
 
 def check_folder(data: str, data_dir: str | Path | None) -> None:

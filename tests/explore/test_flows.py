@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-from html import escape
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def test_the_graph_is_that_of_the_flow(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     expected = flow(view.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert escape('"lily" minus "tom", "ben". Of lily, tom and ben the model prefers ') in text
+    assert "Of lily, tom and ben the model prefers " in text
     assert f"lily minus the mean of the others is {expected.value:+.3g}. The value starts" in text
     assert "Held fixed: " in text
 
@@ -164,11 +163,9 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
         token.fill("kite")
         token.press("Enter")
-        visit.wait(f"{direction}.startsWith('\"kite\"')")
+        visit.wait(f"{direction}.includes('kite')")
         # The second text of the example has another length.
-        against = page.locator("#flow-against textarea")
-        against.fill("")
-        against.press("Enter")
+        page.locator("#flow-against textarea").fill("")
         prompt.fill("once lily lost the kite and ate")
         prompt.press("Enter")
         last = "[...document.querySelectorAll('#flow text.token')].at(-1).firstChild.textContent"
@@ -186,19 +183,21 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         page.get_by_role("button", name="remove pinned and run the model").click()
         visit.wait("document.querySelector('#flow-removed').innerText.includes(' and ')")
         # The second run has words replaced, or is a mean, and its probability is split.
+        page.get_by_role("button", name="Other second runs").click()
         page.locator("#flow-replace textarea").fill("kite=ball")
         page.locator("#flow-replace textarea").press("Enter")
         visit.wait(f"{direction}.includes('and changes by')")
         page.locator("#flow-target input").click()
         page.get_by_role("option", name="probability", exact=True).click()
-        visit.wait(f"{direction}.startsWith('probability of')")
+        visit.wait(f"{direction}.includes('in probability')")
         page.locator("#flow-mean input").check()
         visit.wait("document.querySelector('#flow-mean').innerText.includes('each name')")
         # What is not a token is said where it was typed, and the graph stays.
         token.fill("zebra")
         token.press("Enter")
         visit.wait("document.querySelector('#flow-token').innerText.includes('single token')")
-        assert '"kite"' in page.evaluate(direction)
+        assert "kite" in page.evaluate(direction)
+        assert token.input_value() == "zebra"
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)
         visit.fits()
@@ -261,7 +260,7 @@ def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_s
             page.wait_for_timeout(500)
             assert token.input_value() == "lily"
         token.press("Enter")
-        visit.wait(f"{direction}.startsWith('\"lily\"')")
+        visit.wait(f"{direction}.includes('lily')")
 
 
 def test_pinned_nodes_are_pinned_after_a_reload(language_site, browser):

@@ -9,7 +9,9 @@ import torch
 
 import bilens
 from bilens.analysis import find_analysis
-from bilens.explore import explorer, pages
+from bilens.convert import save_model
+from bilens.errors import BilensError
+from bilens.explore import Explorer, explorer, pages
 from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
@@ -114,6 +116,18 @@ def test_it_opens_with_two_texts_of_as_many_tokens():
     assert not torch.equal(*ids)
 
 
+def test_without_texts_it_has_flows_and_circuits(tmp_path):
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer))
+    page = LanguagePage(ResidualModel(model, corpus.tokenizer), None)
+    page.checked(replace(page.start, flow_prompt="once lily ate", flow_against="once tom ate"))
+    assert not page.panels
+    save_model(tmp_path, model.float(), corpus.tokenizer)
+    assert isinstance(explorer(tmp_path), Explorer)
+    with pytest.raises(BilensError, match="is the folder of data; give data too"):
+        explorer(tmp_path, data_dir=tmp_path)
+
+
 def test_it_opens_with_the_circuit_of_both_texts():
     page = language_page(n_layers=2)
     assert page.start.circuit
@@ -173,7 +187,7 @@ def test_a_language_model_in_the_browser(language_site, browser):
         token.fill("zebra")
         token.press("Enter")
         page.wait_for_selector("text=expected a single token of the vocabulary")
-        assert token.input_value() == "kite"
+        assert token.input_value() == "zebra"
         with page.expect_download() as download:
             page.locator("#reading-ngrams .save").first.click()
         assert download.value.suggested_filename.startswith("ngrams-N-grams-of-kite")

@@ -104,11 +104,25 @@ def test_one_refusal_does_not_hold_back_the_others(page):
     assert page.change(State(), saved=5)[page.saved] == gr.update(info="")
 
 
-def test_a_change_that_does_not_fit_another_field_goes_back(page):
+def test_a_change_that_does_not_fit_another_field_is_refused(page):
     """The check names the field that has not changed, and the changed one says why."""
     updates = page.change(State(8), word="low")
-    assert updates[page.word] == gr.update(value="a", info="low words take up to 5")
+    assert updates[page.word] == gr.update(info="low words take up to 5")
     assert page.screen.seen not in updates
+
+
+def test_fields_that_belong_together_wait_for_each_other(page):
+    page.screen.group = frozenset(("saved", "word"))
+    updates = page.change(State(4), word="low", saved=8, class_=1)
+    # One is refused, and the other one waits; a third field changes.
+    assert updates[page.screen.seen] == State(4, 1)
+    assert updates[page.saved] == gr.update(value=4, info="low words take up to 5")
+    assert updates[page.word] == gr.update(info="Waits until the other boxes fit.")
+    updates = page.change(State(4), word="low", saved=5)
+    assert updates[page.screen.seen] == State(5, 0, "low")
+    assert updates[page.word] == gr.update(info="")
+    # What was said goes, too, where a box holds again what is shown.
+    assert page.change(State(4))[page.word] == gr.update(info="")
 
 
 def test_a_choice_is_known_by_its_name(page):

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from bilens.data import Corpus
 from bilens.read.language.names import TokenDirection, in_words
-from bilens.read.summary import example_prompt, largest_margin, measure_loss, read_summary
+from bilens.read.summary import example_of, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
 from tests.families import family_view
 from tests.language import random_text, toy_tokenizer
@@ -62,7 +62,8 @@ def test_the_example_is_where_the_right_token_leads_by_most():
     assert model.token(largest_margin(model, places, wanted)[1].token) == wanted
     places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
     corpus = Corpus("toy", toy_tokenizer(), ROWS, ROWS)
-    assert example_prompt(model, corpus) == largest_margin(model, places)
+    example = example_of(model, corpus)
+    assert (example.prompt, example.direction) == largest_margin(model, places)
 
 
 def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
@@ -70,7 +71,9 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     page = (tmp_path / "page.html").read_text()
     best = summary.next_tokens["next token"]
     assert in_words(summary.flow.question.token) == best[0]
-    question = page.index("<h1>Why ")
+    # Of two texts, between which no attention sink stands.
+    assert summary.flow.flow.two_texts
+    question = page.index("<h1>")
     answer = page.index("starts mostly at", question)
     loss = page.index(f"{summary.text_loss.loss:.2f} ± {summary.text_loss.error:.2f}")
     assert question < answer < page.index('class="flow') < loss

@@ -28,7 +28,7 @@ from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
 from bilens.files import folder_written_whole
-from bilens.inputs import check_data, data_for
+from bilens.inputs import check_data, data_for, names_data
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
@@ -129,7 +129,8 @@ def explorer(
     Args:
         source: a run directory, the name of a repository on the hub, or a model of your own, such
             as `bilens.load(module)`.
-        data: name of the data, by default that of the training, or images of your own.
+        data: name of the data, by default that of the training, or images of your own. A language
+            model needs none for flows and circuits.
         data_dir: folder of the data; see `bilens.data.load_images`.
         device: device of the model.
         add: names of further readings, such as heads, and files with readings of your own.
@@ -140,21 +141,28 @@ def explorer(
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
     model: Any = source
-    if isinstance(source, str | Path) and not isinstance(data, ImageData):
+    is_place = isinstance(source, str | Path)
+    # A flow and a circuit need no texts, so that a language model may come without any.
+    has_data = data is not None or (is_place and names_data(source))
+    if is_place and has_data and not isinstance(data, ImageData):
         check_data(source, data, data_dir)
     if isinstance(source, str | Path | nn.Module):
         model = load(source, device=device)
-    of = source if isinstance(source, str | Path) else type(model).__name__
-    if data is None and not isinstance(source, str | Path):
+    of = source if is_place else type(model).__name__
+    is_tensor = isinstance(model, TensorChain)
+    if data is None and is_tensor and not is_place:
         raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
+    if data_dir is not None and not has_data:
+        raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
     # Refused before texts are tokenized, which takes seconds.
     added = [entry for reading in add for entry in named_analyses(reading)]
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    is_tensor = isinstance(model, TensorChain)
     shown: Any = data
-    if not isinstance(data, ImageData):
+    if not (has_data or is_tensor):
+        shown = None
+    elif not isinstance(data, ImageData):
         shown = data_for(model, source, data, data_dir, images=is_tensor)
     elif data_dir is not None or not is_tensor:
         other = "a folder beside them" if data_dir is not None else "the texts of a language model"

@@ -34,7 +34,7 @@ from bilens.read.flow.edits import sharing_weights
 from bilens.read.flow.question import Against, Question, Target, second_run, second_text
 from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
-from bilens.read.language.names import exact_names
+from bilens.read.language.names import exact_names, shown_tokens
 from bilens.residual import ResidualModel
 from bilens.sections import signed
 
@@ -119,6 +119,8 @@ class FlowView:
             self.direction(of).vector(self.model)
         with said_of("flow_replace" if of.replace else "flow_against", "against "):
             second, _ = self.second_run(of)
+            if isinstance(second, str):
+                self._check_lengths(of, second)
             if second is not None:
                 second_text(self.model, self.model.ids(of.prompt), second)
         if of.target not in get_args(Target):
@@ -133,6 +135,18 @@ class FlowView:
                 "flow_prompt",
                 f"{n} tokens would take minutes: for a model of {self.model.n_layers} layers and "
                 f"width {self.model.d_model} up to {most} are split here, `bilens flow` takes more",
+            )
+
+    def _check_lengths(self, of: FlowOf, second: str) -> None:
+        """Raise if both texts have other numbers of tokens, in words for either of their boxes."""
+        names = [shown_tokens(self.model, self.model.ids(text)) for text in (of.prompt, second)]
+        if len(names[0]) != len(names[1]):
+            first, other = (f"{len(tokens)} tokens |{'|'.join(tokens)}|" for tokens in names)
+            raise StateError(
+                "flow_replace" if of.replace else "flow_against",
+                f"The first text has {first}, the second {other}. The picture waits until both "
+                "have as many.",
+                others=("flow_prompt",),
             )
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
@@ -179,9 +193,10 @@ class FlowView:
             return note_html("Write a text, and press Enter."), ""
         reading = self.split(of)
         page = reading.page
-        text = f"{page.number}. {reading.answer}"
+        text = reading.answer
         text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
-        return note_html(" ".join([text, *reading.notes])), json.dumps(asdict(page))
+        question = f'<h3 class="bilens-question">{escape(reading.title)}</h3>'
+        return question + note_html(" ".join([text, *reading.notes])), json.dumps(asdict(page))
 
     def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
         """Return a sentence on the logit after nodes were removed from the running model."""
@@ -204,36 +219,44 @@ class FlowView:
 
 def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
-    heading("Where a prediction comes from")
-    text = html("flow-text")
     with gr.Row():
-        prompt = gr.Textbox(
-            value=view.start,
-            label="A text, to follow from its end",
-            elem_id="flow-prompt",
-            scale=3,
-            min_width=300,
-        )
+        prompt = gr.Textbox(value=view.start, label="A text", elem_id="flow-prompt", min_width=300)
         against = gr.Textbox(
-            label="against another text, or several with | between",
+            label="and a second text, of as many tokens",
             placeholder="none: the flow of one text",
             elem_id="flow-against",
-            scale=3,
             min_width=300,
         )
+    with gr.Row():
+        token = gr.Textbox(
+            label="its next token", placeholder="the likeliest", elem_id="flow-token", min_width=100
+        )
+        minus = gr.Textbox(
+            label="minus others", placeholder="the next likely", elem_id="flow-minus", min_width=100
+        )
+        button = gr.Button("Show", elem_id="flow-show", min_width=80, scale=0)
+    text = html("flow-text")
+    graph, script = f'<div class="flow">{_shared("flow.html")}</div>', _shared("flow.js")
+    script += Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+    drawing = html("flow", html_template=graph, js_on_load=script, graph="")
+    html(
+        "flow-note",
+        note_html(
+            "Enter or Show reads all boxes together. Tokens are written with the space before "
+            "them, several with commas between them; several second texts, whose mean is taken, "
+            "with | between them. Pin nodes to remove them from the running model."
+        ),
+    )
+    more = gr.Accordion("Other second runs, and probabilities", open=False, elem_id="flow-more")
+    with more, gr.Row():
         replace = gr.Textbox(
-            label="or with words replaced",
+            label="Words of the text to replace in the second",
             placeholder="keys=key",
             elem_id="flow-replace",
             min_width=150,
         )
-        mean = gr.Checkbox(label="or the mean of its texts", elem_id="flow-mean", min_width=150)
-    with gr.Row():
-        token = gr.Textbox(
-            label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"
-        )
-        minus = gr.Textbox(
-            label="and others to subtract", placeholder="the next likely one", elem_id="flow-minus"
+        mean = gr.Checkbox(
+            label="the mean of all texts as the second", elem_id="flow-mean", min_width=150
         )
         screen.choice(
             "flow_target",
@@ -241,17 +264,6 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             label="Number to split",
             elem_id="flow-target",
         )
-    graph, script = f'<div class="flow">{_shared("flow.html")}</div>', _shared("flow.js")
-    script += Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-    drawing = html("flow", html_template=graph, js_on_load=script, graph="")
-    html(
-        "flow-note",
-        note_html(
-            "Press Enter when a box is filled. Tokens may be written as text, with the space "
-            "before them, and several with commas between them. Pin nodes to remove them from the "
-            "running model."
-        ),
-    )
     note = html("flow-removed")
     screen.part(f"{FIELDS} removed", [note], lambda s: [view.removed(s.flow, s.removed)])
 
@@ -279,8 +291,11 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         read=_names,
         write=lambda names: {"value": json.dumps(names)},
         say=_warn,
+        is_typed=False,
     )
     screen.part(FIELDS, [text, drawing], drawn)
+    # A circuit that is asked for while texts wait for each other would be of other ones.
+    screen.together(f"{FIELDS} circuit", button)
 
 
 def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:

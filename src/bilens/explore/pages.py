@@ -1,20 +1,16 @@
 """Pages of the explorer: panels of the registered analyses, and the flow of a text."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bilens.analysis import Analysis, find_analysis
 from bilens.data import Corpus, ImageData
 from bilens.data.corpus import first_texts
-from bilens.errors import BilensError
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
 from bilens.explore.panels import PanelView, lay_out
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading, said_of
@@ -25,9 +21,8 @@ from bilens.read.language import TokenDirection
 from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import exact_names, in_words
 from bilens.read.language.outputs import model_facts
-from bilens.read.summary import EXAMPLE, LARGE_VOCABULARY, example_prompt, is_bilinear
+from bilens.read.summary import LARGE_VOCABULARY, example_of, is_bilinear
 from bilens.residual import ResidualModel
-from bilens.residual.passes import last_streams, logit_of
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
 
@@ -104,28 +99,35 @@ class LanguagePage(PanelView):
     """The page of a language model: the flow of a text, then panels of the registered analyses."""
 
     def __init__(
-        self, model: ResidualModel, corpus: Corpus, added: Sequence[Analysis] = ()
+        self, model: ResidualModel, corpus: Corpus | None, added: Sequence[Analysis] = ()
     ) -> None:
         self.corpus = corpus
-        prompt, split = example_prompt(model, corpus)
-        self.flows = FlowView(model, prompt, list(first_texts(corpus)))
-        direction = split or example_directions(model, corpus)[0]
+        example = example_of(model, corpus)
+        split = example.direction
+        texts = [] if corpus is None else list(first_texts(corpus))
+        self.flows = FlowView(model, example.prompt, texts)
+        direction = split
+        if direction is None and corpus is not None:
+            direction = example_directions(model, corpus)[0]
+        if direction is None:
+            direction = TokenDirection(exact_names(model, [0])[0])
         self.start = LanguageState(
             direction.token,
             direction.minus,
             flow_prompt=self.flows.start,
             flow_token=split.token if split else "",
             flow_minus=split.minus if split else (),
-            flow_against=_second_text(model, corpus, self.flows.start, direction),
+            flow_against=example.against if self.flows.start else "",
             circuit=self.flows.has_circuit,
         )
         positions = model.parts.positions or model.parts.hidden_positions
         # All pairs of a large vocabulary would take minutes a head.
         fixed = {"among": self.frequent, "position": 1 if positions else None}
         # Eigenvectors and n-grams are those of one layer, whose MLP is a tensor.
-        names = ["ngrams", "contexts"] if is_bilinear(model) else []
+        names = ["ngrams", "contexts"] if corpus is not None and is_bilinear(model) else []
         fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
-        self.add_panels([*map(find_analysis, names), *added], [corpus], fields, fixed)
+        data = [] if corpus is None else [corpus]
+        self.add_panels([*map(find_analysis, names), *added], data, fields, fixed)
 
     @property
     def model(self) -> ResidualModel:
@@ -134,7 +136,9 @@ class LanguagePage(PanelView):
 
     @cached_property
     def frequent(self) -> list[int]:
-        """The most frequent tokens of the texts, the most frequent first."""
+        """The most frequent tokens of the texts; without texts, the first of all."""
+        if self.corpus is None:
+            return list(range(min(500, self.model.vocab_size)))
         ids = self.corpus.validation[:200]["input_ids"].flatten()
         counts = torch.bincount(ids, minlength=self.model.vocab_size)
         return counts.argsort(descending=True)[:500].tolist()
@@ -155,34 +159,6 @@ class LanguagePage(PanelView):
         if used & {"token", "minus", "layer"}:
             parts.append(partial(_direction, self))
         return lay_out(self, model_facts(self.model, self.corpus), *parts)
-
-
-def _second_text(
-    model: ResidualModel, corpus: Corpus, prompt: str, direction: TokenDirection
-) -> str:
-    """Return the text of as many tokens after which the logit is lowest; empty if there is none."""
-    if not prompt:
-        return ""
-    n, decode = len(model.ids(prompt)), corpus.tokenizer.decode
-    others = [EXAMPLE[0].replace("keys", "key")]
-    if prompt != EXAMPLE[0]:
-        # The model may begin a text with a token of its own, so that it has one word more or less.
-        others = [
-            str(decode(ids[: n + more], True)).strip()
-            for ids in islice(first_texts(corpus), 50)
-            for more in (0, 1)
-        ]
-    fitting: dict[str, Tensor] = {}
-    for other in dict.fromkeys(others):
-        with suppress(BilensError):  # no words
-            ids = model.ids(other)
-            if other != prompt and len(ids) == n:
-                fitting[other] = ids
-    if not fitting:
-        return ""
-    after = last_streams(model, torch.stack([*fitting.values()]))
-    logits = logit_of(model, direction.vector(model))(after)
-    return list(fitting)[int(logits.argmin())]
 
 
 def _direction(page: LanguagePage, screen: Screen[Any]) -> None:

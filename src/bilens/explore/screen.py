@@ -64,11 +64,11 @@ def plot_of(figure: go.Figure, name: str) -> Any:
 
 
 class StateError(BilensError):
-    """A field of a state that does not fit the model."""
+    """A field of a state that does not fit the model, or others, one of which may be at fault."""
 
-    def __init__(self, field: str, reason: str) -> None:
+    def __init__(self, field: str, reason: str, others: tuple[str, ...] = ()) -> None:
         super().__init__(f"{field}: {reason}")
-        self.field, self.reason = field, reason
+        self.fields, self.reason = (field, *others), reason
 
 
 def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
@@ -116,6 +116,8 @@ def said_of(field: str, prefix: str) -> Iterator[None]:
     """Say an error beside the control of a field, which its text need not name then."""
     try:
         yield
+    except StateError:
+        raise
     except BilensError as error:
         raise StateError(field, str(error).removeprefix(prefix)) from error
 
@@ -212,6 +214,7 @@ class Control:
         write: settings of the component that show a value of the field.
         say: settings of the component that show a message beside it.
         event: of the component; by default `input`, which the page itself never triggers.
+        is_typed: what a person writes, and is left as it is when it is refused.
     """
 
     component: Any
@@ -220,6 +223,10 @@ class Control:
     write: Callable[[Any], dict[str, Any]] = lambda value: {"value": value}
     say: Callable[[str], dict[str, Any]] = lambda text: {"info": text}
     event: str = "input"
+    is_typed: bool = True
+
+
+WAITS = "Waits until the other boxes fit."
 
 
 class Screen(Generic[State]):
@@ -230,6 +237,8 @@ class Screen(Generic[State]):
         self.controls: dict[str, Control] = {}
         self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
         self.outputs: list[Any] = []
+        self.group: frozenset[str] = frozenset()
+        self.buttons: list[Any] = []
 
     def control(self, field: str, component: Any, **how: Any) -> None:
         """Let a component set a field of the state; see `Control`."""
@@ -268,6 +277,11 @@ class Screen(Generic[State]):
             (frozenset(names.split()), lambda state: dict(zip(outputs, show(state), strict=True)))
         )
 
+    def together(self, names: str, button: Any) -> None:
+        """Let the named fields change together or not at all, also at a click on a button."""
+        self.group |= frozenset(names.split())
+        self.buttons.append(button)
+
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
         bar, script = (
@@ -293,14 +307,17 @@ class Screen(Generic[State]):
             "preprocess": False,
         }
         how = {**event, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
-        changes = [*events, self.restored.change]
+        changes = [*events, *(button.click for button in self.buttons), self.restored.change]
         gr.on(changes, self.on_change, [self.seen, *components], outputs, **how)
         fields: set[Any] = {self.restored, *components}
         gr.on([self.bar.input], self.on_address, [self.bar], fields, **event)
         gr.on(None, self.on_load, None, fields, **event)
 
     def on_change(self, seen: State | None, *values: Any) -> Updates:
-        """Show the state of the controls; a control with a value that is not there goes back."""
+        """Show the state of the controls, and say beside a control why its value is refused.
+
+        Text that was typed stays where it is; another control goes back.
+        """
         before = self.view.start if seen is None else seen
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(before, given)
@@ -312,13 +329,16 @@ class Screen(Generic[State]):
             note = f"Too long for an address, and left out of it: {', '.join(left_out)}."
             bar = gr.update(value=query, note=escape(note) if left_out else "")
             updates = {self.seen: state, self.bar: bar}
-        for field in changed & self.controls.keys():
+        # A box of a group may have waited, and fit again without a change.
+        for field in self.controls.keys() & (changed | self.group) - refused.keys():
             control = self.controls[field]
             _merge(updates, control.component, gr.update(**control.say("")))
         for field, reason in refused.items():
             control = self.controls[field]
             # An empty box is about to be filled.
-            back = {} if given[field] is None else control.write(getattr(before, field))
+            stays = given[field] is None or (isinstance(given[field], str) and control.is_typed)
+            stays |= reason == WAITS
+            back = {} if stays else control.write(getattr(before, field))
             _merge(updates, control.component, gr.update(**back, **control.say(reason)))
         for depends, show in self.parts:
             if seen is None or depends & changed:
@@ -337,6 +357,7 @@ class Screen(Generic[State]):
                 state = replace(state, **{field: value})  # type: ignore[type-var]
             except StateError as error:
                 refused[field] = error.reason
+        state = self._waiting(seen, state, refused)
         # A check stops at the first field that does not fit. That field goes back, and the others
         # are checked again, so that one refusal does not hold back the others. If the field has
         # not changed, it was a changed one that stopped fitting it.
@@ -347,9 +368,20 @@ class Screen(Generic[State]):
                 changed = [n for n in self.controls if getattr(state, n) != getattr(seen, n)]
                 if not changed:
                     raise
-                field = error.field if error.field in changed else changed[-1]
+                field = next((name for name in error.fields if name in changed), changed[-1])
                 refused[field] = error.reason
                 state = replace(state, **{field: getattr(seen, field)})  # type: ignore[type-var]
+                state = self._waiting(seen, state, refused)
+
+    def _waiting(self, seen: State, state: State, refused: dict[str, str]) -> State:
+        """Return the state without the changes of a group, if one of its fields is refused."""
+        if not self.group & refused.keys():
+            return state
+        for field in sorted(self.group - refused.keys()):
+            if getattr(state, field) != getattr(seen, field):
+                refused[field] = WAITS
+        back = {field: getattr(seen, field) for field in self.group}
+        return replace(state, **back)  # type: ignore[type-var]
 
     def on_address(self, query: str) -> Updates:
         """Set the fields to those of an address, as when a person goes back."""

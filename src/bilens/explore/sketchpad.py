@@ -125,6 +125,7 @@ def sketchpad(data: ImageData, screen: Screen[Any]) -> None:
         read=lambda text: read_sketch(text, data),
         write=shown,
         say=lambda text: {"message": escape(text)},
+        is_typed=False,
     )
     # A drawing is on the sheet already, and may have gone on meanwhile.
     screen.part(

@@ -1,7 +1,9 @@
 """Summary of a language model: why it predicts one token of a held-out text, and its loss."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from math import log
 from typing import Any, ClassVar
 
@@ -18,6 +20,7 @@ from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
 from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
+from bilens.residual.passes import last_streams, logit_of
 from bilens.residual.trace import require_tokenizer
 from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
@@ -115,24 +118,30 @@ def read_summary(
     *,
     n_tokens: Count = 256,
 ) -> LanguageSummary:
-    """Split a logit of a held-out text over a language model's parts, and measure its loss.
+    """Split the change of a logit between two texts over a model's parts, and measure its loss.
 
-    The text is the one whose next token the model predicts with the largest margin.
+    The first text is the one whose next token the model predicts with the largest margin, the
+    second one of as many tokens after which it is less likely; see `example_of`.
 
     Args:
         model: the model.
         corpus: texts in the model's tokens.
-        prompt: a text; by default the beginning of a held-out one.
+        prompt: a text; by default that of the example.
         direction: the token whose logit is split; by default the next token, minus the most likely
             other one.
         n_tokens: number of tokens of the validation texts that the loss is measured on.
     """
     texts = (row["input_ids"] for row in corpus.validation)
     loss = measure_loss(model, texts, n_tokens)
-    if not prompt:
+    against = ""
+    if not prompt and direction is None:
+        example = example_of(model, corpus)
+        prompt, direction, against = example.prompt, example.direction, example.against
+    elif not prompt:
         wanted = None if direction is None else model.token(direction.token)
-        prompt, found = largest_margin(model, loss.places, wanted)
-        direction = direction or found
+        prompt, direction = largest_margin(model, loss.places, wanted)
+    if not against:
+        against = contrasting_text(model, corpus, prompt, direction)
     logits = model.logits(model.ids(prompt)[None])[0, -1]
     best = logits.topk(min(6, len(logits))).indices.tolist()
     names = token_names(model, best)
@@ -148,6 +157,7 @@ def read_summary(
             model,
             prompt,
             direction or TokenDirection.of(model, best[0], best[1:2]),
+            against=against or None,
             shown=80,
             ablate=8,
         ),
@@ -213,12 +223,23 @@ def largest_margin(
     raise BilensError("prompt='': no beginning of a held-out text can be written out; give one")
 
 
-def example_prompt(
-    model: ResidualModel, corpus: Corpus | None
-) -> tuple[str, TokenDirection | None]:
-    """Return a prompt with the logit to split: of a text of the corpus that of the largest margin.
+@dataclass(frozen=True)
+class Example:
+    """A question to begin with: a text, its direction if one is known, and perhaps a second text.
 
-    Without a corpus, or where no text of it can be written out, the prompt is empty.
+    The text is empty without a corpus that has one.
+    """
+
+    prompt: str = ""
+    direction: TokenDirection | None = None
+    against: str = ""
+
+
+def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
+    """Return an example of a corpus: the text whose next token has the largest margin.
+
+    For a large vocabulary, and without a corpus, it is a sentence of English in two numbers. The
+    second text is the one of as many tokens after which the logit is lowest.
     """
     text, token, minus = EXAMPLE
     if corpus is None or model.vocab_size > LARGE_VOCABULARY:
@@ -226,16 +247,47 @@ def example_prompt(
         try:
             for name in (token, minus):
                 model.token(name)
-            return text, TokenDirection(token, (minus,))
+            second = text.replace("keys", "key")
+            against = second if len(model.ids(second)) == len(model.ids(text)) else ""
+            return Example(text, TokenDirection(token, (minus,)), against)
         except BilensError:
             pass
     if corpus is None:
-        return "", None
+        return Example()
     places = measure_loss(model, first_texts(corpus), 500, PROMPT_TOKENS).places
     try:
-        return largest_margin(model, places)
+        prompt, direction = largest_margin(model, places)
     except BilensError:
-        return "", None
+        return Example()
+    return Example(prompt, direction, contrasting_text(model, corpus, prompt, direction))
+
+
+def contrasting_text(
+    model: ResidualModel, corpus: Corpus, prompt: str, direction: TokenDirection | None
+) -> str:
+    """Return the beginning of as many tokens of a text of the corpus after which a logit is least.
+
+    It is empty if there is none.
+    """
+    ids = model.ids(prompt)
+    if direction is None:
+        best = model.logits(ids[None])[0, -1].topk(2).indices.tolist()
+        direction = TokenDirection.of(model, best[0], best[1:])
+    decode = require_tokenizer(model.tokenizer).decode
+    fitting: dict[str, torch.Tensor] = {}
+    for row in islice(first_texts(corpus), 50):
+        # The model may begin a text with a token of its own, so that it has one word more or less.
+        for length in (len(ids), len(ids) + 1):
+            other = str(decode(row[:length], skip_special_tokens=True)).strip()
+            with suppress(BilensError):  # no words
+                of_other = model.ids(other)
+                if other != prompt and len(of_other) == len(ids):
+                    fitting[other] = of_other
+    if not fitting:
+        return ""
+    after = last_streams(model, torch.stack([*fitting.values()]))
+    logits = logit_of(model, direction.vector(model))(after)
+    return list(fitting)[int(logits.argmin())]
 
 
 def is_bilinear(model: ResidualModel) -> bool:

@@ -243,10 +243,10 @@ def read_direction(
 
 
 @checked
-def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[Fact, ...]:
+def model_facts(model: ResidualModel, corpus: Corpus | None) -> tuple[Fact, ...]:
     """Return names and values of a model's sizes."""
     return (
-        ("data", corpus.name),
+        *(() if corpus is None else (("data", corpus.name),)),
         ("layers", model.n_layers),
         ("width", model.d_model),
         ("heads", model.n_heads),
