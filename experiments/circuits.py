@@ -45,6 +45,7 @@ from bilens.read.flow.circuit_search import (
     resampled,
 )
 from bilens.read.flow.edges import EdgeCases, found_edges
+from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
@@ -55,7 +56,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
-from experiments.patching import GRADIENTS, along, gradient_effects
+from experiments.patching import GRADIENTS, along
 from experiments.pretrained import open_models, saved_rows
 from experiments.tasks import questions_of
 

@@ -31,7 +31,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -44,12 +44,12 @@ from torch import Tensor
 from bilens.read.flow.case import both_passes
 from bilens.read.flow.circuit_search import resampled
 from bilens.read.flow.edges import EdgeGraph
+from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.patching import patched_effects
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import adjoints_of
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Site, mixed_site, mlp_site
 from bilens.residual.passes import Number, Pass, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
@@ -67,35 +67,6 @@ GRADIENTS = {
     "integrated gradients": tuple((i + 0.5) / POINTS for i in range(POINTS)),
 }
 """Attributions by gradients, with the points between the other text and the text."""
-
-
-class Slope(NamedTuple):
-    """What stands at a site in some runs, and the gradient of a number by it."""
-
-    value: Float[Tensor, "runs time width"]
-    slope: Float[Tensor, "runs time width"]
-
-
-def slopes(
-    start: Pass, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
-) -> list[Slope]:
-    """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
-
-    `tokens` are the embeddings, in one run each; `start` gives the text.
-    """
-    at = Pass.of(start.model, start.ids.expand(len(tokens), -1), tokens)
-    zeros: dict[Site, Tensor] = {}
-    values: dict[Site, Tensor] = {}
-
-    def add_zeros(x: Tensor, site: Site) -> Tensor:
-        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
-        return x + zeros[site]
-
-    changes = [Change(site, partial(add_zeros, site=site)) for site in sites]
-    with torch.enable_grad():
-        value = number(at.changed([changes])[0]).sum()
-        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
-    return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
 
 
 KINDS = ("heads", "mlps")
@@ -124,33 +95,6 @@ def run(context: RecipeContext) -> Outcome:
             numbers[name]["unseen kinds"] = frame.to_dict("records")
             parts.append(Table(frame, f"{name}: R2 over the seven unseen kinds"))
     return Outcome(numbers, parts=parts)
-
-
-def gradient_effects(
-    runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
-) -> Float[Tensor, "layers parts"]:
-    """Return the change of each head and MLP times the mean gradient at some points.
-
-    A point is a share of the way of the embeddings from the second text (0) to the first (1). The
-    point 1 is attribution patching; the points 1/8, 2/8, ... 1 are EAP-IG of 8 steps.
-
-    Source:
-        Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
-    """
-    first, second = runs
-    model = first.model
-    shares = first.tokens.new_tensor(points)[:, None, None]
-    tokens = second.tokens + shares * (first.tokens - second.tokens)
-    layers = range(model.n_layers)
-    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
-    of_sites = slopes(first, number, sites, tokens)
-    rows = []
-    for layer in layers:
-        of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
-        heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
-        mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
-        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
-    return torch.stack(rows).double().cpu() / len(points)
 
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:

@@ -35,13 +35,14 @@ from transformers.models.llama import modeling_llama
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow.case import both_passes
+from bilens.read.flow.gradients import gradient_effects
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.passes import last_streams, logit_of
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
-from experiments.patching import along, gradient_effects, measure, summary, tables
+from experiments.patching import along, measure, summary, tables
 from experiments.pretrained import SMOLLM2, smollm2
 
 

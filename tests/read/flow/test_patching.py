@@ -4,14 +4,17 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from experiments.patching import gradient_effects
+from transformers import GenerationConfig
 
 from bilens.errors import BilensError
-from bilens.read.flow import patch
+from bilens.read.flow import Question, eap_ig, patch, patched
 from bilens.read.flow.case import both_passes
+from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.patching import parts_of
 from bilens.read.language.names import answer_ids
-from bilens.residual.passes import logit_of
+from bilens.residual.changes import Part
+from bilens.residual.exchanges import exchanged
+from bilens.residual.passes import Pass, logit_of
 from tests.families import ALL, DAILY, exact_norms, family_view, some_text
 from tests.language import view_of
 from tests.nightly import nightly
@@ -156,3 +159,62 @@ def test_a_position_outside_of_the_text_is_an_error():
     view = view_of()
     with pytest.raises(BilensError, match="position=9, expected -9 to 8"):
         patch(view, TWO[0], DIRECTION, 9, against=TWO[1])
+
+
+def test_eap_ig_of_questions_is_the_mean_over_them():
+    view = view_of(n_layers=2)
+    questions = [
+        Question("t3 t4 t7", "t5", ("t6",), "t3 t8 t7"),
+        Question("t4 t4", "t8", (), "t4 t9"),
+    ]
+    reading = eap_ig(view, questions, steps=4)
+    expected = []
+    for question in questions:
+        runs = both_passes(view, [question.both_texts(view)])
+        number = logit_of(view, question.output_direction(view))
+        expected.append(gradient_effects(runs, number, [0.25, 0.5, 0.75, 1.0]))
+    torch.testing.assert_close(reading.of_questions, torch.stack(expected))
+    frame = reading.frame()
+    mean = torch.stack(expected).mean(0)
+    assert frame["attribution"].abs().is_monotonic_decreasing
+    largest = divmod(int(mean.abs().argmax()), mean.shape[1])
+    name = f"mlp.{largest[0]}" if largest[1] == view.n_heads else "head.{}.{}".format(*largest)
+    assert frame["part"][0] == name
+    with pytest.raises(BilensError, match="questions is empty"):
+        eap_ig(view, [])
+
+
+@pytest.mark.parametrize("family", ["llama", None])
+@pytest.mark.parametrize("part", ["head.1.2@3", "mlp.0@1", "head.0.1", "mlp.1"])
+def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(family, part):
+    view = family_view(family) if family else view_of(n_layers=2)
+    text, other = "t3 t4 t7 t5", "t3 t8 t7 t5"
+    ids, of_other = view.ids(text), view.ids(other)
+    change = exchanged(Part.parse(part, view), Pass.of(view, of_other[None]))
+    stream = Pass.of(view, ids[None]).changed([[change]])[0]
+    before = view.logits(ids[None])[0, -1]
+    with patched(view, [part], other):
+        logits = view.logits(ids[None])[0, -1]
+        W, b = view.parts.logit_weights()
+        last = view.parts.normalised(stream[0, -1:].to(W))
+        torch.testing.assert_close(logits.to(W), (last @ W + b)[0], atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(logits, before)
+        # One token after the other, with and without a cache of keys and values.
+        longer = ids
+        for _ in range(3):
+            best = view.logits(longer[None])[0, -1].argmax()
+            longer = torch.cat([longer, best[None]])
+        settings = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1)
+        mask = torch.ones_like(ids[None])
+        written = view.model.generate(ids[None], settings, attention_mask=mask)
+        assert written[0].tolist() == longer.tolist()
+    assert torch.equal(view.logits(ids[None])[0, -1], before)
+
+
+def test_what_cannot_be_patched_is_said():
+    view = view_of(n_layers=2)
+    message = "has the position 7, expected one of the 2 tokens of against"
+    with pytest.raises(BilensError, match=message), patched(view, ["mlp.0@7"], "t3 t4"):
+        pass
+    with pytest.raises(BilensError, match="no address of a part"), patched(view, ["x"], "t3"):
+        pass

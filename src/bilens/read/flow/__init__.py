@@ -4,9 +4,10 @@ from bilens.read.flow.ablation import Ablation, measure, remove
 from bilens.read.flow.circuit_reading import CircuitReading, circuit, read_circuit
 from bilens.read.flow.circuit_search import Circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
+from bilens.read.flow.gradients import Attributions, eap_ig
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
-from bilens.read.flow.patching import Effects, patch
+from bilens.read.flow.patching import Effects, patch, patched
 from bilens.read.flow.proposal_reading import read_proposals
 from bilens.read.flow.proposals import propose_questions
 from bilens.read.flow.question import Question
@@ -17,6 +18,7 @@ from bilens.read.flow.weights import PartWeights, open_part
 
 __all__ = [
     "Ablation",
+    "Attributions",
     "Circuit",
     "CircuitReading",
     "Effects",
@@ -26,6 +28,7 @@ __all__ = [
     "PartWeights",
     "Question",
     "circuit",
+    "eap_ig",
     "edit",
     "edit_head_along",
     "edit_heads",
@@ -34,6 +37,7 @@ __all__ = [
     "measure",
     "open_part",
     "patch",
+    "patched",
     "propose_questions",
     "read_circuit",
     "read_flow",

@@ -1,23 +1,26 @@
 """Measured effects of heads and MLPs between two texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.hooks import hooked
 from bilens.read.flow.case import both_passes, make_cases
 from bilens.read.flow.question import Against, Question, Target, replaced
 from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Part
+from bilens.residual.changes import Change, Function, Part
 from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Number, Pass, first_change
 from bilens.sections import Fact, signed
@@ -156,6 +159,72 @@ def patch(
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
     return Effects(change, both[0], both[1], notes)
+
+
+@contextmanager
+def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterator[None]:
+    """Let parts have their values of another text in every pass of this block.
+
+        with patched(model, ["head.26.0@4"], "The key to the cabinet"):
+            generate_text(model, "The keys to the cabinet")
+
+    They have them at their position, or at all positions of the other text. Tokens that a model
+    writes after the text have values of their own.
+
+    Args:
+        model: any.
+        parts: addresses of heads and MLPs, with or without a position.
+        against: the other text; the first text has at least as many tokens.
+
+    Raises:
+        BilensError: an address is not one of the model, or its position is not in the other text.
+    """
+    other = Pass.of(model, model.ids(against)[None])
+    time = other.ids.shape[1]
+    before: list[tuple[nn.Module, Callable[..., Any]]] = []
+    after: list[tuple[nn.Module, Callable[..., Any]]] = []
+    for address in parts:
+        part = Part.parse(address, model)
+        if part.position is not None and part.position >= time:
+            raise BilensError(
+                f"parts: {address} has the position {part.position}, expected one of the {time} "
+                "tokens of against, counted from 0"
+            )
+        module, function = exchanged(part._replace(position=None), other)
+        exchange = partial(_at_start, function, part.position, time)
+        if module.place == "input":
+            before.append((module.module, partial(_exchanged_input, exchange)))
+        else:
+            after.append((module.module, partial(_exchanged_output, exchange)))
+    with hooked(before, after):
+        yield
+
+
+def _at_start(function: Function, position: int | None, time: int, x: Tensor) -> Tensor:
+    """Return a value that is changed at a position of the text, or at all of them."""
+    if x.shape[1] < time:
+        return x  # a token that is written, after a cache of the text
+    changed = function(x[:, :time])
+    if changed is None:
+        return x
+    rows = slice(0, time) if position is None else slice(position, position + 1)
+    x = x.clone()
+    x[:, rows] = changed[:, rows]
+    return x
+
+
+def _exchanged_input(
+    exchange: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...], kwargs: Any
+) -> tuple[tuple[Any, ...], Any]:
+    return (exchange(args[0]), *args[1:]), kwargs
+
+
+def _exchanged_output(
+    exchange: Callable[[Tensor], Tensor], _: nn.Module, __: Any, ___: Any, output: Any
+) -> Any:
+    if isinstance(output, tuple):  # with what a router chose
+        return (exchange(output[0]), *output[1:])
+    return exchange(output)
 
 
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
