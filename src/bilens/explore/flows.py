@@ -99,7 +99,7 @@ class FlowView:
     ) -> None:
         self._models, self.texts = ThreadModel(model), texts
         self.cost = model.n_layers * model.d_model**3
-        cost = self.cost * len(model.ids(start))
+        cost = self.cost * len(model.ids(start)) if start else 0
         # A circuit takes as long as twenty flows.
         self.start, self.has_circuit = start if cost <= AT_ONCE else "", 20 * cost <= AT_ONCE
 

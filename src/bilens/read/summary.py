@@ -137,9 +137,10 @@ def read_summary(
     if not prompt and direction is None:
         example = example_of(model, corpus)
         prompt, direction, against = example.prompt, example.direction, example.against
-    elif not prompt:
+    if not prompt:
         wanted = None if direction is None else model.token(direction.token)
-        prompt, direction = largest_margin(model, loss.places, wanted)
+        prompt, found = largest_margin(model, loss.places, wanted)
+        direction = direction or found
     if not against:
         against = contrasting_text(model, corpus, prompt, direction)
     logits = model.logits(model.ids(prompt)[None])[0, -1]
@@ -259,7 +260,10 @@ def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
         prompt, direction = largest_margin(model, places)
     except BilensError:
         return Example()
-    return Example(prompt, direction, contrasting_text(model, corpus, prompt, direction))
+    try:
+        return Example(prompt, direction, contrasting_text(model, corpus, prompt, direction))
+    except BilensError:  # the model reads no token of it
+        return Example(prompt, direction)
 
 
 def contrasting_text(

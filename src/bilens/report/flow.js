@@ -5,7 +5,7 @@
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
   const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 20, DRAWN = 40, LONGEST = 44;
-  const LEFT = 34, BOTTOM = 26, LETTER = 6.7, LINE = 14, TOKEN = 3.65, BOW = 30;
+  const LEFT = 34, LETTER = 6.7, LINE = 14, TOKEN = 3.65, LONGEST_TOKEN = 22;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
     "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that are more or less likely with the part, measured"];
@@ -108,17 +108,30 @@ window.bilensFlow = (place, graph, remove) => {
   const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
   const labelOf = (u) => short(u.kind === "output" ? `logit ${signed(graph.value)}` : u.label);
 
-  // Places of units, columns and rows. Empty rows vanish, and empty columns shrink to a mark.
+  // A token, and that of the second text where it differs.
+  const tokenAt = (t) => {
+    const [token, other] = [graph.tokens[t], graph.second[t]].map((name) => (name === undefined ? name : `"${name}"`));
+    const text = other === undefined || other === token ? token : `${token} / ${other}`;
+    return text.length > LONGEST_TOKEN ? `${text.slice(0, LONGEST_TOKEN - 1)}…` : text;
+  };
+
+  // Places of units, columns and rows. Empty rows vanish, and empty columns shrink to a mark. If
+  // labels beside each other have no room, each gets a line of its own.
   const arrange = (units) => {
+    const room = box.clientWidth - LEFT - 12, wide = place_(units, false, room);
+    return wide.needed <= room ? wide : place_(units, true, room);
+  };
+
+  const place_ = (units, narrow, room) => {
     // Parts of early layers have large flows that cancel, so that labels go by what reaches the logit.
     const named = new Set([...units].sort((u, v) => Math.abs(v.carried) - Math.abs(u.carried))
       .filter((u, n) => n < LABELLED + 1 || u.members.some((i) => pinned.has(i))));
     const used = new Set(units.flatMap((u) => [u.position, moves(u) ? u.source : null]));
     const columns = used.has(null) && units.some((u) => u.position === null) ? [{ at: [null], left: 15, right: 15, text: "" }] : [];
-    graph.tokens.forEach((token, t) => {
+    graph.tokens.forEach((_, t) => {
       const last = columns[columns.length - 1];
-      const half = Math.max(20, 12 + TOKEN * token.length);
-      if (used.has(t)) columns.push({ at: [t], left: half, right: half, text: `"${token}"` });
+      const text = tokenAt(t), half = Math.max(20, 8 + TOKEN * text.length);
+      if (used.has(t)) columns.push({ at: [t], left: half, right: half, text });
       else if (last && last.empty) last.at.push(t);
       else columns.push({ at: [t], left: 15, right: 15, text: "⋯", empty: true });
     });
@@ -126,9 +139,9 @@ window.bilensFlow = (place, graph, remove) => {
     const rows = new Map(), lanes = new Map();
     for (const u of [...units].sort((u, v) => row(u) - row(v))) {
       // Heads that move something get a lane each, so that their lines do not cover each other.
-      const lane = `${row(u)} ${moves(u) ? u.number : ""}`, r = radius(u);
+      const lane = `${row(u)} ${moves(u) || (narrow && named.has(u)) ? u.number : ""}`, r = radius(u);
       const cell = { lane, width: 0, labels: 0, ...(lanes.get(lane) || {}).cells?.get(column.get(u.position)) };
-      if (!lanes.has(lane)) lanes.set(lane, { row: row(u), height: 0, cells: new Map() });
+      if (!lanes.has(lane)) lanes.set(lane, { name: lane, row: row(u), height: 0, cells: new Map() });
       u.offset = cell.width + r + 1;
       cell.width += 2 * r + 2;
       // Labels of one cell are below each other, and none is on the line of another lane's head.
@@ -137,48 +150,81 @@ window.bilensFlow = (place, graph, remove) => {
       lanes.get(lane).height = Math.max(lanes.get(lane).height, 2 * r + 3, LINE * cell.labels);
       u.lane = lane;
     }
-    for (const u of units) {
+    const bow = narrow ? 14 : 30;
+    for (const u of narrow ? [] : units) {
       const c = column.get(u.position), cell = lanes.get(u.lane).cells.get(c);
       // Labels are to the right of nodes, and edges between nodes of one column bow to the left.
-      c.left = Math.max(c.left, cell.width / 2 + 6, named.has(u) ? BOW + 4 : 0);
+      c.left = Math.max(c.left, cell.width / 2 + 6, named.has(u) ? bow + 4 : 0);
       c.right = Math.max(c.right, cell.width / 2 + (named.has(u) ? LETTER * labelOf(u).length + 14 : 6));
     }
-    const spare = Math.max(0, box.clientWidth - LEFT - 12 - sum(columns.map((c) => c.left + c.right)));
-    const wide = columns.filter((c) => !c.empty).length;
+    const needed = sum(columns.map((c) => c.left + c.right));
     let x = 0, y = 0;
-    for (const c of columns) {
-      const more = c.empty ? 0 : spare / wide;
+    if (narrow) {
+      // Columns are near each other, so that the labels of the last one have room.
+      const longest = LETTER * Math.max(...[...named].map((u) => labelOf(u).length)) + 20;
+      let steps = 0;
+      columns.forEach((c, i) => {
+        steps += i ? (c.empty || columns[i - 1].empty ? 0.8 : 1) : 0;
+        Object.assign(c, { steps, left: 24 });
+      });
+      const step = Math.max(20, Math.min(room - 24 - longest, room - 48) / (steps || 1));
+      columns.forEach((c) => { c.x = 24 + step * c.steps; });
+      x = Math.max(room, 48 + step * steps);
+    }
+    const spare = Math.max(0, room - needed) / columns.filter((c) => !c.empty).length;
+    for (const c of narrow ? [] : columns) {
+      const more = c.empty ? 0 : spare;
       c.x = x + c.left + 0.3 * more;
       x += c.left + c.right + more;
     }
+    for (const u of units) {
+      const c = column.get(u.position), cell = lanes.get(u.lane).cells.get(c), r = radius(u);
+      u.x = c.x - cell.width / 2 + u.offset;
+      u.start = moves(u) ? column.get(u.source).x : u.x;
+      if (!named.has(u)) continue;
+      const right = narrow ? u.x + r + 5 : c.x + cell.width / 2 + 5, whole = labelOf(u);
+      u.written = { text: whole, x: right, anchor: "start", above: 0 };
+      if (!narrow) continue;
+      // The longest name that has room on a side; at the left of a head it is above its line.
+      const names = u.kind === "output" ? [whole] : [whole, whole.split(", ")[0], whole.split(" ")[0]];
+      for (const text of names) {
+        const length = LETTER * text.length;
+        if (right + length <= x) { u.written = { text, x: right, anchor: "start", above: 0 }; break; }
+        u.written = { text, x: Math.max(u.x - r - 5, length), anchor: "end", above: moves(u) || u.x - r - 5 < length ? LINE : 0 };
+        if (u.x - r - 5 >= length) break;
+      }
+      lanes.get(u.lane).height += u.written.above;
+    }
+    // Tokens that would touch each other stand upright.
+    const upright = narrow && columns.some((c, i) => i && c.x - columns[i - 1].x < TOKEN * (c.text.length + columns[i - 1].text.length) + 4);
+    const bottom = upright ? 14 + 2 * TOKEN * Math.max(...columns.map((c) => c.text.length)) : 26;
     const all = [...lanes.values()].sort((a, b) => b.row - a.row);
     for (const lane of all) {
-      lane.y = y + lane.height / 2;
+      const above = Math.max(0, ...units.filter((u) => u.lane === lane.name && u.written).map((u) => u.written.above));
+      lane.y = y + (lane.height + above) / 2;
       const known = rows.get(lane.row) || { top: y };
       y += lane.height;
       rows.set(lane.row, { ...known, bottom: y });
     }
     for (const u of units) {
       const c = column.get(u.position), lane = lanes.get(u.lane);
-      [u.x, u.y] = [c.x - lane.cells.get(c).width / 2 + u.offset, lane.y];
-      u.start = moves(u) ? column.get(u.source).x : u.x;
-      u.right = c.x + lane.cells.get(c).width / 2;
-      if (named.has(u)) u.text = lane.y + LINE * (u.line - (lane.cells.get(c).labels - 1) / 2);
+      u.y = lane.y;
+      if (named.has(u)) u.written.y = lane.y - u.written.above + LINE * (u.line - (lane.cells.get(c).labels - 1) / 2);
     }
-    return { units, columns, rows, named, width: x, height: y };
+    return { units, columns, rows, named, width: x, height: y, needed, bow, upright, bottom };
   };
 
   const curve = (above, below) => {
     // What a head moves enters it at its source.
     const end = above.start, bend = (above.y - below.y) / 2;
     // Nodes above one another would hide an edge that goes straight up.
-    const bow = Math.abs(end - below.x) < 20 ? -Math.min(below.number % 2 ? BOW : 0.6 * BOW, Math.abs(bend) / 2) : 0;
+    const bow = Math.abs(end - below.x) < 16 ? -Math.min(below.number % 2 ? view.bow : 0.6 * view.bow, Math.abs(bend) / 2) : 0;
     return `M${below.x} ${below.y} C${below.x + bow} ${below.y + bend} ${end + bow} ${above.y - bend} ${end} ${above.y}`;
   };
 
   const draw = () => {
-    const { units, columns, rows, named, width, height } = view;
-    const high = height + BOTTOM + 12;
+    const { units, columns, rows, named, width, height, upright, bottom } = view;
+    const high = height + bottom + 12;
     const svg = shape("svg", { role: "group", "aria-label": "graph of the flow" });
     const main = shape("g", {}, svg), back = shape("g", { class: "back" }, main);
     view.ways = shape("g", { class: "edges ways" }, main);
@@ -218,7 +264,8 @@ window.bilensFlow = (place, graph, remove) => {
         if (event.shiftKey) pin(u);
       });
       if (!named.has(u)) continue;
-      shape("text", { x: u.right + 5, y: u.text + 4, class: "label" }, labels, labelOf(u));
+      const { x, y, anchor, text } = u.written;
+      shape("text", { x, y: y + 4, class: "label", "text-anchor": anchor }, labels, text);
     }
     // Layers and tokens stay in sight, however the graph is scrolled.
     const left = shape("g", { class: "axes" }, svg), below = shape("g", { class: "axes" }, svg);
@@ -231,18 +278,18 @@ window.bilensFlow = (place, graph, remove) => {
       shape("line", { x1: -LEFT, x2: width, y1: bottom, y2: bottom, class: "rule" }, back);
       layers.push([(top + bottom) / 2, shape("text", { x: 26, "text-anchor": "end" }, left, String(l))]);
     }
-    const floor = shape("rect", { x: 0, y: 0, height: BOTTOM }, below);
+    const floor = shape("rect", { x: 0, y: 0, height: bottom }, below);
     const tokens = columns.map((c) => {
-      const text = shape("text", { y: BOTTOM - 8, "text-anchor": "middle", class: "token" }, below, c.text);
+      const text = shape("text", { "text-anchor": upright ? "end" : "middle", class: "token" }, below, c.text);
       shape("title", {}, text, c.at.map((t) => `"${graph.tokens[t]}"`).join(" "));
-      return [c.x, TOKEN * c.text.length, text];
+      return [c.x, upright ? 7 : TOKEN * c.text.length, text];
     });
     const corner = shape("g", {}, below);
-    shape("rect", { x: 0, y: 0, width: LEFT, height: BOTTOM }, corner);
-    shape("text", { x: 2, y: BOTTOM - 8, class: "key" }, corner, "layer");
+    shape("rect", { x: 0, y: 0, width: LEFT, height: bottom }, corner);
+    shape("text", { x: 2, y: 18, class: "key" }, corner, "layer");
     const follow = () => {
       left.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
-      below.setAttribute("transform", `translate(0 ${Math.min(box.scrollTop + box.clientHeight, svg.clientHeight || Infinity) - BOTTOM})`);
+      below.setAttribute("transform", `translate(0 ${Math.min(box.scrollTop + box.clientHeight, svg.clientHeight || Infinity) - bottom})`);
       corner.setAttribute("transform", `translate(${box.scrollLeft} 0)`);
       // A token that would touch another one, or be cut off by the corner, is not written.
       let end = box.scrollLeft;
@@ -253,7 +300,7 @@ window.bilensFlow = (place, graph, remove) => {
       });
     };
     const apply = () => {
-      const size = [LEFT + zoom * width, zoom * height + BOTTOM + 12];
+      const size = [LEFT + zoom * width, zoom * height + bottom + 12];
       svg.setAttribute("width", size[0]);
       svg.setAttribute("height", size[1]);
       floor.setAttribute("width", size[0]);
@@ -265,7 +312,8 @@ window.bilensFlow = (place, graph, remove) => {
         text.style.display = fits ? "" : "none";
         if (fits) last = 4 + zoom * at;
       });
-      tokens.forEach(([at, , text]) => text.setAttribute("x", LEFT + zoom * at));
+      tokens.forEach(([at, , text]) => text.setAttribute("transform",
+        `translate(${LEFT + zoom * at + (upright ? 4 : 0)} ${upright ? 6 : bottom - 8})${upright ? " rotate(-90)" : ""}`));
       follow();
     };
     const scaleBy = (factor) => { zoom = Math.min(4, Math.max(0.4, zoom * factor)); apply(); };
@@ -297,6 +345,7 @@ window.bilensFlow = (place, graph, remove) => {
   };
 
   const logit = () => view.owner.get(0);
+  const outputName = `${graph.values.length > 1 ? "change of the logit" : "logit"} after "${graph.tokens[graph.tokens.length - 1]}"`;
 
   // A list of edges ends with the sum of all others, and adds up to the flow.
   const list = (title, edges, end, total, parent) => {
@@ -334,7 +383,7 @@ window.bilensFlow = (place, graph, remove) => {
     panel.replaceChildren();
     const title = write("h3", "", panel);
     write("b", signed(u.flow), title, sign(u.flow));
-    write("span", ` ${u.name}`, title);
+    write("span", ` ${u.kind === "output" ? outputName : u.name}`, title);
     const facts = [
       u.effect,
       u.sources.length && `from ${u.sources.join(", ")}`,

@@ -25,7 +25,7 @@ from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_fir
 from bilens.read.flow.question import Question, Target, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
-from bilens.read.language.names import TokenDirection, in_words, token_names
+from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
 from bilens.settings import Between, Count
@@ -61,6 +61,7 @@ class FlowPage:
 
     number: str  # the number that is split, in words
     tokens: tuple[str, ...]
+    second: tuple[str, ...]  # tokens of the second text; empty without one
     value: float
     values: tuple[float, ...]
     absolute: float
@@ -81,8 +82,11 @@ class FlowPage:
     start: int  # the place in `shares` with which a page begins
 
 
-def flow_page(flow: Flow, *, number: str, k: int) -> FlowPage:
-    """Return the k strongest nodes of a flow for a page, and its `number` in words."""
+def flow_page(flow: Flow, *, number: str, k: int, second: Sequence[str] = ()) -> FlowPage:
+    """Return the k strongest nodes of a flow for a page, and its `number` in words.
+
+    `second` are the tokens of the second text.
+    """
     graph = flow.top(k)
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {i: rank for rank, i in enumerate([0, *order])}
@@ -99,6 +103,7 @@ def flow_page(flow: Flow, *, number: str, k: int) -> FlowPage:
     return FlowPage(
         number=number,
         tokens=flow.tokens,
+        second=tuple(second),
         value=flow.value,
         values=flow.values,
         absolute=flow.absolute,
@@ -555,13 +560,22 @@ def answer_question(
     return FlowReading(
         flow=through,
         question=question,
-        page=flow_page(through, number=question.number, k=shown),
+        page=flow_page(
+            through, number=question.number, k=shown, second=_second_tokens(model, question)
+        ),
         probability=float(through.next_logits[0].softmax(-1)[model.token(question.token)]),
         together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
         preferred=_preferred(model, question, through),
         notes=token_hints(model, [question]),
         other=other or (question.against if isinstance(question.against, str) else ""),
     )
+
+
+def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
+    """Return the tokens of a second text as nodes name them; none of other second runs."""
+    if not (question.has_two_texts and isinstance(question.against, str)):
+        return ()
+    return tuple(shown_tokens(model, model.ids(question.against, question.position)))
 
 
 def _preferred(model: ResidualModel, question: Question, flow: Flow) -> tuple[str, ...]:
