@@ -11,7 +11,7 @@ import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
 from bilens.question_files import task_names
-from bilens.read.flow import circuit, flow
+from bilens.read.flow import circuit, flow, propose_questions
 from bilens.read.flow.question import Question, read_pairs
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
@@ -167,3 +167,28 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
 @pytest.mark.parametrize("task", task_names())
 def test_questions_that_come_with_bilens_are_read(package, task):
     assert len(read_pairs(opened(package), task)) == 72
+
+
+@pytest.mark.parametrize(
+    ("question", "moves"),
+    [
+        (Question("The keys to the cabinet", " are", (" is",), "The key to the cabinet"), False),
+        (
+            Question("The capital of France is", " Paris", (" Rome",), "The capital of Italy is"),
+            True,
+        ),
+    ],
+)
+def test_a_model_proposes_questions_that_it_answers(question, moves):
+    model = opened(SMOLLM2)
+    proposals = propose_questions(model, question, 6)
+    assert [x.question.template for x in proposals] == 3 * ["as given"] + 3 * ["words in front"]
+    for proposal in proposals:
+        asked = proposal.question
+        texts = torch.stack([model.ids(asked.text), model.ids(asked.against)])
+        right, wrong = (model.token(name) for name in (asked.token, *asked.minus))
+        logits = model.logits(texts)[:, -1]
+        ends = (logits[:, right] - logits[:, wrong]).tolist()
+        assert ends == pytest.approx(proposal.ends, abs=1e-3)
+        assert ends[0] > 0 > ends[1]
+        assert (asked.token != question.token) == moves

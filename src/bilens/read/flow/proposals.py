@@ -171,7 +171,7 @@ class _Search:
         self.likelihood = float(scores.likelihoods.min())
         self.answered = float(scores.answered.min())
         # Words that are exchanged at several places count at each.
-        self.margin = MARGIN * (1 + len(self.exchanged))
+        self.margin = MARGIN * (1 + len(self.exchanged) / 4)
 
     # Words.
 
@@ -258,22 +258,25 @@ class _Search:
 
     @cached_property
     def answers(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Answers in place of the first question's, if both are words of content."""
-        given = (self.first.token, self.first.minus)
-        token, minus = given
-        ties = bool(self.exchanged) or self.moves or len(minus) != 1
-        if ties or not all(map(self.words.is_content, (token, *minus))):
-            return [given]
-        logs = self.model.logits(self.first.rows[:1]).cpu()[0, -1].log_softmax(-1)
-        pool = self.words.like(token)
-        likely = pool[logs[pool].topk(min(100, len(pool))).indices]
-        E, others, found = self.words.embeddings, self.words.like(minus[0]), [given]
-        for answer in likely.tolist():
+        """Answers in place of the first question's, if both are words of content.
+
+        They are likely after the first text, and each stands against one of the words that are most
+        alike, which the second text prefers.
+        """
+        token, minus = self.first.token, self.first.minus
+        found = [(token, minus)]
+        tied = bool(self.exchanged) or self.moves or len(minus) != 1
+        if tied or not all(map(self.words.is_content, (token, *minus))):
+            return found
+        before, after = self.model.logits(self.first.rows).cpu().float()[:, -1]
+        pool, others = self.words.like(token), self.words.like(minus[0])
+        E = self.words.embeddings
+        for answer in pool[before[pool].topk(min(100, len(pool))).indices].tolist():
             near = others[(E[others] @ E[answer]).topk(min(4, len(others))).indices]
-            near = near[near != answer]
-            steps = self._steps(torch.tensor([answer]), near, token, minus[0])[0]
-            if answer != token and float(steps.max()) > 0.2:
-                found.append((answer, (int(near[steps.argmax()]),)))
+            one, other = before[answer] - before[near], after[answer] - after[near]
+            right = (one > 0) & (other < 0) & (one - other > self.change / 2)
+            if answer != token and right.any():
+                found.append((answer, (int(near[right][0]),)))
         return found
 
     def _answered_pairs(self, words: Tensor, scores: _Scores) -> list[_Pair]:
@@ -294,7 +297,8 @@ class _Search:
         if not rows:
             return []
         ended = self._run(torch.stack(rows), [self.first] * len(rows), self.time).ended
-        whole = [pair for pair, end in zip(sure, ended.tolist(), strict=True) if end > 0.8]
+        # San is no answer where Francisco follows.
+        whole = [pair for pair, end in zip(sure, ended.tolist(), strict=True) if end > 0.7]
         pairs = []
         for word, answer in whole:
             for other, wrong in whole:
@@ -482,7 +486,8 @@ class _Search:
             top = logs[:, -1].max(-1)
             ended = alike = torch.zeros(len(some))
             if place is not None:
-                ended = logs[:, place].exp() @ self.words.ends_word
+                ends = self.words.ends_word if place < self.time else self.words.ends_name
+                ended = logs[:, place].exp() @ ends
                 # The larger Bhattacharyya coefficient with what follows in either first text.
                 if place < self.time:
                     alike = ((logs[:, place] / 2).exp() @ self._following(place).T).max(1).values

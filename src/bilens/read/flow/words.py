@@ -85,6 +85,9 @@ class Words:
         spaced = any(text.startswith(" ") for text in self.texts)
         ends = [not (spaced and text[:1].isalnum()) for text in self.texts]
         self.ends_word = torch.tensor(ends).float()
+        # Further words with capitals go on with a name.
+        goes_on = [form(text) == (True, True) for text in self.texts]
+        self.ends_name = self.ends_word * (1 - torch.tensor(goes_on).float())
         self.by_form: dict[tuple[bool, bool], list[int]] = {}
         for number, text in enumerate(self.texts):
             if self.is_word(number) and text.strip().lower() not in FRAME:
