@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 
 import pandas as pd
 import pytest
@@ -96,6 +97,11 @@ def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
     figure = tmp_path / "circuit.svg"
     main(["circuit", str(run), *options, "--figure", str(figure), "--width", "240"])
     assert 'width="240pt"' in figure.read_text()
+    # A page says which command made it, and when.
+    page = tmp_path / "circuit.html"
+    main(["circuit", str(run), *options, "--keep", "0.7", "--output", str(page)])
+    about = f"bilens circuit {run} --prompt 'once upon a' --token girl --against 'once upon the'"
+    assert unescape(page.read_text()).count(f"{about} --keep 0.7 · ") == 2
     command = ["circuit", str(run), *options, "--width", "240"]
     assert "--width=240 is that of a figure; add --figure" in refusal(capsys, *command)
 
@@ -147,7 +153,7 @@ TRAIN = ["train", "language", "--device", "cpu"]
         (["generate", "RUN", "--seed", str(2**64)], "expected a whole number, at least 0 and at"),
         (["heads", "RUN", "--distance", str(2**64)], "distance=18446744073709551616, expected a"),
         ([*FLOW, "--ablate", "-1"], "ablate=-1, expected a whole number, at least 0"),
-        ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json or a folder"),
+        ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json, TABLE.tsv"),
         ([*FLOW, "--viewer", "a" * 5000], "File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
         (["report", "RUN", "--token", ""], "token='' is empty; leave it out"),

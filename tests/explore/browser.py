@@ -103,7 +103,8 @@ FAULTS = r"""() => {
     const matrix = e.ownerSVGElement && e.getScreenCTM();
     const size = ownSize * (matrix ? Math.hypot(matrix.a, matrix.b) : 1);
     if (size < 9.9) faults.add(`small: ${name}`);
-    if (e.closest(":disabled")) continue;
+    // Plotly chooses the ink of a matrix's numbers by their cells, which are a picture.
+    if (e.closest(":disabled, .heatmap-label")) continue;
     const ground = up(e).reverse().filter((p) => style(p).backgroundColor !== "rgba(0, 0, 0, 0)")
       .reduce((under, p) => blend(style(p).backgroundColor, under), [255, 255, 255]);
     const ink = blend(e.ownerSVGElement ? style(e).fill : style(e).color, ground);

@@ -1,6 +1,8 @@
 """Commands of registered analyses: their options are the parameters of a function."""
 
+import shlex
 from dataclasses import MISSING, dataclass, field, make_dataclass, replace
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,7 +137,8 @@ class ReadingCommand:
         reading = entry.run(model, vars(self), load_data, source=self.model)
         show_reading(reading)
         if self.output is not None:
-            write_reading(reading, self.output)
+            about = f"{self.command_line()} · {datetime.now().astimezone():%d %B %Y}"
+            write_reading(reading, self.output, about)
             out.print(f"written: {self.output}")
         for exporter, path in targets:
             of = Path(self.model).stem
@@ -144,6 +147,18 @@ class ReadingCommand:
             exporter.write(reading, path, name, of, **settings)
             out.print(f"written: {path}")
         return reading.record()
+
+    def command_line(self) -> str:
+        """Return the command with the options that change its numbers."""
+        words = ["bilens", self.analysis.name, self.model]
+        for option in self.analysis.options:
+            value = getattr(self, option.name)
+            if value == option.default:
+                continue
+            words.append(f"--{option.name.replace('_', '-')}")
+            values = value if isinstance(value, tuple) else (value,)
+            words += [] if value is True else [",".join(map(str, values))]
+        return shlex.join(words)
 
 
 def command_of(analysis: Analysis) -> type[ReadingCommand]:
@@ -193,14 +208,17 @@ def show_reading(reading: Reading) -> None:
                     out.print(coloured(line))
 
 
-def write_reading(reading: Reading, path: Path) -> None:
-    """Write a page, numbers as JSON, a table, or a folder with tables as CSV, by the ending."""
+def write_reading(reading: Reading, path: Path, about: str = "") -> None:
+    """Write a page, numbers as JSON, a table, or a folder with tables as CSV, by the ending.
+
+    `about` is a line at the top of the page, such as the command.
+    """
     from bilens.files import file_names, write_json, written_whole
     from bilens.report import write_report
 
     # A page is for reading, and the JSON beside it for programs.
     if path.suffix == ".html":
-        write_report(path, [reading], title=reading.title)
+        write_report(path, [reading], title=about or reading.title)
         write_json(path.with_suffix(".json"), reading.record())
     elif path.suffix == ".json":
         write_json(path, reading.record())

@@ -1,6 +1,7 @@
 """Plots of numbers: curves of accuracy, bars of logits, spectra and matrices."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from jaxtyping import Float
 from torch import Tensor
@@ -103,27 +104,29 @@ def heat_figure(
     across: str = "",
     down: str = "",
     shares: bool = False,
+    numbers: bool = False,
 ) -> "go.Figure":
     """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
     `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
-    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
+    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|. With
+    `numbers` the cells say them.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(
             f"values has shape {tuple(values.shape)}, with {len(rows)} names of rows and "
             f"{len(columns)} of columns; expected one for each"
         )
-    numbers = values.detach().cpu().double()
+    entries = values.detach().cpu().double()
     # The same limit on both sides, so that white is zero.
-    top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
+    top = 1.0 if shares else float(entries.nan_to_num(0).abs().max()) or 1.0
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
     text = []
     for row in map(plotly_text, rows):
         text.append([f"{row} · {plotly_text(column)}" for column in columns])
     figure = go.Figure(
         go.Heatmap(
-            z=numbers.tolist(),
+            z=entries.tolist(),
             zmin=0 if shares else -top,
             zmax=top,
             colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
@@ -131,6 +134,8 @@ def heat_figure(
             text=text,
             hovertemplate="%{text}: %{z:.3g}<extra></extra>",
             hoverongaps=False,
+            texttemplate="%{z:.2f}" if numbers else None,
+            showscale=not numbers,
             xgap=1,
             ygap=1,
             colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
@@ -143,9 +148,15 @@ def heat_figure(
     ):
         # Too many names would be unreadable; the hover text has them all.
         shown = [plotly_text(name) for name in names] if len(names) <= named else []
+        if numbers:
+            shown = ["<br>".join(map(plotly_text, wrap(name, 12))) for name in names]
         update(title=plotly_text(heading), tickvals=list(range(len(shown))), ticktext=shown)
         update(ticks="", showline=False, automargin=True)
     # Matrices are read from the top.
     figure.update_yaxes(autorange="reversed")
-    height = 130 + len(rows) * (22 if len(rows) <= named else 10)
-    return dress(figure, height=height, title=plotly_text(title))
+    height = 130 + len(rows) * (34 if numbers else 22 if len(rows) <= named else 10)
+    dress(figure, height=height, title=plotly_text(title))
+    if numbers:
+        # Names have room, or the figure scrolls.
+        figure.update_layout(meta={**figure.layout.meta, "least": 120 + 76 * len(columns)})
+    return figure

@@ -167,9 +167,10 @@ window.bilensFlow = (place, graph, remove) => {
         steps += i ? (c.empty || columns[i - 1].empty ? 0.8 : 1) : 0;
         Object.assign(c, { steps, left: 24 });
       });
-      const step = Math.max(20, Math.min(room - 24 - longest, room - 48) / (steps || 1));
-      columns.forEach((c) => { c.x = 24 + step * c.steps; });
-      x = Math.max(room, 48 + step * steps);
+      const edge = room > 500 ? Math.max(24, TOKEN * columns[0].text.length + 4) : 24;
+      const step = Math.max(20, Math.min(room - edge - longest, room - edge - 24) / (steps || 1));
+      columns.forEach((c) => { c.x = edge + step * c.steps; });
+      x = Math.max(room, edge + 24 + step * steps);
     }
     const spare = Math.max(0, room - needed) / columns.filter((c) => !c.empty).length;
     for (const c of narrow ? [] : columns) {
@@ -196,7 +197,8 @@ window.bilensFlow = (place, graph, remove) => {
       lanes.get(u.lane).height += u.written.above;
     }
     // Tokens that would touch each other stand upright.
-    const upright = narrow && columns.some((c, i) => i && c.x - columns[i - 1].x < TOKEN * (c.text.length + columns[i - 1].text.length) + 4);
+    const upright = narrow && columns.some((c, i) => (i ? c.x - columns[i - 1].x : c.x) <
+      TOKEN * (c.text.length + (i ? columns[i - 1].text.length + 1 : 0)));
     const bottom = upright ? 14 + 2 * TOKEN * Math.max(...columns.map((c) => c.text.length)) : 26;
     const all = [...lanes.values()].sort((a, b) => b.row - a.row);
     for (const lane of all) {

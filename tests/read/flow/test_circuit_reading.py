@@ -242,6 +242,20 @@ def test_the_transfer_of_a_record_is_a_matrix(view):
         assert float(left[number, number]) == pytest.approx(row["left"])
 
 
+def test_a_page_has_every_answer_and_the_questions_that_found_it(view, many):
+    *_, found_by = many.sections()
+    assert found_by.title == "Questions that found it"
+    assert [*found_by.parts[0].frame["text"]] == [question.text for question in MANY[:5]]
+    others = [replace(question, task="two", token="t9") for question in QUESTIONS]
+    ones = [replace(question, task="one") for question in QUESTIONS]
+    reading = circuit(view, [*ones, *others], finding=2)
+    first, *_ = reading.sections()
+    assert first.title == "Which few parts answer one and two?"
+    for circuit_, line in zip(reading.circuits, first.text.splitlines(), strict=True):
+        assert line == f"{circuit_.task}: {reading.answer(circuit_)}"
+    assert reading.plot().data[0].texttemplate == "%{z:.2f}"
+
+
 def test_the_picture_measures_the_parts_of_the_circuit(view, many):
     measured = [node for node in many.graph.nodes if node.measured is not None]
     parts = {(x.part.layer, x.part.number) for x in many.circuits[0].effects}

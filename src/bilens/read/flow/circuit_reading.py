@@ -20,12 +20,12 @@ from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, foun
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
-from bilens.read.flow.nodes import WIDE
+from bilens.read.flow.nodes import NARROW, WIDE
 from bilens.read.flow.question import Question, read_pairs, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, Picture, Section, Table, signed
+from bilens.sections import Fact, Panel, Picture, Section, Table, signed
 from bilens.settings import Between, Count
 
 DRAWN = 15
@@ -69,6 +69,7 @@ class CircuitReading(Reading):
         n_parts: number of heads and MLPs, at each position for a single question.
         edges: of each circuit, the edges between its parts; none if only parts were asked for.
         notes: warnings about the tokens.
+        finding: the questions that found the circuits.
     """
 
     question: Question
@@ -81,6 +82,7 @@ class CircuitReading(Reading):
     n_parts: int
     edges: tuple[EdgeCircuit, ...] = ()
     notes: tuple[str, ...] = ()
+    finding: tuple[Question, ...] = ()
 
     title: ClassVar[str] = "Circuit"
     formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
@@ -212,9 +214,7 @@ class CircuitReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the parts, and the curve of f over size."""
-        answers = " ".join(self.answer(circuit) for circuit in self.circuits[:1])
-        answers = " ".join([answers, *self.notes])
-        sections = [Section(self.heading, answers, [[Picture("circuit", self.plot)]])]
+        sections = [self._first_section()]
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
             text = (
@@ -243,7 +243,29 @@ class CircuitReading(Reading):
         size = "The share that is restored on the questions that measure, by number of parts."
         curves = [Picture("sizes", self._curves), Table(self._sizes(), "Sizes")]
         sections.append(Section("Size", size, [curves], folded=True))
-        return sections
+        return [*sections, self._found_by()]
+
+    def _first_section(self) -> Section:
+        """Return the answer of each circuit with the picture."""
+        answers = " ".join(map(self.answer, self.circuits))
+        heading, row = self.heading, list[Panel]([Picture("circuit", self._page_figure)])
+        if self.transfer is not None:
+            tasks = [circuit.task for circuit in self.circuits]
+            heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
+            answers = "\n".join(f"{c.task}: {self.answer(c)}" for c in self.circuits)
+        return Section(heading, " ".join([answers, *self.notes]), [row])
+
+    def _page_figure(self) -> "go.Figure":
+        # It has room on a phone, too.
+        return self.plot(width=NARROW)
+
+    def _found_by(self) -> Section:
+        rows = []
+        for question in self.finding:
+            texts = (str(question.text), question.token, ", ".join(question.minus))
+            rows.append((question.task, *texts, str(question.against)))
+        frame = self._by_task(rows, "text", "token", "minus", "against")
+        return Section("Questions that found it", "", [[Table(frame, "")]], folded=True)
 
     def _edges(self) -> pd.DataFrame:
         rows: list[tuple[Any, ...]] = []
@@ -286,7 +308,9 @@ class CircuitReading(Reading):
         rows = self.transfer.restored
         values = torch.tensor([x.value for row in rows for x in row]).view(len(rows), -1)
         title = "Share of the change restored"
-        return heat_figure(values, tasks, tasks, title=title, across="questions", down="circuit")
+        return heat_figure(
+            values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
+        )
 
 
 @checked
@@ -330,10 +354,12 @@ def circuit(
     everything = Cases.of(model, questions)
     tasks = split_tasks(everything.cases, lambda count: min(finding, count // 2))
     found, measuring, edges = [], [], []
+    finders: list[Question] = []
     for task in tasks:
         alone = not task.measuring
         first = everything.some(task.finding, by_position=alone and level == "parts")
         others = first if alone else everything.some(task.measuring)
+        finders += [case.question for case in first.cases]
         of_parts = found_circuit(first, others, keep, bootstraps)
         if level == "edges":
             edges.append(found_edges(first, others, of_parts.mask, keep * of_parts.ordering))
@@ -351,6 +377,7 @@ def circuit(
         n_parts=found[0].mask.numel(),
         edges=tuple(edges),
         notes=token_hints(model, questions),
+        finding=tuple(finders),
     )
 
 

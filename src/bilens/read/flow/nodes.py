@@ -135,7 +135,7 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
     return frame.drop(columns=empty)
 
 
-WIDE, NARROW = 700, 320
+WIDE, NARROW = 700, 350
 """Pixels for which a picture is laid out: those of a page, and of a phone or a paper's column."""
 MARGINS = {"l": 62, "r": 8, "t": 44, "b": 40}
 LETTER = 5.8
