@@ -1,0 +1,174 @@
+"""From one question to a circuit: are the questions that a model proposes good, and do they do?
+
+    python -m benchmarks.proposals runs/proposals
+
+For five behaviours SmolLM2 proposes questions like the first of a task that comes with bilens. A
+circuit is found on them and measured on the hand-written questions of the task, and the other way
+round. Of the proposals of each behaviour twenty, evenly over the file, were read by a person, whose
+judgements are in `benchmarks/proposals_judged.tsv`: accepted is what the person would have kept,
+two English sentences with right answers. A proposal without a judgement is printed, and the run
+stops before anything is written.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from experiments.pretrained import SMOLLM2, saved_rows, smollm2
+from experiments.results import Recording, Row
+
+from benchmarks.circuit_rule import KEEP, Split, found_parts, mask_gradients, measured
+from benchmarks.unseen_templates import share
+from bilens.models import load
+from bilens.question_files import read_lines
+from bilens.read.flow.circuit_search import Cases
+from bilens.read.flow.proposals import propose_questions
+from bilens.read.flow.question import Question, read_pairs
+from bilens.residual import ResidualModel
+
+BEHAVIOURS = ("language", "comparative", "ioi", "plural", "capitals")
+COUNT = 48
+READ = 20
+JUDGED = Path(__file__).with_name("proposals_judged.tsv")
+
+
+def proposed(model: ResidualModel, task: str) -> list[Question]:
+    """Return the proposals of a behaviour, from the first question of its task."""
+    line = read_lines(task)[0]
+    question = Question(line.text, line.token, line.minus, line.against, task)
+    return [proposal.question for proposal in propose_questions(model, question, COUNT)]
+
+
+def splits_of(model: ResidualModel, questions: list[Question]) -> list[Split]:
+    """Return the questions that the model answers, by their templates, as a search splits them."""
+    cases = Cases.of(model, questions)
+    templates: dict[str, list[int]] = {}
+    for number, case in enumerate(cases.cases):
+        if case.answers[0]:
+            templates.setdefault(case.question.template, []).append(number)
+    return [Split.of(cases, numbers, name) for name, numbers in templates.items()]
+
+
+def joined(splits: list[Split], *, only_measuring: bool) -> Cases:
+    """Return all questions of some templates as one, or those that measure."""
+    cases = []
+    for split in splits:
+        parts = [split.measuring] if only_measuring else [*split[1:]]
+        cases += [case for part in parts for case in part.cases]
+    return Cases(splits[0].measuring.model, cases)
+
+
+def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
+    """Return f of the circuit of proposals on hand-written questions, and the other way round."""
+    print(task, flush=True)
+    start = time.process_time()
+    questions = proposed(model, task)
+    row: dict[str, Any] = {
+        "questions": len(questions),
+        "seconds to propose": time.process_time() - start,
+    }
+    kinds = {"proposals": splits_of(model, questions)}
+    kinds["by hand"] = splits_of(model, read_pairs(model, task))
+    for name, other in (("proposals", "by hand"), ("by hand", "proposals")):
+        start = time.process_time()
+        found = found_parts(kinds[name], lambda split: mask_gradients(split.ordering))
+        row[name] = {
+            "seconds to search": time.process_time() - start,
+            "parts": int(found.mask.sum()),
+            "holds": found.holds,
+            "own": measured(found, joined(kinds[name], only_measuring=True)),
+            "there": measured(found, joined(kinds[other], only_measuring=False)),
+        }
+    return row
+
+
+def judgements() -> dict[tuple[str, str], bool]:
+    """Return whether a person accepted a proposal, by its two texts."""
+    with JUDGED.open(encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file, delimiter="\t")]
+    return {(row["text"], row["against"]): row["accepted"] == "yes" for row in rows}
+
+
+def read_by_a_person(model: ResidualModel) -> list[dict[str, Any]]:
+    """Return the proposals that were read, with judgements; None where one is missing."""
+    known, rows = judgements(), []
+    for task in BEHAVIOURS:
+        questions = proposed(model, task)
+        count = min(READ, len(questions))
+        for i in range(count):
+            question = questions[i * len(questions) // count]
+            texts = str(question.text), str(question.against)
+            rows.append(
+                {
+                    "task": task,
+                    "text": texts[0],
+                    "against": texts[1],
+                    "token": question.token,
+                    "minus": question.minus[0],
+                    "accepted": known.get(texts),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where rows are kept, so that a run resumes")
+    folder = parser.parse_args().folder
+    torch.set_num_threads(1)
+    recording = Recording()
+    model = load(str(smollm2()))
+    assert isinstance(model, ResidualModel)
+    read = read_by_a_person(model)
+    missing = [row for row in read if row["accepted"] is None]
+    for row in missing:
+        print("\t".join(str(row[name]) for name in ("task", "text", "against", "token", "minus")))
+    if missing:
+        raise SystemExit(f"{len(missing)} proposals have no judgement in {JUDGED.name}")
+    keys = [(task,) for task in BEHAVIOURS]
+    found = saved_rows(
+        folder / "transfer.jsonl", ("task",), keys, lambda task: transfer(model, task)
+    )
+    value, low, high = share([row["accepted"] for row in read])
+    rows = [Row("proposals that a reader accepts", value, low, high, len(read))]
+    for task in BEHAVIOURS:
+        values = [row["accepted"] for row in read if row["task"] == task]
+        value, low, high = share(values)
+        rows.append(Row(f"{task}: proposals that a reader accepts", value, low, high, len(values)))
+    for row in found:
+        for name, claim in (
+            ("proposals", "circuit of proposals, f on hand-written questions"),
+            ("by hand", "circuit of hand-written questions, f on proposals"),
+        ):
+            there, own = row[name]["there"], row[name]["own"]
+            rows.append(
+                Row(
+                    f"{row['task']}: {claim}",
+                    there["restored"]["value"],
+                    there["restored"]["low"],
+                    there["restored"]["high"],
+                    there["questions"],
+                    baselines={"on other questions of its own kind": own["restored"]["value"]},
+                    held=row[name]["holds"],
+                )
+            )
+    seconds = []
+    for row in found:
+        seconds.append(row["seconds to propose"] + row["proposals"]["seconds to search"])
+    rows.append(Row.of_range("from one question to a circuit, of the processor", seconds, unit="s"))
+    recording.write(
+        "proposals",
+        title="Questions that a model proposes",
+        command="python -m benchmarks.proposals runs/proposals",
+        rows=rows,
+        settings={"model": SMOLLM2, "proposals": COUNT, "read of each": READ, "keep": KEEP},
+        details={"read": read, "circuits": found},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Do circuits hold on a template that nobody saw? Twelve tasks, three templates each.
+
+    python -m benchmarks.unseen_templates runs/unseen [MODEL ...]
+
+Tasks are those that come with bilens; they were written down before any circuit was measured on
+them. For each task and each of its templates, the circuit of the other two is found by
+`benchmarks.circuit_rule` on some of their questions; it is measured on the rest of them, and on
+all questions of the template that is left out. Beside it stand circuits that other scores order:
+EAP-IG with 8 points, the gradient at the first text, contrastive flow, and random scores. The rule
+for the size, and parts for necessity, are the same for all.
+
+Each fold is a line of a file in the folder, so that a stopped run resumes with the next. At the end
+`results/unseen_templates.json` is written. Times are of the processor, with one thread.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from experiments.contrasts import flows
+from experiments.patching import GRADIENTS
+from experiments.pretrained import open_models, saved_rows
+from experiments.results import Recording, Row
+from torch import Tensor
+
+from benchmarks.circuit_rule import (
+    HIGHEST,
+    KEEP,
+    LEFT,
+    Split,
+    found_parts,
+    mask_gradients,
+    measured,
+)
+from bilens.question_files import read_lines, task_names
+from bilens.read.flow.circuit_search import Cases
+from bilens.read.flow.gradients import gradient_effects
+from bilens.read.flow.question import read_pairs
+from bilens.residual import ResidualModel
+
+OURS = "integrated gradients of the mask"
+BASELINES = ("EAP-IG", "gradient", "contrastive flow", "random order")
+LEVEL = (0.9, 1.15)
+"""Where f on a template that nobody saw counts as holding."""
+
+
+class Task:
+    """The questions of a task that a model answers, by their templates."""
+
+    def __init__(self, model: ResidualModel, name: str) -> None:
+        self.model = model
+        cases = Cases.of(model, read_pairs(model, name))
+        self.asked = len(cases)
+        templates: dict[str, list[int]] = {case.question.template: [] for case in cases.cases}
+        for number, case in enumerate(cases.cases):
+            if case.answers[0]:
+                templates[case.question.template].append(number)
+        self.cases, self.templates = cases, templates
+        self.order = cache(self._order)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the model answers three questions of each template, the least for a circuit."""
+        return min(map(len, self.templates.values())) >= 3
+
+    @property
+    def answered(self) -> int:
+        """Number of questions that the model itself answers."""
+        return sum(map(len, self.templates.values()))
+
+    def split(self, template: str) -> Split:
+        """Return the questions of a template that order, decide and measure."""
+        return Split.of(self.cases, self.templates[template], template)
+
+    def _order(self, method: str, template: str) -> Tensor:
+        """Return the scores of all parts on the questions of a template that order."""
+        ordering = self.split(template).ordering
+        if method == "random order":
+            generator = torch.Generator().manual_seed(sum(map(ord, template)))
+            return torch.rand(ordering.shape, generator=generator, dtype=torch.float64)
+        if method == OURS:
+            return mask_gradients(ordering)
+        if method == "contrastive flow":
+            total = flows(self.model, [case.question for case in ordering.cases])
+        else:
+            points = GRADIENTS["EAP-IG inputs" if method == "EAP-IG" else "gradient (AtP)"]
+            rows = []
+            for case in ordering.cases:
+                rows.append(gradient_effects(case.alone, case.score.of_streams, points))
+            total = torch.stack(rows).mean(0)
+        return total / ordering.changes.mean()
+
+
+def fold(task: Task, template: str, method: str) -> dict[str, Any]:
+    """Return what the circuit of all templates but one does, there and on the one left out."""
+    splits = [task.split(name) for name in task.templates if name != template]
+    start = time.process_time()
+    found = found_parts(splits, lambda split: task.order(method, split.template))
+    seconds = time.process_time() - start
+    others = [case for split in splits for case in split.measuring.cases]
+    own = measured(found, Cases(task.model, others))
+    unseen = measured(found, task.cases.some(task.templates[template]))
+    return {
+        "parts": int(found.mask.sum()),
+        "mask": found.mask.flatten().nonzero().flatten().tolist(),
+        "holds": found.holds,
+        "own": own["restored"],
+        "unseen": unseen.pop("restored"),
+        **unseen,
+        "seconds": seconds,
+    }
+
+
+def measure(
+    folder: Path, name: str, model: ResidualModel, baselines: Sequence[str], tasks: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the rows of all folds of a model, from their file if they exist."""
+    # One at a time: a task holds the activations of all its texts.
+    opened = lru_cache(maxsize=1)(lambda task: Task(model, task))
+
+    def of_fold(task: str, template: str, method: str) -> dict[str, Any]:
+        print(f"{name}: {task} without {template}, {method}", flush=True)
+        return fold(opened(task), template, method) if opened(task).is_asked else {}
+
+    folds: list[dict[str, Any]] = []
+    for task in tasks:
+        templates = dict.fromkeys(line.template for line in read_lines(task))
+        keys = [(task, *key) for key in product(templates, (OURS, *baselines))]
+        path = folder / f"folds-{name}.jsonl"
+        folds += saved_rows(path, ("task", "template", "method"), keys, of_fold)
+    return folds
+
+
+def share(values: Sequence[bool]) -> tuple[float, float, float]:
+    """Return a share with its interval of 95 %, Wilson's."""
+    n, p, z = len(values), sum(values) / len(values), 1.96
+    centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    scale = 1 + z * z / n
+    return p, (centre - spread) / scale, (centre + spread) / scale
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The folds of a model, by method, and rows about those whose circuit was found."""
+
+    name: str
+    folds: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]]
+
+    @property
+    def baselines(self) -> list[str]:
+        """Names of the other methods."""
+        return [method for method in next(iter(self.folds.values())) if method != OURS]
+
+    def values(self, method: str, number: Callable[[Any], float], *, found: bool) -> list[float]:
+        """Return a number of each fold of a method, or of each whose circuit was found."""
+        rows = [row[method] for row in self.folds.values()]
+        return [float(number(row)) for row in rows if row["holds"] or not found]
+
+    def row(
+        self, claim: str, number: Callable[[Any], Any], *, found: bool = True, unit: str = ""
+    ) -> Row:
+        """Return the row of a share, if the number is true or false, or of a median."""
+        is_share = isinstance(number(next(iter(self.folds.values()))[OURS]), bool)
+        middles: dict[str, float | None] = {}
+        for method in (OURS, *self.baselines):
+            values = self.values(method, number, found=found)
+            middles[method] = (
+                float((np.mean if is_share else np.median)(values)) if values else None
+            )
+        values, claim = self.values(OURS, number, found=found), f"{self.name}: {claim}"
+        middle = middles.pop(OURS)
+        if not values:
+            return Row(claim, None, unit=unit, baselines=middles)
+        if is_share:
+            _, low, high = share([bool(value) for value in values])
+        else:
+            drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
+            low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
+        return Row(claim, middle, low, high, len(values), unit, middles)
+
+    def nearer(self, word: str) -> Row:
+        """Return the share of folds where ours is ahead of EAP-IG, level with it, or behind.
+
+        They are level where the interval of f holds the other's, else the one nearer to 1 is ahead.
+        """
+        found = []
+        for row in self.folds.values():
+            ours, other = row[OURS], row[BASELINES[0]]
+            if not (ours["holds"] and other["holds"]):
+                continue
+            f, g = ours["unseen"], other["unseen"]
+            if f["low"] is None or f["low"] <= g["value"] <= f["high"]:
+                found.append("level")
+            else:
+                is_nearer = abs(1 - f["value"]) < abs(1 - g["value"])
+                found.append("ahead" if is_nearer else "behind")
+        value, low, high = share([x == word for x in found])
+        return Row(f"{self.name}: {word}, beside {BASELINES[0]}", value, low, high, len(found))
+
+    def of_task(self, task: str) -> Row:
+        """Return f on the template that was left out, of the three circuits of a task."""
+        rows = [row for (of, _), row in self.folds.items() if of == task]
+        claim = f"{self.name}, {task}: f on the template left out, median and range"
+        if not rows:
+            return Row(f"{claim}; too few questions that the model answers", None)
+        baselines: dict[str, float | None] = {}
+        for method in self.baselines:
+            baselines[method] = float(np.median([row[method]["unseen"]["value"] for row in rows]))
+        found = all(row[OURS]["holds"] for row in rows)
+        values = [row[OURS]["unseen"]["value"] for row in rows]
+        return replace(Row.of_range(claim, values, baselines=baselines), held=found)
+
+
+def rows_of(name: str, measured_folds: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the rows of a model: all folds together, and each task."""
+    folds: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in measured_folds:
+        if "parts" in row:
+            folds.setdefault((row["task"], row["template"]), {})[row["method"]] = row
+    of, (least, most) = Summary(name, folds), LEVEL
+    rows = [
+        of.row("a circuit of two templates is found", lambda x: x["holds"], found=False),
+        of.row("f on the template that nobody saw, median", lambda x: x["unseen"]["value"]),
+        of.row(f"f from {least} to {most} there", lambda x: least <= x["unseen"]["value"] <= most),
+        of.row(f"f at least {least} there", lambda x: x["unseen"]["value"] >= least),
+        of.row("f below half there", lambda x: x["unseen"]["value"] < 0.5),
+        of.row(
+            f"of all folds, found or not, f from {least} to {most} there",
+            lambda x: least <= x["unseen"]["value"] <= most,
+            found=False,
+        ),
+        of.row("f on other words of the same templates, median", lambda x: x["own"]["value"]),
+        of.row("parts, median", lambda x: x["parts"]),
+        of.row(f"at most {LEFT} left there", lambda x: x["left"]["value"] <= LEFT),
+        of.row(
+            "right there with the circuit alone, of what the model answers, median",
+            lambda x: x["right"] / x["questions"],
+        ),
+        of.row("closeness there, median", lambda x: x["closeness"]),
+        of.row("search and measurement, median", lambda x: x["seconds"], unit="s"),
+    ]
+    rows += [of.nearer(word) for word in ("ahead", "level", "behind")]
+    return rows + [
+        of.of_task(task) for task in dict.fromkeys(row["task"] for row in measured_folds)
+    ]
+
+
+def main() -> None:
+    """Measure all models that are installed, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where rows are kept, so that a run resumes")
+    parser.add_argument("models", nargs="*", help="names of models; by default all")
+    parser.add_argument(
+        "--baselines", nargs="*", choices=BASELINES, default=BASELINES, help="EAP-IG at least"
+    )
+    parser.add_argument("--tasks", nargs="*", choices=task_names(), default=task_names())
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    recording = Recording()
+    rows: list[Row] = []
+    details: dict[str, Any] = {}
+    for name, model in open_models(given.folder):
+        if not given.models or name in given.models:
+            details[name] = measure(given.folder, name, model, given.baselines, given.tasks)
+            rows += rows_of(name, details[name])
+    recording.write(
+        "unseen_templates",
+        title="Circuits on templates that nobody saw",
+        command="python -m benchmarks.unseen_templates runs/unseen",
+        rows=rows,
+        settings={"keep": KEEP, "highest": HIGHEST, "left": LEFT, "level": LEVEL},
+        details=details,
+    )
+
+
+if __name__ == "__main__":
+    main()
