@@ -13,6 +13,7 @@ stops before anything is written.
 import argparse
 import csv
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ READ = 20
 JUDGED = Path(__file__).with_name("proposals_judged.tsv")
 
 
+@cache
 def proposed(model: ResidualModel, task: str) -> list[Question]:
     """Return the proposals of a behaviour, from the first question of its task."""
     line = read_lines(task)[0]
