@@ -153,5 +153,6 @@ def _public_names(room: str) -> set[str]:
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return set(ast.literal_eval(node.value))
+            # The version is a fact about the package, and has no entry.
+            return set(ast.literal_eval(node.value)) - {"__version__"}
     return set()

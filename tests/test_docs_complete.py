@@ -94,3 +94,19 @@ def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
     query.press_sequentially("certificate")
     assert page.locator(".md-search-result__item h1").first.inner_text() == "Bonds"
     page.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("figure width", "howto/report.md"),
+        ("leading space", "howto/circuit.md"),
+        ("questions file", "howto/circuit.md"),
+        ("patch a head at a position and generate", "howto/patch.md"),
+        ("eap-ig on your own questions", "ideas/attributions.md"),
+    ],
+)
+def test_what_people_search_for_is_a_heading(words, page):
+    """The search of the site ranks headings before all other text."""
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert any(words in heading.lower() for heading in headings)

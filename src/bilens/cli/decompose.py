@@ -176,7 +176,8 @@ class Explore:
 
     Attributes:
         model: run directory, or folder or name of a model of a known family.
-        data: name of the data; by default that of the training.
+        data: name of the data; by default that of the training. A language model needs none for
+            flows and circuits.
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
         host: address to listen at; 0.0.0.0 lets other machines in.
         port: by default the first free one from 7860.
