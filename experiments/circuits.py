@@ -230,7 +230,7 @@ def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) ->
     """Return f of the circuits of some scores, and of elimination, on questions that measure."""
     rankings = {name: (score, score.abs()) for name, score in scores.items()}
     rankings["elimination"] = eliminated(first), eliminated(first, absolute=True)
-    counts = [int(share * int(everything(first).sum())) for share in SHARES[:-1]]
+    counts = [int(share * int(first.everything.sum())) for share in SHARES[:-1]]
     masks = []
     for of_attribution in rankings.values():
         for ranking in of_attribution:
@@ -244,13 +244,6 @@ def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) ->
         "changes": others.changes.tolist(),
         "rises": dict(zip(rankings, values.tolist(), strict=True)),
     }
-
-
-def everything(cases: Cases) -> Tensor:
-    """Return the mask of all parts, or of all edges."""
-    if isinstance(cases, EdgeCases):
-        return cases.graph.exists
-    return torch.ones(cases.shape, dtype=torch.bool)
 
 
 def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
@@ -277,7 +270,7 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     Integrated gradients are taken anew in the circuit that is left, as in
     `bilens.read.flow.circuit_search.search`. With `absolute` those of the smallest size go.
     """
-    order = everything(cases).flatten().nonzero().flatten()
+    order = cases.everything.flatten().nonzero().flatten()
     size = len(order)
     # Below the smallest share that is measured, the last order stays.
     while size > max(1, SHARES[0] * len(order)):

@@ -110,6 +110,7 @@ def test_elimination_ranks_the_parts_that_add_up_by_what_they_add():
 
         shape = (2, 3)
         adds = torch.tensor([[0.1, -0.6, 0.5], [0.3, 0.0, 0.7]]).double()
+        everything = torch.ones(2, 3, dtype=torch.bool)
 
         def gradient(self, masks, weights):
             return self.adds * sum(weights)
