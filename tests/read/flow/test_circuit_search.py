@@ -151,6 +151,7 @@ def test_circuits_of_resampled_questions_say_how_stable_one_is():
 def test_one_question_has_parts_at_positions(view):
     case = QUESTIONS[0]
     reading = read_circuit(view, case.text, case.token, minus=case.minus, against=case.against)
+    assert "`bilens questions MODEL` with the same options proposes others" in reading.notes[-1]
     (found,) = reading.circuits
     assert reading.n_parts == 2 * 5 * 4
     assert all("@" in part for part in reading.frame()["part"])
@@ -161,7 +162,7 @@ def test_one_question_has_parts_at_positions(view):
         (node.layer, node.position) for node in reading.graph.nodes if node.layer is not None
     }
     assert positions <= {(e.part.layer, e.part.position) for e in found.effects}
-    assert len(reading.sections()) == 3
+    assert len(reading.sections()) == 4
 
 
 def test_the_answer_says_which_parts_stay_in_place(view):
@@ -185,6 +186,7 @@ def test_questions_come_from_a_file(tmp_path, view):
     path = tmp_path / "pairs.tsv"
     write_questions(path, QUESTIONS[:2])
     reading = read_circuit(view, questions=str(path))
+    assert not any("proposes" in note for note in reading.notes)
     assert reading.circuits[0].questions == (1, 1)
     assert reading.question.text == QUESTIONS[1].text
     path.write_text("a\tb\n")

@@ -443,6 +443,13 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
     return named.graph([node for node in named.nodes if node.place in places])
 
 
+MORE = (
+    "One question measures itself; `bilens questions MODEL` with the same options proposes others, "
+    "as a file for --questions."
+)
+"""What a circuit of a single prompt offers."""
+
+
 @analysis("circuit")
 @checked
 def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
@@ -505,6 +512,7 @@ def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
             )
             raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
     asked = read_pairs(model, questions) if questions else [Question(prompt, token, minus, against)]
-    return circuit(
+    reading = circuit(
         model, asked, keep=keep, finding=finding or 16, level=level, bootstraps=bootstraps
     )
+    return reading if questions else replace(reading, notes=(*reading.notes, MORE))
