@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from experiments.patching import slopes
 
 from bilens.errors import BilensError
+from bilens.read.flow.gradients import slopes
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Change, Part, adding, mixed_site, mlp_site, token_site
 from bilens.residual.exchanges import exchanged, mixture
