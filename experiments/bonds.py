@@ -31,6 +31,7 @@ so a stopped recipe resumes.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,8 +60,10 @@ from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, spread_line
 from experiments.fig6 import TRAINING
-from experiments.results import interval
+from experiments.results import Row, interval
 
+SEEDS = (2, 5)
+"""Initialisations at either scale."""
 THREE = (3, 100, ClassifierTraining(epochs=8, decay=0.7, weight_decay=0.1, input_noise=0.5))
 MODELS = {
     "three layers": ("mnist", *THREE, False),
@@ -76,14 +79,15 @@ DROP, REACHED, MOST, STEP, INSIDE, PER_DECADE = 0.01, 0.952, 60, 4, 22, 40
 
 def run(context: RecipeContext) -> Outcome:
     """Cut models of two to five layers."""
-    seeds = context.choose(2, 5)
+    seeds = context.seed_range(SEEDS)
     numbers: dict[str, Any] = {}
     lines: list[Line] = []
+    stated: list[Row] = []
     for name in MODELS:
         models, data = _models(context, name, seeds)
         rows = [
             context.measured(f"bonds-{name}-{seed}", partial(_of_model, model, data))
-            for seed, model in enumerate(models)
+            for seed, model in enumerate(models, start=context.seed)
         ]
         numbers[name] = {
             "accuracy": interval([row["accuracy"] for row in rows]),
@@ -91,12 +95,13 @@ def run(context: RecipeContext) -> Outcome:
             "reach": {key: [row["reach"][key] for row in rows] for key in METHODS},
             "cut": {key: [row["cut"][key] for row in rows] for key in CHOSEN},
         }
+        stated += _rows(name, rows)
         drops = [[100 * drop for drop in row["curve"]] for row in rows]
         lines.append(spread_line(name, range(1, MOST + 1, STEP), drops))
     three, mnist = _models(context, "three layers", seeds)
     numbers["inside a cut"] = [
         context.measured(f"bonds-inside-{seed}", partial(_inside, model, mnist))
-        for seed, model in enumerate(three)
+        for seed, model in enumerate(three, start=context.seed)
     ]
     figures = {
         "directions": line_figure(
@@ -107,11 +112,42 @@ def run(context: RecipeContext) -> Outcome:
         ),
         "network": network_figure(read_bonds(three[0], mnist).cut_reading, 3, mnist.shape),
     }
-    return Outcome(numbers, figures)
+    settings = {"d_model": [100, 128, 300], "low and high": "range over seeds"}
+    return Outcome(numbers, figures, rows=stated, settings=settings)
+
+
+def _rows(name: str, measured: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the rows of a model from several seeds; what is never enough counts as MOST + 1."""
+    needed = {
+        method: [row["uniform"][method] or MOST + 1 for row in measured] for method in METHODS
+    }
+    middles = {method: statistics.median(counts) for method, counts in needed.items()}
+    cuts = [row["cut"][CHOSEN[0]] for row in measured]
+    between = [rank for cut in cuts for rank in cut["ranks"][1:]]
+    others = ("PCA", "PCA with gradients of the loss", "random")
+    accuracies = [100 * row["accuracy"] for row in measured]
+    return [
+        Row.of_range(f"{name}: accuracy", accuracies, unit="%"),
+        Row.of_range(
+            f"{name}: directions at every bond that lose less than a point",
+            needed[CHOSEN[0]],
+            baselines={method: middles[method] for method in others},
+        ),
+        Row.of_range(
+            f"{name}: from weights alone",
+            needed["function, standard normal"],
+            baselines={"singular vectors of neighbouring weights": middles["weights"]},
+        ),
+        Row.of_range(f"{name}: directions between two layers, of training images", between),
+        Row.of_range(
+            f"{name}: points that this cut loses on test images",
+            [100 * cut["drop"] for cut in cuts],
+        ),
+    ]
 
 
 def _models(
-    context: RecipeContext, name: str, seeds: int
+    context: RecipeContext, name: str, seeds: range
 ) -> tuple[list[ImageClassifier], ImageData]:
     """Return the models of a name, trained as one if they do not exist, and their data."""
     source, layers, d_model, training, extended = MODELS[name]

@@ -23,7 +23,7 @@ ENDS = 3
 """Eigenvectors of either end that a picture shows."""
 
 
-def case_models(context: RecipeContext, seeds: int) -> list[ImageClassifier]:
+def case_models(context: RecipeContext, seeds: Sequence[int]) -> list[ImageClassifier]:
     """Train the case study's model from several seeds: weight decay 1, no input noise."""
     training = ClassifierTraining(epochs=context.choose(10, 20), weight_decay=1.0, input_noise=0.0)
     d_model = context.choose(300, 1000)

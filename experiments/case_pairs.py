@@ -24,7 +24,10 @@ from bilens.tensor import BilinearTensor, Spectrum
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, pair_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
+SEEDS = (1, 1)
+"""Initialisations at either scale."""
 FEATURES, CANDIDATES, SHOWN = 5000, 10, 4
 PAIRS, UNSEEN = 20_000, 1_000_003
 TRAINING = AutoencoderTraining(steps=1200, learning_rate=5e-3, l1=0.115, similarity=0.6)
@@ -32,7 +35,7 @@ TRAINING = AutoencoderTraining(steps=1200, learning_rate=5e-3, l1=0.115, similar
 
 def run(context: RecipeContext) -> Outcome:
     """Train an autoencoder on one model's weights."""
-    data, (model,) = context.mnist, case_models(context, 1)
+    data, (model,) = context.mnist, case_models(context, context.seed_range(SEEDS)[:1])
     layer = layer_tensor(model)
     sample = pair_sampler(layer)
     autoencoder = context.autoencoder("pairs", FEATURES, sample, TRAINING)
@@ -42,14 +45,22 @@ def run(context: RecipeContext) -> Outcome:
     names = direction_names(autoencoder.features.T[top], model, data)
     values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, top))
     spectra = Spectrum(values, vectors.mT, torch.zeros_like(values))
+    measured = sparsity(f, r, autoencoder.decode(f))
+    rows = [
+        Row("active features of a pair of pixels", measured["l0"], n=1, source=30.4),
+        Row("relative squared error", measured["relative_error"], n=1, source=0.29),
+        Row("features that are active for some pair", measured["active"], n=1, source=3544),
+    ]
     title = "Pixel pairs that activate a feature: eigenvectors of its activations"
     return Outcome(
         {
-            **sparsity(f, r, autoencoder.decode(f)),
+            **measured,
             "features": FEATURES,
             "source": {"l0": 30.4, "relative_error": 0.29, "active": 3544, "features": 5000},
         },
         {"features": eigenvector_figure(spectra, names, data, title=title)},
+        rows=rows,
+        settings={"features": FEATURES, "d_model": context.choose(300, 1000)},
     )
 
 

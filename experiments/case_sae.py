@@ -20,6 +20,7 @@ Paper: d = 1000, 20 epochs, 3 initialisations, with the settings of the small on
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,9 +37,11 @@ from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
-from experiments.results import intervals
+from experiments.results import Row, intervals
 
-SEEDS, FEATURES, SHOWN, POINTS = 3, 2000, 4, 1500
+SEEDS = (3, 3)
+"""Initialisations at either scale."""
+FEATURES, SHOWN, POINTS = 2000, 4, 1500
 TRAINING = AutoencoderTraining(steps=2400, learning_rate=1e-2, l1=0.11, similarity=2.0)
 
 
@@ -56,9 +59,9 @@ class Comparison(NamedTuple):
 
 def run(context: RecipeContext) -> Outcome:
     """Train autoencoders on the outputs of several models' layers; write each output twice."""
-    data, models = context.mnist, case_models(context, SEEDS)
+    data, models = context.mnist, case_models(context, context.seed_range(SEEDS))
     comparisons = []
-    for seed, model in enumerate(models):
+    for seed, model in enumerate(models, start=context.seed):
         layer = layer_tensor(model)
         autoencoder = context.autoencoder(
             "outputs", FEATURES, row_sampler(layer(data.train_images)), replace(TRAINING, seed=seed)
@@ -80,7 +83,24 @@ def run(context: RecipeContext) -> Outcome:
             "features": eigenvector_figure(forms.eigh(), names, data, title=title),
             "activations": scatter_figure(first),
         },
+        rows=_rows(measured),
+        settings={"features": FEATURES, "d_model": context.choose(300, 1000)},
     )
+
+
+def _rows(measured: Sequence[dict[str, float]]) -> list[Row]:
+    claims = (
+        ("active features of a test image", "l0", 1, "", 5.2),
+        ("relative squared error", "relative_error", 1, "", 0.28),
+        ("features that are active for some test image", "active", 1, "", 87),
+        ("loss recovered with the autoencoder's activations", "relu_recovered", 100, "%", 87.1),
+        ("loss recovered by least squares", "pseudoinverse_recovered", 100, "%", 98.1),
+        ("correlation of both, where active", "correlation_where_active", 1, "", None),
+    )
+    return [
+        Row.of(claim, [m[key] for m in measured], scale=scale, unit=unit, source=source)
+        for claim, key, scale, unit, source in claims
+    ]
 
 
 def compare(model: ImageClassifier, autoencoder: SparseAutoencoder, data: ImageData) -> Comparison:

@@ -30,15 +30,17 @@ from bilens.tensor.factors import hidden_product
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure
-from experiments.results import interval
+from experiments.results import Row, interval
 
+SEEDS = (3, 5)
+"""Initialisations at either scale."""
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
 
 
 def run(context: RecipeContext) -> Outcome:
     """Cut the layers of several models short, and compare their components."""
-    data, models = context.mnist, case_models(context, context.choose(3, 5))
+    data, models = context.mnist, case_models(context, context.seed_range(SEEDS))
     svds = [layer_tensor(model).svd() for model in models]
     readouts = [model.unembed.weight for model in models]
     curves = [
@@ -59,6 +61,31 @@ def run(context: RecipeContext) -> Outcome:
         "share_of_readout": {str(k): float(share[k - 1]) for k in STOPS},
         "source": {"drop_at_20": 0.01, "drop_at_50": 0.0, "reproducible_components": 5},
     }
+    lost = {k: [100 * curve.drop(k) for curve in curves] for k in STOPS}
+    rows = [
+        Row.of("accuracy", [curve.full for curve in curves], scale=100, unit="%"),
+        *(
+            Row.of(
+                f"points lost with the first {k} singular components",
+                lost[k],
+                source=at_most,
+                held=round(sum(lost[k]) / len(lost[k])) <= at_most,
+            )
+            for k, at_most in zip(STOPS, (1, 0), strict=True)
+        ),
+        Row.of(
+            f"best match of components 1 to {FIRST} in another model",
+            best[:, :FIRST].mean(-1).tolist(),
+        ),
+        Row(
+            f"share of components 1 to {FIRST} whose match is in the same place",
+            float(in_place[:FIRST].mean()),
+            n=len(models),
+            source=1,
+            held=bool((in_place[:FIRST] == 1).all()),
+        ),
+    ]
+    settings = {"d_model": context.choose(300, 1000), "components": [1, FIRST, *STOPS]}
     names = direction_names(svds[0].outputs[:SHOWN], models[0], data)
     spectra = svds[0].components[:SHOWN].eigh()
     return Outcome(
@@ -87,6 +114,8 @@ def run(context: RecipeContext) -> Outcome:
                 y_title="|cosine| of interaction matrices",
             ),
         },
+        rows=rows,
+        settings=settings,
     )
 
 

@@ -36,7 +36,9 @@ from bilens.train.settings import PRESETS, LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure
 
-MLPS, ATTENTIONS, SEEDS = ("swiglu", "bilinear"), ("softmax", "bilinear"), (0, 1)
+MLPS, ATTENTIONS = ("swiglu", "bilinear"), ("softmax", "bilinear")
+SEEDS = (2, 2)
+"""Initialisations at either scale."""
 
 
 class Trained(NamedTuple):
@@ -62,7 +64,8 @@ def run(context: RecipeContext) -> Outcome:
     for config, equal in zip(configs, of_equal_size(configs), strict=True):
         if equal.d_hidden != config.d_hidden:
             configs = [*configs, equal]
-    trained = train_all(configs, corpus, training, context.models / f"compare-{data}", SEEDS)
+    folder, seeds = context.models / f"compare-{data}", context.seed_range(SEEDS)
+    trained = train_all(configs, corpus, training, folder, seeds)
     table = summary(trained, target)
     # NaN is no JSON.
     costs = table.astype(object).where(table.notna(), None).to_dict("records")

@@ -29,6 +29,7 @@ from experiments.autoencoder import (
     SparseAutoencoder,
     train_autoencoder,
 )
+from experiments.results import Row
 
 if TYPE_CHECKING:
     from bilens.nn import language as models
@@ -49,11 +50,15 @@ class Outcome:
         numbers: measured numbers for JSON, beside the source's if it has any.
         figures: figures by the name of their file.
         parts: further tables and texts of its page.
+        rows: what the file of results states.
+        settings: those that the rows' texts name, beside the scale.
     """
 
     numbers: dict[str, Any]
     figures: dict[str, go.Figure] = field(default_factory=dict)
     parts: Sequence[Table | ContextList] = ()
+    rows: Sequence[Row] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_tables(cls, tables: dict[str, pd.DataFrame]) -> "Outcome":
@@ -70,15 +75,23 @@ class RecipeContext:
         scale: small fits a laptop in minutes; paper is as large as the source.
         models: folder of trained models, which recipes share; a stopped training resumes there.
         data_dir: folder of the IDX files; see `bilens.data.load_images`.
+        seeds: how many seeds a training has; by default those of the recipe's scale.
+        seed: the first of them.
     """
 
     scale: Scale
     models: Path
     data_dir: Path | None = None
+    seeds: int | None = None
+    seed: int = 0
 
     def choose(self, small: Any, paper: Any) -> Any:
         """Return one of two values, by the scale."""
         return small if self.scale == "small" else paper
+
+    def seed_range(self, of_scales: tuple[int, int]) -> range:
+        """Return the seeds of a recipe, given how many it has at either scale."""
+        return range(self.seed, self.seed + (self.seeds or self.choose(*of_scales)))
 
     @property
     def folder(self) -> Path:
@@ -124,13 +137,13 @@ class RecipeContext:
         self,
         data: ImageData,
         training: ClassifierTraining,
-        seeds: int,
+        seeds: Sequence[int],
         *,
         d_model: int = 300,
         layers: int = 1,
         affine: bool = False,
     ) -> list[ImageClassifier]:
-        """Return the same model from several seeds, which count up from the training's.
+        """Return the same model from several seeds, in place of the training's.
 
         Models that exist in the folder of models are loaded from there. With `affine` they have
         biases and residuals.
@@ -149,9 +162,8 @@ class RecipeContext:
         kind = "affine-" if affine else ""
         name = f"{data.name}-{layers}x{d_model}-{kind}{settings}"
         run = self.models / re.sub(r"[^\w.=-]", "", name)
-        numbers = range(training.seed, training.seed + seeds)
-        resume = any(is_begun(run / f"seed-{seed}") for seed in numbers)
-        trained = train_classifiers(config, data, training, numbers, run, resume=resume)
+        resume = any(is_begun(run / f"seed-{seed}") for seed in seeds)
+        trained = train_classifiers(config, data, training, seeds, run, resume=resume)
         return [model.requires_grad_(False) for model, _ in trained]
 
     def language(

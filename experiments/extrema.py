@@ -7,6 +7,8 @@ maxima are counted that 64 random starts find, and the first three are drawn wit
 Both scales do the same, a minute on two cores after the training of figure 2's model.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,21 +18,29 @@ from bilens.tensor.features import leaders
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import picture_figure
+from experiments.results import Row
+
+SEEDS = (1, 1)
+"""Initialisations at either scale."""
 
 
 def run(context: RecipeContext) -> Outcome:
     """Find the maxima of each class of a model of one layer."""
     data = context.mnist
-    (model,) = context.classifiers(data, ClassifierTraining(), 1)
+    (model,) = context.classifiers(data, ClassifierTraining(), context.seed_range(SEEDS)[:1])
     forms = model.tensor().interaction(output=range(data.n_classes))
-    numbers, rows = {}, {}
+    numbers: dict[str, dict[str, Any]] = {}
+    rows = {}
     for label, name in enumerate(data.class_names):
         heights, points = local_maxima(forms[label])
         numbers[name] = {"maxima": len(heights), "values": heights[:3].tolist()}
         values = [f"{height:.3g}" for height in heights[:3].tolist()]
         rows[name] = list(zip(points[:3], values, strict=True))
     figure = picture_figure(rows, data.shape, title="Local maxima of each logit")
-    return Outcome({"classes": numbers}, {"maxima": figure})
+    counts = [of_class["maxima"] for of_class in numbers.values()]
+    row = Row.of_range("local maxima of a class", counts)
+    settings = {"low and high": "range over classes"}
+    return Outcome({"classes": numbers}, {"maxima": figure}, rows=[row], settings=settings)
 
 
 @torch.no_grad()

@@ -34,7 +34,10 @@ from bilens.sections import signed
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
+SEEDS = (1, 1)
+"""Initialisations at either scale."""
 TRAINING = ClassifierTraining(epochs=8, decay=0.7)
 DRAWN, SHOWN = (3, 6, 8), 4
 ROOT, STEP, GAP, LABEL, THICKEST = 0.15, 1.5, 1.08, 0.34, 7.0
@@ -44,7 +47,7 @@ Branches = Mapping[str, tuple[float, Spectrum]]
 def run(context: RecipeContext) -> Outcome:
     """Follow the outermost eigenvectors of each digit."""
     data = context.mnist
-    (model,) = context.classifiers(data, TRAINING, 1, layers=2)
+    (model,) = context.classifiers(data, TRAINING, context.seed_range(SEEDS)[:1], layers=2)
     first, last = model.tensors()
     spectra = last.interaction(output=range(data.n_classes)).eigh()
     figures: dict[str, go.Figure] = {}
@@ -59,13 +62,24 @@ def run(context: RecipeContext) -> Outcome:
             title = f"The last layer's spectrum of {name}"
             figures[f"spectrum-{label}"] = spectrum_figure(spectra[label], title=title)
             figures[f"branches-{label}"] = _drawing(parts, data, name)
-    numbers = {
+    numbers: dict[str, Any] = {
         "accuracy": model.accuracy(data.test_images, data.test_labels),
         "own_digit_share": _means([digit["own_digit_share"] for digit in digits.values()]),
         "prominence": _means([digit["prominence"] for digit in digits.values()]),
         "digits": digits,
     }
-    return Outcome(numbers, figures)
+    rows = [
+        Row("accuracy", 100 * numbers["accuracy"], n=1, unit="%"),
+        *(
+            Row(f"first eigenvalue over the second, {name}", value, n=data.n_classes)
+            for name, value in numbers["prominence"].items()
+        ),
+        *(
+            Row(f"images of the own digit among those of {name}", share, n=data.n_classes)
+            for name, share in numbers["own_digit_share"].items()
+        ),
+    ]
+    return Outcome(numbers, figures, rows=rows)
 
 
 def branches(

@@ -23,14 +23,17 @@ from bilens.report import eigenvector_figure, spectrum_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
+SEEDS = (1, 1)
+"""Initialisations at either scale."""
 SHOWN = 4
 
 
 def run(context: RecipeContext) -> Outcome:
     """Decompose one model."""
     data = context.mnist
-    (model,) = context.classifiers(data, ClassifierTraining(), 1)
+    (model,) = context.classifiers(data, ClassifierTraining(), context.seed_range(SEEDS)[:1])
     classes = spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}
@@ -40,7 +43,13 @@ def run(context: RecipeContext) -> Outcome:
         rank = float(spectrum.effective_rank())
         by_digit[name] = {"effective_rank": rank, **describe_ends(spectrum, data)}
     accuracy = model.accuracy(data.test_images, data.test_labels)
-    return Outcome({"accuracy": accuracy, "digits": by_digit}, figures)
+    ranks = [digit["effective_rank"] for digit in by_digit.values()]
+    rows = [
+        Row("accuracy", 100 * accuracy, n=1, unit="%"),
+        Row.of_range("effective rank of a digit", ranks),
+    ]
+    numbers = {"accuracy": accuracy, "digits": by_digit}
+    return Outcome(numbers, figures, rows=rows, settings={"low and high": "range over digits"})
 
 
 def class_figures(

@@ -29,8 +29,10 @@ from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext
-from experiments.results import intervals
+from experiments.results import Row, intervals
 
+SEEDS = (3, 10)
+"""Initialisations at either scale."""
 KINDS, HELD_OUT = ("bigram", "skip-trigram", "filler"), 1000
 
 
@@ -40,7 +42,7 @@ def run(context: RecipeContext) -> Outcome:
     corpus = load_corpus("grammar", n_ctx=preset.model.n_ctx)
     ids = corpus.validation[:HELD_OUT]["input_ids"]
     results: list[dict[str, float]] = []
-    for seed in range(context.choose(3, 10)):
+    for seed in context.seed_range(SEEDS):
         model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
         model.model.unembed.weight -= model.W_U.mean(1)
         kl = divergence(model, grammar, ids)
@@ -53,7 +55,18 @@ def run(context: RecipeContext) -> Outcome:
             }
         )
     elsewhere = {"kl_bigram": 0.001, "kl_skip-trigram": 0.010}
-    return Outcome({**intervals(results), "elsewhere": elsewhere})
+    claims = {
+        "KL where a bigram decides": ("kl_bigram", elsewhere["kl_bigram"]),
+        "KL where a skip-trigram decides": ("kl_skip-trigram", elsewhere["kl_skip-trigram"]),
+        "share of the known bigrams that are found": ("bigrams_found", None),
+        "share of the known skip-trigrams that are found": ("skip_trigrams_found", None),
+        "share of pairs of verb and name found by one head": ("pairs_found_by_one_head", None),
+    }
+    rows = [
+        Row.of(claim, [result[key] for result in results], source=source)
+        for claim, (key, source) in claims.items()
+    ]
+    return Outcome({**intervals(results), "elsewhere": elsewhere}, rows=rows)
 
 
 @torch.no_grad()

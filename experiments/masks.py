@@ -26,8 +26,10 @@ from bilens.read import attack, class_mask
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, picture_figure, spread_line
-from experiments.results import interval
+from experiments.results import Row, interval
 
+SEEDS = (3, 10)
+"""Initialisations at either scale."""
 NORMS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 DRAWS, COLUMNS = 5, 5
 SETTINGS = {
@@ -35,6 +37,7 @@ SETTINGS = {
     "unregularised": ClassifierTraining(weight_decay=0.0, input_noise=0.0),
 }
 MEASURES = ("targeted", "fooled")
+KINDS = ("mask", "its pixels scattered", "Gaussian")
 Curves = dict[tuple[str, str], list[float]]
 """By the kind of mask and the measure: a share for each norm."""
 
@@ -42,16 +45,27 @@ Curves = dict[tuple[str, str], list[float]]
 def run(context: RecipeContext) -> Outcome:
     """Attack models with and without regularisation."""
     data = context.mnist
-    count, images = context.choose((3, 1000), (10, 10_000))
+    images = context.choose(1000, 10_000)
     x, labels = data.test_images[:images], data.test_labels[:images]
     by_name: dict[str, Any] = {}
     lines: dict[str, list[Line]] = {measure: [] for measure in MEASURES}
+    stated: list[Row] = []
     rows = {}
     for name, training in SETTINGS.items():
-        models = context.classifiers(data, training, count)
+        models = context.classifiers(data, training, context.seed_range(SEEDS))
         curves = [success(model, x, labels, seed) for seed, model in enumerate(models)]
         accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
         by_name[name] = {"accuracy": interval(accuracies)}
+        last = {kind: [curve[kind, "targeted"][-1] for curve in curves] for kind in KINDS}
+        stated.append(
+            Row.of(
+                f"{name}: images of other digits taken for the mask's, length {NORMS[-1]:g}",
+                last[KINDS[0]],
+                scale=100,
+                unit="%",
+                baselines={kind: 100 * fmean(last[kind]) for kind in KINDS[1:]},
+            )
+        )
         for kind, measure in curves[0]:
             samples = [curve[kind, measure] for curve in curves]
             shares = [interval(values) for values in zip(*samples, strict=True)]
@@ -74,7 +88,9 @@ def run(context: RecipeContext) -> Outcome:
             MEASURES, ("taken for the mask's digit", "taken for another digit"), strict=True
         )
     }
-    return Outcome(numbers, {**figures, "masks": picture_figure(rows, data.shape, title="Masks")})
+    pictures = picture_figure(rows, data.shape, title="Masks")
+    settings = {"images": images, "length": NORMS[-1]}
+    return Outcome(numbers, {**figures, "masks": pictures}, rows=stated, settings=settings)
 
 
 def success(

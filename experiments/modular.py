@@ -20,8 +20,10 @@ from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.fourier import FourierReading, read_fourier
-from experiments.results import intervals
+from experiments.results import Row, intervals
 
+SEEDS = (5, 10)
+"""Initialisations at either scale."""
 TRAINING = ClassifierTraining(
     epochs=400, batch_size=256, learning_rate=3e-3, decay=1.0, weight_decay=1.0, input_noise=0.0
 )
@@ -34,9 +36,10 @@ def run(context: RecipeContext) -> Outcome:
     numbers: dict[str, Any] = {}
     figures: dict[str, go.Figure] = {}
     tables: list[Table] = []
+    rows: list[Row] = []
     for layers, d_model in WIDTHS.items():
         models = context.classifiers(
-            data, TRAINING, context.choose(5, 10), d_model=d_model, layers=layers
+            data, TRAINING, context.seed_range(SEEDS), d_model=d_model, layers=layers
         )
         readings = [read_fourier(model) for model in models]
         name = f"{layers} layer{'s' if layers > 1 else ''}"
@@ -54,9 +57,18 @@ def run(context: RecipeContext) -> Outcome:
         numbers[name] = {**intervals(measured), "frequencies": frequencies}
         table = pd.DataFrame(measured)
         table.insert(0, "frequencies", [", ".join(map(str, several)) for several in frequencies])
+        of_key = {key: [row[key] for row in measured] for key in measured[0]}
+        claim = f"{name}: accuracy over all pairs with the waves that are read alone"
+        without = 100 * sum(of_key["accuracy_removed"]) / len(models)
+        alone = {"without them": without, "chance": 100 / data.n_classes}
+        rows += [
+            Row.of(f"{name}: accuracy, held out", of_key["accuracy_held_out"], scale=100, unit="%"),
+            Row.of(claim, of_key["accuracy_kept"], scale=100, unit="%", baselines=alone),
+        ]
         tables.append(Table(table, f"Waves of modular addition, {name}", words=1))
         figures[f"power-{layers}"] = _power_figure(readings, name)
-    return Outcome(numbers, figures, tables)
+    settings = {"layers": list(WIDTHS), "modulus": data.n_classes}
+    return Outcome(numbers, figures, tables, rows=rows, settings=settings)
 
 
 def _power_figure(readings: list[FourierReading], name: str) -> go.Figure:

@@ -51,6 +51,10 @@ class Share(NamedTuple):
     left: dict[str, float]
 
 
+SEEDS = (1, 3)
+"""Initialisations at either scale."""
+
+
 def run(context: RecipeContext) -> Outcome:
     """Open the parts of all models."""
     rows: list[dict[str, Any]] = []
@@ -67,7 +71,7 @@ def run(context: RecipeContext) -> Outcome:
 def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor, Tensor | None]]:
     """Yield models with held-out texts, and the positions that are asked about if not all are."""
     preset, grammar = PRESETS["grammar"], Grammar()
-    for seed in range(context.choose(1, 3)):
+    for seed in context.seed_range(SEEDS):
         model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
         corpus = context.corpus("grammar", preset.model.n_ctx, preset.model.vocab_size)
         ids = corpus.validation[:1200]["input_ids"]

@@ -135,16 +135,16 @@ def machine() -> str:
 
 def check(result: Mapping[str, Any]) -> None:
     """Raise BilensError if a text has a number that is no setting, or a number is a text."""
-    settings = numbers_of(json.dumps(result["settings"]))
-    if found := numbers_of(FIGURE.sub("", result["title"])) - settings:
-        raise BilensError(f"title={result['title']!r} has the number {min(found)}: name it")
+    settings = values_of(json.dumps(result["settings"]))
+    if found := values_of(FIGURE.sub("", result["title"])) - settings:
+        raise BilensError(f"title={result['title']!r} has the number {min(found):g}: name it")
     if not result["rows"]:
         raise BilensError(f"{result['title']}: expected at least one row")
     for row in result["rows"]:
         for text in (row["claim"], row["unit"], *row["baselines"]):
-            if found := numbers_of(text) - settings:
+            if found := values_of(text) - settings:
                 raise BilensError(
-                    f"{text!r} of {result['title']!r} has the number {min(found)}, which is no "
+                    f"{text!r} of {result['title']!r} has the number {min(found):g}, which is no "
                     "setting: give it a row, a baseline or a setting of its own"
                 )
         if row["held"] not in (True, False, None) or isinstance(row["held"], float):
@@ -170,6 +170,11 @@ def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 def numbers_of(text: str) -> set[str]:
     """Return the numbers of a text, as they are written but without commas of thousands."""
     return {number.strip(",").replace(",", "") for number in NUMBER.findall(text)}
+
+
+def values_of(text: str) -> set[float]:
+    """Return the values of the numbers of a text."""
+    return {float(number) for number in numbers_of(text)}
 
 
 def intervals(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -74,6 +74,9 @@ QUESTIONS, KEEP = 8, 0.9
 
 Pairs = set[tuple[int, int]]
 
+SEEDS = (3, 10)
+"""Initialisations at either scale."""
+
 
 def run(context: RecipeContext) -> Outcome:
     """Train on the language and search for its rules in the weights."""
@@ -86,7 +89,7 @@ def run(context: RecipeContext) -> Outcome:
     numbers["one block, softmax"] = divergence(shallow, grammar, ids, KINDS)
     for attention in ATTENTION:
         results: list[dict[str, Any]] = []
-        for seed in range(context.choose(3, 10)):
+        for seed in context.seed_range(SEEDS):
             model = _trained(context, attention, seed, n_layers=2)
             part = parts_of_rules(model, grammar, ids)
             circuits = Circuits(model, grammar)

@@ -55,7 +55,8 @@ from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
 
 PAIRS = 16
-SEEDS = 3
+SEEDS = (3, 3)
+"""Initialisations at either scale."""
 WHOLE, LINKS = 0.999, 4
 ROUNDING = 1e-6
 """Scores below this share of the largest count as 0."""
@@ -71,7 +72,7 @@ def run(context: RecipeContext) -> Outcome:
         for path in sorted((context.models / "compiled").glob("*.safetensors"))
     ]
     rows += [chain(changed) for changed in range(LINKS + 1)]
-    rows += [induction(seed, context.models) for seed in range(SEEDS)]
+    rows += [induction(seed, context.models) for seed in context.seed_range(SEEDS)]
     frame = pd.DataFrame(rows)
     return Outcome({"models": rows}, parts=[Table(frame, "AUROC of edges")])
 

@@ -1,6 +1,7 @@
 """Recipes are found by their files, listed with their titles, and run."""
 
 import json
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import experiments
 from bilens.cli import installation, main
 from bilens.errors import BilensError
+from experiments import results
 from tests.command_line import in_json
 
 RECIPE = '''"""Nothing: a recipe that says where it runs.
@@ -73,3 +75,47 @@ def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
     monkeypatch.setattr(installation, "FOLDER", tmp_path / "nowhere")
     with pytest.raises(BilensError, match="recipes are part of the repository, not of the package"):
         installation.recipes()
+
+
+ROWS = "    rows = [Row('seeds', len(found), n=context.seed)]\n"
+ROW = "from experiments.results import Row\n\nSEEDS = (2, 20)"
+RETURN = "    return Outcome("
+SEEDED = (
+    RECIPE.replace("import Outcome, RecipeContext", "import Outcome, RecipeContext\n" + ROW)
+    .replace("    return Outcome(", ROWS + RETURN)
+    .replace("    table =", "    found = context.seed_range(SEEDS)\n    table =")
+    .replace("parts=[table])", "parts=[table], rows=rows)")
+)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, folder):
+    (folder / "seeded.py").write_text(SEEDED)
+    monkeypatch.setattr(results, "_git", lambda *words: "" if words[0] == "status" else "01ab\n")
+    recording = partial(results.Recording, tmp_path)
+    monkeypatch.setattr(results, "Recording", recording)
+    place = ["--output", str(tmp_path / "output")]
+    main(["reproduce", "seeded", *place, "--write", "--seeds", "3", "--seed", "7"])
+    result = json.loads((tmp_path / "seeded.json").read_text())
+    assert result["command"] == "bilens reproduce seeded --seeds 3 --seed 7 --write"
+    assert result["title"] == "Nothing: a recipe that says where it runs"
+    assert (result["seeds"], result["settings"]) == ([7, 8, 9], {"scale": "small"})
+    assert (result["rows"][0]["value"], result["rows"][0]["n"]) == (3, 7)
+    main(["reproduce", "seeded", *place, "--write", "--scale", "paper"])
+    result = json.loads((tmp_path / "seeded.json").read_text())
+    assert result["command"] == "bilens reproduce seeded --scale paper --write"
+    assert result["seeds"] == list(range(20))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--seeds", "3"], "nothing trains nothing from a seed: leave out --seeds and --seed"),
+        (["--seeds", "0"], "seeds=0, expected at least 1"),
+    ],
+)
+def test_seeds_without_effect_are_refused(tmp_path, capsys, options, text):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "nothing", "--output", str(tmp_path), *options])
+    assert text in capsys.readouterr().err

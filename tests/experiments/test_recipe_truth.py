@@ -115,7 +115,7 @@ def test_the_area_is_the_chance_of_a_larger_score():
 
 def test_induction_is_trained_once_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "STEPS", 3)
-    monkeypatch.setattr(recipe, "SEEDS", 1)
+    monkeypatch.setattr(recipe, "SEEDS", (1, 1))
     monkeypatch.setattr(recipe, "PAIRS", 2)
     monkeypatch.setattr(recipe, "induction_heads", lambda model: ([(0, 1)], [(1, 2)]), raising=True)
     *_, row = recipe.run(RecipeContext("small", tmp_path)).numbers["models"]

@@ -61,7 +61,7 @@ class DeepContext(TinyContext):
 
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1, affine=False):
         width = {300: 5, 128: 4, 100: 3}[d_model]
-        several = [replace(training, seed=seed) for seed in range(min(seeds, 2))]
+        several = [replace(training, seed=seed) for seed in seeds[:2]]
         return [tiny_model(width, layers, single, affine) for single in several]
 
 

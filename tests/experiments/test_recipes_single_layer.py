@@ -58,7 +58,7 @@ class TinyContext(RecipeContext):
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1):
         assert layers == 1
         brief = replace(training, epochs=2)
-        return [tiny_model(d_model, replace(brief, seed=seed)) for seed in range(min(seeds, 2))]
+        return [tiny_model(d_model, replace(brief, seed=seed)) for seed in seeds[:2]]
 
 
 @cache
@@ -210,7 +210,9 @@ def test_pictures_stand_in_their_rows():
 
 def test_noises_are_held_against_all_three_goals(small):
     numbers = dict(ran("noises", "small").numbers)
-    models = small.classifiers(digits(), ClassifierTraining(input_noise=0.0, latent_noise=0.33), 5)
+    models = small.classifiers(
+        digits(), ClassifierTraining(input_noise=0.0, latent_noise=0.33), range(5)
+    )
     vectors = [positive_vectors(model, "pixels") for model in models]
     curves = similarity_curves(vectors, vectors)
     assert numbers["latent_noise=0.33"]["match_in_pixels"]["mean"] == pytest.approx(

@@ -1,8 +1,10 @@
 """A Llama of two layers whose tokens are words, and what all outcomes of recipes have."""
 
 import json
+from dataclasses import asdict
 
 import torch
+from experiments.results import check
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -25,6 +27,9 @@ def check_outcome(outcome, figures):
     """See that numbers are JSON, and that there are these figures and they can be written."""
     assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
     assert outcome.figures.keys() == figures
+    if outcome.rows:
+        rows = [asdict(row) for row in outcome.rows]
+        check({"title": "", "settings": outcome.settings, "rows": rows})
     for figure in outcome.figures.values():
         json.loads(figure.to_json())
         assert figure.layout.height > 0

@@ -44,9 +44,20 @@ def recipes() -> dict[str, str]:
 
 
 def reproduce(
-    name: str, *, scale: str, output: Path, models: Path, data_dir: Path | None
+    name: str,
+    *,
+    scale: str,
+    output: Path,
+    models: Path,
+    data_dir: Path | None,
+    seeds: int | None = None,
+    seed: int = 0,
+    write: bool = False,
 ) -> dict[str, object]:
-    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html."""
+    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
+
+    With `write` its rows are in results/NAME.json too.
+    """
     import torch
 
     from bilens.files import write_json
@@ -57,7 +68,14 @@ def reproduce(
     if str(FOLDER.parent) not in sys.path:
         sys.path.insert(0, str(FOLDER.parent))
     recipe = importlib.import_module(f"experiments.{name}")
-    context = importlib.import_module("experiments.context").RecipeContext(scale, models, data_dir)
+    if seeds is not None and seeds < 1:
+        raise BilensError(f"seeds={seeds}, expected at least 1")
+    of_scales = getattr(recipe, "SEEDS", None)
+    if of_scales is None and (seeds is not None or seed):
+        raise BilensError(f"{name} trains nothing from a seed: leave out --seeds and --seed.")
+    recording = importlib.import_module("experiments.results").Recording() if write else None
+    contexts = importlib.import_module("experiments.context")
+    context = contexts.RecipeContext(scale, models, data_dir, seeds, seed)
     start = time.perf_counter()
     outcome = recipe.run(context)
     about = {
@@ -80,6 +98,19 @@ def reproduce(
     sections += [Section("Tables", rows=[tables])] if tables else []
     sections += [Section("Contexts", rows=texts)] if texts else []
     write_page(output / f"{name}.html", title, text.strip(), facts, sections)
+    if recording is not None:
+        used = [] if of_scales is None else context.seed_range(of_scales)
+        words = ["--scale paper"] if scale == "paper" else []
+        words += [f"--seeds {seeds}"] if seeds else []
+        words += [f"--seed {seed}"] if seed else []
+        recording.write(
+            name,
+            title=title.rstrip("."),
+            command=" ".join(["bilens reproduce", name, *words, "--write"]),
+            rows=outcome.rows,
+            settings={"scale": scale, **outcome.settings},
+            seeds=used,
+        )
     return record
 
 
@@ -250,12 +281,18 @@ class Reproduce:
     Attributes:
         recipe: which; without one, all are listed.
         scale: small takes minutes on two cores; paper is as large as the source.
+        seeds: how many models of each kind to train; by default as many as the scale has.
+        seed: the first seed.
+        write: also write results/NAME.json, of which the docs are made; needs a clean clone.
         data_dir: folder of the IDX files; see `bilens train images --help`.
         output: folder for NAME.json, NAME.html and the models; by default runs/reproduced.
     """
 
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
     scale: Literal["small", "paper"] = "small"
+    seeds: int | None = None
+    seed: int = 0
+    write: bool = False
     data_dir: DataDir = None
     output: Path | None = None
     place = Path("runs/reproduced")
@@ -272,6 +309,9 @@ class Reproduce:
             output=output,
             models=output / "models",
             data_dir=self.data_dir,
+            seeds=self.seeds,
+            seed=self.seed,
+            write=self.write,
         )
         out.print_json(data=record)
         out.print(f"page: {output / self.recipe}.html")
