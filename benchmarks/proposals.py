@@ -133,7 +133,10 @@ def main() -> None:
         raise SystemExit(f"{len(missing)} proposals have no judgement in {JUDGED.name}")
     keys = [(task,) for task in BEHAVIOURS]
     found = saved_rows(
-        folder / "transfer.jsonl", ("task",), keys, lambda task: transfer(model, task)
+        folder / "transfer.jsonl",
+        ("task",),
+        keys,
+        lambda task: transfer(model, task) | {"commit": recording.commit},
     )
     value, low, high = share([row["accepted"] for row in read])
     rows = [Row("proposals that a reader accepts", value, low, high, len(read))]
@@ -167,7 +170,11 @@ def main() -> None:
         title="Questions that a model proposes",
         command="python -m benchmarks.proposals runs/proposals",
         rows=rows,
-        settings={"model": SMOLLM2, "proposals": COUNT, "read of each": READ, "keep": KEEP},
+        settings={
+            **{"model": SMOLLM2, "proposals": COUNT, "read of each": READ, "keep": KEEP},
+            # A run that was stopped keeps rows of an earlier commit.
+            "commits of rows": sorted({row["commit"] for row in found}),
+        },
         details={"read": read, "circuits": found},
     )
 

@@ -119,7 +119,12 @@ def fold(task: Task, template: str, method: str) -> dict[str, Any]:
 
 
 def measure(
-    folder: Path, name: str, model: ResidualModel, baselines: Sequence[str], tasks: Sequence[str]
+    folder: Path,
+    name: str,
+    model: ResidualModel,
+    baselines: Sequence[str],
+    tasks: Sequence[str],
+    commit: str,
 ) -> list[dict[str, Any]]:
     """Return the rows of all folds of a model, from their file if they exist."""
     # One at a time: a task holds the activations of all its texts.
@@ -127,7 +132,8 @@ def measure(
 
     def of_fold(task: str, template: str, method: str) -> dict[str, Any]:
         print(f"{name}: {task} without {template}, {method}", flush=True)
-        return fold(opened(task), template, method) if opened(task).is_asked else {}
+        row = fold(opened(task), template, method) if opened(task).is_asked else {}
+        return row | {"commit": commit}
 
     folds: list[dict[str, Any]] = []
     for task in tasks:
@@ -268,14 +274,20 @@ def main() -> None:
     details: dict[str, Any] = {}
     for name, model in open_models(given.folder):
         if not given.models or name in given.models:
-            details[name] = measure(given.folder, name, model, given.baselines, given.tasks)
+            details[name] = measure(
+                given.folder, name, model, given.baselines, given.tasks, recording.commit
+            )
             rows += rows_of(name, details[name])
     recording.write(
         "unseen_templates",
         title="Circuits on templates that nobody saw",
         command="python -m benchmarks.unseen_templates runs/unseen",
         rows=rows,
-        settings={"keep": KEEP, "highest": HIGHEST, "left": LEFT, "level": LEVEL},
+        settings={
+            **{"keep": KEEP, "highest": HIGHEST, "left": LEFT, "level": LEVEL},
+            # A run that was stopped keeps rows of an earlier commit.
+            "commits of rows": sorted({row["commit"] for rows in details.values() for row in rows}),
+        },
         details=details,
     )
 
