@@ -7,8 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from bilens.analysis import Analysis, Reading, analysis, find_analysis, load_file
-from bilens.cli.analyses import write_reading
+from bilens.analyses import find_analysis, load_file
+from bilens.analysis import Analysis, Reading, analysis
+from bilens.cli.readings import write_reading
 from bilens.errors import BilensError
 from bilens.explore.pages import ImagePage
 from bilens.files import file_names
@@ -18,7 +19,8 @@ from bilens.sections import Fact, Picture, Section, Table
 from tests.models import digits, small_model
 
 FILE = '''
-from bilens.analysis import Reading, analysis, find_analysis
+from bilens.analyses import find_analysis
+from bilens.analysis import Reading, analysis
 
 ngrams = find_analysis("ngrams")
 
@@ -59,11 +61,12 @@ def test_an_analysis_says_what_it_reads_and_what_can_be_set():
     assert entry.on is list
     assert entry.fits([])
     assert not entry.fits({})
-    assert list(entry.parameters) == ["depth", "kind", "k"]
-    assert entry.hints["k"] == int | None
+    kinds = [("depth", int), ("kind", Literal["a", "b"]), ("k", int | None)]
+    assert [(option.name, option.type) for option in entry.options] == kinds
     assert entry.about == "Return the answer.\n\nIt has a second paragraph."
-    assert entry.parameters["depth"].help == "First line and a second one."
-    assert entry.parameters["k"].help == "How many; an unusual: number."
+    depth, _, k = entry.options
+    assert depth.help == "First line and a second one."
+    assert k.help == "How many; an unusual: number."
 
 
 def test_a_name_has_one_function():
@@ -84,7 +87,7 @@ def test_files_register_analyses(tmp_path):
     for _ in range(2):
         (entry,) = load_file(path)
         assert entry.name == "answers"
-        assert list(entry.parameters) == ["k"]
+        assert [option.name for option in entry.options] == ["k"]
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(BilensError, match=r"empty\.py registers no analysis"):
         load_file(tmp_path / "empty.py")

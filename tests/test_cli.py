@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
+from functools import partial
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 import bilens
 from bilens.__main__ import main as start
-from bilens.cli import COMMANDS, installation, main, parse, whole_number
+from bilens.cli import COMMANDS, GROUPS, commands_of, main, parse, running
+from bilens.cli.commands import whole_number
 from bilens.data import load_images
 from bilens.read import read_bonds
 from tests.command_line import in_json, refusal
@@ -206,11 +207,11 @@ def test_help_is_for_readers_of_the_paper(capsys):
     ],
 )
 def test_ctrl_c_names_resume_where_there_is_one(args, message, monkeypatch, capsys):
-    def stop(_):
+    def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilens.cli.decompose.Report.run", stop)
-    monkeypatch.setattr("bilens.cli.train.Train.run", stop)
+    monkeypatch.setattr("bilens.files.check_target", stop)
+    monkeypatch.setattr("bilens.inputs.check_data", stop)
     with pytest.raises(SystemExit) as ended:
         main(args)
     assert ended.value.code == 130
@@ -282,10 +283,10 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_an_object_for_json(name):
-    module, kind, _ = COMMANDS[name]
-    command = getattr(import_module(f"bilens.cli.{module}"), kind)
-    # None is what all but the first of several processes have.
-    assert get_type_hints(command.run)["return"] in (dict[str, Any], dict[str, Any] | None)
+    for command in commands_of(name).values():
+        run = command.run.func if isinstance(command.run, partial) else command.run
+        # None is what all but the first of several processes have.
+        assert get_type_hints(run)["return"] in (dict[str, Any], dict[str, Any] | None)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -302,7 +303,9 @@ def test_every_command_explains_itself(name, capsys):
 
 def test_the_overview_names_every_command(capsys):
     shown = helped(capsys, "--help")
-    assert all(f"• {name} " in shown for name in COMMANDS)
+    lines = [line.split() for line in shown.splitlines()]
+    assert [words[0] for words in lines if words and words[0] in COMMANDS] == list(COMMANDS)
+    assert all(heading in shown for heading in GROUPS)
     assert "The exit status is 0 on success, 1 after an error" in " ".join(shown.split())
 
 
@@ -320,13 +323,13 @@ def test_the_version(capsys):
 
 def test_completion_knows_every_command_and_its_options(capsys):
     shown = helped(capsys, "--tyro-print-completion", "bash")
-    options = ("--what.training.target-loss", "--through-patterns")
+    options = ("--target-loss", "--through-patterns")
     assert all(name in shown for name in (*COMMANDS, *options))
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setitem(installation.OPTIONAL, "not-there", ("figures", "nothing"))
-    monkeypatch.setitem(installation.OPTIONAL, "neither", ("", "nothing"))
+    monkeypatch.setitem(running.OPTIONAL, "not-there", ("figures", "nothing"))
+    monkeypatch.setitem(running.OPTIONAL, "neither", ("", "nothing"))
     monkeypatch.setenv("BILENS_DATA", "void")
     result = in_json(capsys, "doctor")
     assert result["versions"]["bilens"] == bilens.__version__

@@ -20,8 +20,8 @@ def test_every_room_has_its_reference():
     rooms = {
         ".".join(p.parent.relative_to(SOURCE.parent).parts) for p in SOURCE.rglob("__init__.py")
     }
-    # Figures are public by the names of bilens.report, linear maps of layers by flows and terms.
-    private = {"bilens.cli", "bilens.figures"}
+    # Figures are public by the names of bilens.report, analyses by those of commands.
+    private = {"bilens.analyses", "bilens.cli", "bilens.figures"}
     assert rooms - private <= set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
 
 

@@ -15,10 +15,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import bilens
+from bilens.analyses import language
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read.chain import accuracy, predict
-from bilens.read.flow import Question, patch, read_circuit, remove
+from bilens.read.flow import Question, patch, remove
 from bilens.read.language.contexts import generate_text
 from bilens.residual import ResidualModel
 from bilens.residual.families import FAMILIES
@@ -457,7 +458,7 @@ def test_a_module_is_not_moved(make):
 
 def paged(view):
     texts = {"against": "t1 t7 t3 t4"}
-    return read_circuit(view, "t1 t2 t3 t4", "t5", **texts).circuits[0].mask
+    return language.circuit(view, "t1 t2 t3 t4", "t5", **texts).circuits[0].mask
 
 
 @pytest.mark.parametrize("reading", READINGS)

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from bilens import __version__
-from bilens.cli.installation import BIBTEX
+from bilens.cli.running import BIBTEX
 from bilens.kernels.attention import TRITON
 
 ROOT = Path(__file__).parents[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.question_files import (
     COLUMNS,
@@ -19,7 +20,6 @@ from bilens.question_files import (
     read_pair_lines,
     task_names,
 )
-from bilens.read.flow import read_circuit, read_task_directions
 from tests.command_line import refusal
 from tests.language import view_of
 
@@ -167,8 +167,8 @@ def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, messa
     # In the last task, which is searched after minutes.
     path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
     for read in (
-        lambda: read_circuit(view, questions=str(path)),
-        lambda: read_task_directions(view, str(path)),
+        lambda: language.circuit(view, questions=str(path)),
+        lambda: language.task_directions(view, questions=str(path)),
     ):
         with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
             read()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bilens.analysis import BUILT_IN
+from bilens.analyses import built_in
 from bilens.cli import COMMANDS
 from bilens.cli.console import check_own
 from bilens.errors import BilensError
@@ -14,13 +14,13 @@ from tests.command_line import refusal
 from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
-NAMES = [*COMMANDS, *BUILT_IN, "train images", "train language"]
+NAMES = [*COMMANDS, "train images", "train language"]
 FILES = ("circuit model --questions", "task-directions model --questions")
 """Commands that read a file of questions before they load a model."""
 CALLS = [
     *([*name.split(), "--help"] for name in NAMES),
     *([*name.split(), "--no-such-option"] for name in NAMES[::4]),
-    *([name] for name in BUILT_IN),
+    *([name] for name in built_in()),
     ["decompose"],
     ["decompose", "run", "--bonds", "--drop", "much"],
     ["train", "images", "--n-layers", "0"],

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import experiments
-from bilens.cli import installation, main
+from bilens.cli import main, running
 from bilens.errors import BilensError
 from experiments import results
 from tests.command_line import in_json
@@ -36,13 +36,13 @@ def folder(tmp_path, monkeypatch):
     place.mkdir()
     (place / "nothing.py").write_text(RECIPE)
     (place / "helper.py").write_text("def runs():\n    pass\n")
-    monkeypatch.setattr(installation, "FOLDER", place)
+    monkeypatch.setattr(running, "FOLDER", place)
     monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(place)])
     return place
 
 
 def test_every_recipe_is_found_with_its_title():
-    result = installation.recipes()
+    result = running.recipes()
     assert {"fig3", "compare", "grammar", "case_pairs"} <= set(result)
     assert not {"context", "curves", "case", "__init__"} & set(result)
     for name, title in result.items():
@@ -72,9 +72,9 @@ def test_an_unknown_recipe_is_refused_with_those_there_are(capsys):
 
 
 def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(installation, "FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(running, "FOLDER", tmp_path / "nowhere")
     with pytest.raises(BilensError, match="recipes are part of the repository, not of the package"):
-        installation.recipes()
+        running.recipes()
 
 
 ROWS = "    rows = [Row('seeds', len(found), n=context.seed)]\n"

@@ -11,8 +11,9 @@ from rich.text import Text
 
 import bilens.cli
 from bilens.analysis import Reading
-from bilens.cli.analyses import show_reading
+from bilens.cli.commands import Call
 from bilens.cli.console import PlainConsole, printable
+from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
 from bilens.sections import ContextLine, ContextList
 
@@ -80,11 +81,10 @@ def test_tables_of_tokens_are_clean(capsys):
 
 
 def test_messages_of_errors_are_clean(monkeypatch, capsys):
-    class Command:
-        def run(self) -> None:
-            raise BilensError(f"the nearest are {EVIL}")
+    def run() -> None:
+        raise BilensError(f"the nearest are {EVIL}")
 
-    monkeypatch.setattr(bilens.cli, "parse", lambda args: Command())
+    monkeypatch.setattr(bilens.cli, "parse", lambda args: Call(run, {}))
     with pytest.raises(SystemExit):
         bilens.cli.main([])
     message = capsys.readouterr().err

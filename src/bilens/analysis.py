@@ -5,7 +5,8 @@
 
 An analysis is a function. The type of its first parameter is the kind of model that it reads. The
 other parameters, with their types, defaults and lines in the docstring's Args, become options of
-`bilens copying` and controls of the explorer; see `bilens.options`.
+`bilens copying` and controls of the explorer. Texts and images, of the types `Corpus` and
+`ImageData`, are loaded by the option `data`. Those of bilens are in `bilens.analyses`.
 
 A reading implements `facts` and `frame`, or `facts` and `sections`; everything else is derived. A
 console shows the line, a notebook the table, `bilens NAME --json` the record, and reports and the
@@ -13,23 +14,16 @@ explorer lay out the sections.
 """
 
 import inspect
-import os
 import re
-import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import sha256
 from html import escape
-from importlib import import_module, util
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd, px
-from bilens.options import REQUIRED, Loader, Option, Parameter, declared, help_lines
 from bilens.sections import (
     ContextList,
     Fact,
@@ -46,38 +40,21 @@ from bilens.sections import (
 
 Function = TypeVar("Function", bound="Callable[..., Reading]")
 
-BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "ngrams": ("language.ngrams", "The n-grams of a token, from the weights alone."),
-        "heads": ("language.heads", "Tokens that heads attend to, and outputs that they raise."),
-        "summary": ("summary", "Size, loss, and the strongest parts for a prompt."),
-        "contexts": (
-            "language.outputs",
-            "Eigenvectors of a token, and texts where they are active.",
-        ),
-        "composition": ("language.heads", "Share of each component's output that later ones read."),
-        "logits": ("language.stream", "Next token's logits by path through the last layer."),
-        "generate": ("language.contexts", "Let a language model continue a text."),
-        "flow": ("flow.reading", "Where a logit comes from on a text, node by node."),
-        "circuit": (
-            "flow.circuit_reading",
-            "The few parts that answer a question, measured on other questions.",
-        ),
-        "questions": (
-            "flow.proposal_reading",
-            "Further questions like a first one, which the model proposes.",
-        ),
-        "task-directions": (
-            "flow.recurring",
-            "Directions of MLPs that carry the answers to the questions of a task.",
-        ),
-        "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
-        "explain": ("classifier", "The eigenvectors that make the highest logits of an image."),
-        "paths": ("deep", "Strongest paths through a classifier of several layers."),
-        "bonds": ("bonds", "The few directions between the layers of a classifier."),
-    }
-)
-"""By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""
+Load = Callable[[Mapping[str, Any], bool, bool], Any]
+"""From values of options, whether images are wanted and whether they may be missing, to data.
+
+None if they may be missing and are not named."""
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of an analysis: an option of its command, and a control of the explorer."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
 
 
 class Reading:
@@ -190,31 +167,39 @@ class Analysis:
     read: Callable[..., Reading]
 
     @cached_property
-    def hints(self) -> dict[str, Any]:
-        """Types of all parameters and of the result."""
-        return get_type_hints(self.read, include_extras=True)
-
-    @cached_property
-    def parameters(self) -> dict[str, Parameter]:
-        """Parameters by name, without the model."""
-        _, *others = inspect.signature(self.read).parameters.values()
-        lines = help_lines(self.read, "Args")
-        return {
-            p.name: Parameter(p.name, self.hints[p.name], p.default, lines.get(p.name, ""))
-            for p in others
-        }
+    def parameters(self) -> list[inspect.Parameter]:
+        """Parameters of the function, without the model."""
+        return list(inspect.signature(self.read).parameters.values())[1:]
 
     @cached_property
     def options(self) -> list[Option]:
         """The options that set the parameters, required ones first."""
-        options = [o for p in self.parameters.values() for o in p.options()]
-        # Dataclasses need fields without defaults first.
+        lines = help_lines(self.read)
+        options: list[Option] = []
+        for parameter in self.parameters:
+            line = lines.get(parameter.name, "")
+            if _data_kind(parameter):
+                named = "Name of the data; by default that of the training."
+                about = named if parameter.default is REQUIRED else line
+                folder = "Folder of the data; by default the environment variable BILENS_DATA."
+                options.append(Option("data", str | None, None, about))
+                options.append(Option("data_dir", Path | None, None, folder))
+            else:
+                kind = self._type(parameter)
+                options.append(Option(parameter.name, kind, parameter.default, line))
         return sorted(options, key=lambda option: option.default is not REQUIRED)
+
+    def _type(self, parameter: inspect.Parameter) -> Any:
+        # Of a file in which all annotations are text, none is more than a name here.
+        if isinstance(parameter.annotation, str):
+            return get_type_hints(self.read, include_extras=True)[parameter.name]
+        return parameter.annotation
 
     @cached_property
     def on(self) -> Any:
         """Type of the model that it reads."""
-        return self.hints[next(iter(inspect.signature(self.read).parameters))]
+        first = next(iter(inspect.signature(self.read).parameters))
+        return get_type_hints(self.read)[first]
 
     @cached_property
     def about(self) -> str:
@@ -222,17 +207,22 @@ class Analysis:
         text = inspect.getdoc(self.read) or ""
         return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\s", text)[0].strip()
 
-    @cached_property
+    @property
     def line(self) -> str:
-        """A line about it: that of the registry, or the first of the docstring."""
-        return BUILT_IN[self.name][1] if self.name in BUILT_IN else self.about.split("\n")[0]
+        """The first line of the docstring."""
+        return self.about.split("\n")[0]
+
+    @property
+    def is_built_in(self) -> bool:
+        """True if it comes with bilens."""
+        return self.read.__module__.startswith("bilens.analyses.")
 
     def fits(self, model: object) -> bool:
         """Return True if it reads models of this kind."""
         return isinstance(model, self.on)
 
     def run(
-        self, model: Any, settings: Mapping[str, Any], load: Loader, *, source: str | Path = ""
+        self, model: Any, settings: Mapping[str, Any], load: Load, *, source: str | Path = ""
     ) -> Reading:
         """Return the reading of a model with the values of options.
 
@@ -248,14 +238,35 @@ class Analysis:
                 f"reads {kinds.get(kind, kind)}"
             )
         values = {}
-        for name, parameter in self.parameters.items():
-            values[name] = parameter.value(settings, model, load)
+        for parameter in self.parameters:
+            name, default = parameter.name, parameter.default
+            if kind := _data_kind(parameter):
+                values[name] = load(settings, kind == "ImageData", default is not REQUIRED)
+            else:
+                values[name] = settings.get(name, default)
             if values[name] is REQUIRED:
-                raise BilensError(f"{self.name} needs {name}: {parameter.help or 'see its help'}")
+                line = help_lines(self.read).get(name, "see its help")
+                raise BilensError(f"{self.name} needs {name}: {line}")
         return self.read(model, **values)
 
 
-_REGISTERED: dict[str, Analysis] = {}
+def _data_kind(parameter: inspect.Parameter) -> str:
+    """Return the name of the type of a parameter that is loaded by name, or nothing."""
+    found = re.search(r"\b(Corpus|ImageData)\b", inspect.formatannotation(parameter.annotation))
+    return found[0] if found else ""
+
+
+def help_lines(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the lines of a docstring's section Args by name."""
+    # Docstrings are the only source of help, so options cannot drift from them.
+    text = inspect.getdoc(function) or ""
+    found = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
+    lines = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", found[1] if found else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in lines}
+
+
+REGISTERED: dict[str, Analysis] = {}
+"""Analyses by name; `bilens.analyses` registers those of bilens."""
 
 
 def analysis(name: str) -> Callable[[Function], Function]:
@@ -270,64 +281,11 @@ def analysis(name: str) -> Callable[[Function], Function]:
         )
 
     def register(function: Function) -> Function:
+        entry, known = Analysis(name, function), REGISTERED.get(name)
         # A cell of a notebook that runs again replaces its own analysis.
-        if name in BUILT_IN and function.__module__ != module_of(name):
+        if known and known.is_built_in is not entry.is_built_in:
             raise BilensError(f"name={name!r} is an analysis of bilens; choose another name")
-        _REGISTERED[name] = Analysis(name, function)
+        REGISTERED[name] = entry
         return function
 
     return register
-
-
-def module_of(name: str) -> str:
-    """Return the module of an analysis of bilens."""
-    return f"bilens.read.{BUILT_IN[name][0]}"
-
-
-def find_analysis(name: str) -> Analysis:
-    """Return the analysis with a name, of bilens or of an imported module."""
-    # The import registers it.
-    if name not in _REGISTERED and name in BUILT_IN:
-        import_module(module_of(name))
-    if name not in _REGISTERED:
-        names = ", ".join(sorted({*BUILT_IN, *_REGISTERED}))
-        raise BilensError(f"{name!r} is not a registered analysis; expected one of {names}")
-    return _REGISTERED[name]
-
-
-def declared_analysis(name: str) -> Analysis:
-    """Return an analysis of bilens as its source declares it: its options, and no code to run."""
-    return Analysis(name, declared(module_of(name), f"analysis('{name}')"))
-
-
-def named_analyses(name: str) -> list[Analysis]:
-    """Return the analysis with a name, or those of a Python file if the name ends in .py."""
-    return load_file(name) if name.endswith(".py") else [find_analysis(name)]
-
-
-def check_once(entries: Sequence[Analysis]) -> None:
-    """Raise if a page would have two analyses of one name."""
-    counts = Counter(entry.name for entry in entries)
-    for name, count in counts.items():
-        if count > 1:
-            raise BilensError(f"add={name!r}: the page has it already, expected each reading once")
-
-
-def load_file(path: str | Path) -> list[Analysis]:
-    """Import a Python file, and return the analyses that it registers."""
-    path = Path(path).resolve()
-    # Under a name of its own, so that a file cannot shadow a module, or a file of another folder.
-    name = f"bilens_file_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:16]}"
-    spec = util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise BilensError(f"{path} is not a Python file")
-    module = util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    # The file's imports may register analyses too.
-    added = [entry for entry in _REGISTERED.values() if entry.read.__module__ == spec.name]
-    if not added:
-        raise BilensError(
-            f"{path} registers no analysis; decorate its function with @analysis(...)"
-        )
-    return added

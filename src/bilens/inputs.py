@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bilens.analysis import Load
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
 from bilens.data.images import KNOWN
@@ -11,26 +12,25 @@ from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
 from bilens.models import FILES
-from bilens.options import Loader
 from bilens.progress import logger
 from bilens.read.language import corpus_for
 from bilens.train.run_directory import TRAINING_NAME, is_other_data, read_training
 from bilens.train.settings import OWN_TEXT
 
 
-def loader(model: Any, source: str | Path) -> Loader:
+def loader(model: Any, source: str | Path) -> Load:
     """Return a function that loads the data of a model that was opened from a source.
 
     By default that is the data of the training, if the analysis needs any.
     """
 
-    def load(kind: type, settings: Mapping[str, Any], optional: bool) -> Any:
+    def load(settings: Mapping[str, Any], images: bool, optional: bool) -> Any:
         name, folder = settings.get("data"), settings.get("data_dir")
         if not name and optional:
             if folder is not None:
                 raise BilensError(f"data_dir={str(folder)!r} is the folder of data; give data too")
             return None
-        data = data_for(model, source, name, folder, images=kind is ImageData)
+        data = data_for(model, source, name, folder, images=images)
         return data.to(model.device) if isinstance(data, ImageData) else data
 
     return load

@@ -96,20 +96,39 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     defaults = {field.name: field.default for field in fields(settings)}
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
-        # Help needs the defaults, and beartype takes a quarter of a second to import and begin.
-        if value is not defaults[name] and not _fits(hint, value):
-            raise misfit(name, value, hint)
+        if value is not defaults[name]:
+            check_value(name, value, hint)
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
         elif hasattr(value, "item") and isinstance(value, np.generic):
             object.__setattr__(settings, name, value.item())
 
 
-def _fits(hint: Any, value: Any) -> bool:
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise unless a value fits an annotation; see `checker`."""
+    # beartype takes a quarter of a second to import and begin, for which help would wait.
+    if _is_plain(value, hint):
+        return
     # Axes of an array have the sizes of this one, whatever is checked around it: Ctrl-C in the
     # middle of another check may have left sizes behind.
     with jaxtyping.jaxtyped("context") if hasattr(value, "shape") else nullcontext():
-        return checker(hint)(value)
+        if not checker(hint)(value):
+            raise misfit(name, value, hint)
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Return True if a number or a text is of exactly the annotated type, within its limits."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        limits = (limit for limit in parts[1:] if isinstance(limit, Between))
+        return _is_plain(value, parts[0]) and all(limit.holds(value) for limit in limits)
+    if kind in (Union, UnionType):
+        return any(_is_plain(value, part) for part in parts)
+    if kind is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if type(value) in (int, float) and kind in (type(value), float):
+        return abs(value) < 2**63 if type(value) is int else math.isfinite(value)
+    return type(value) is kind and kind in (str, bool, NoneType)
 
 
 @dataclass(frozen=True)

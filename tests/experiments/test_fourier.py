@@ -12,8 +12,8 @@ import torch
 from experiments.context import RecipeContext
 from experiments.fourier import read_fourier
 
-from bilens.analysis import load_file
-from bilens.cli.installation import reproduce
+from bilens.analyses import load_file
+from bilens.cli.running import run_recipe
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 
@@ -95,7 +95,9 @@ def test_frequencies_have_a_row_each():
     assert len(result.sections()) == 1
     (entry,) = load_file(Path(experiments.fourier.__file__))
     assert entry.fits(model)
-    assert entry.parameters["least"].help
+    (least,) = entry.options
+    assert least.name == "least"
+    assert least.help
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class BriefContext(RecipeContext):
 def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.context.RecipeContext", BriefContext)
     monkeypatch.setattr(recipe, "TRAINING", replace(recipe.TRAINING, epochs=2))
-    record = reproduce("modular", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe("modular", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / "modular.json").read_text()) == record
     for name in ("1 layer", "2 layers"):
         assert len(record[name]["frequencies"]) == record[name]["accuracy_kept"]["n"] == 2

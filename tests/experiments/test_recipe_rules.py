@@ -9,7 +9,7 @@ from experiments.context import RecipeContext
 from experiments.grammar import divergence
 from experiments.rules import KINDS, Circuits, count, parts_of_rules
 
-from bilens.cli.installation import recipes, reproduce
+from bilens.cli.running import recipes, run_recipe
 from bilens.data import DeepGrammar
 from bilens.data.languages import BRACKETS, DEEP_FILLERS, NOUNS, VERBS
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -105,7 +105,7 @@ def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
     assert "rules" in recipes()
     monkeypatch.setattr("experiments.context.RecipeContext", RandomContext)
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
-    record = reproduce("rules", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe("rules", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / "rules.json").read_text()) == record
     for attention in ("softmax", "bilinear"):
         assert record[attention]["kl"]["induction"]["mean"] > 0

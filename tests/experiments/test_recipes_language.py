@@ -12,7 +12,7 @@ from experiments.context import RecipeContext, validation_loss
 from experiments.grammar import divergence, found_bigrams, found_pairs, found_trigrams
 from experiments.stories import PROMPT, VERBS, talk_share
 
-from bilens.cli.installation import reproduce
+from bilens.cli.running import run_recipe
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
@@ -53,7 +53,7 @@ class TinyContext(RecipeContext):
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.context.RecipeContext", TinyContext)
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16)))
-    record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()
     assert record["recipe"] == name

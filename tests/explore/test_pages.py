@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bilens
-from bilens.analysis import find_analysis
+from bilens.analyses import find_analysis
 from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.explore import Explorer, explorer, pages

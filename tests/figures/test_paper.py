@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import bilens.report
-from bilens.cli import installation, main
+from bilens.cli import main, running
 from bilens.errors import BilensError
 from bilens.figures import paper
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
@@ -48,7 +48,7 @@ def demo(tmp_path_factory):
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, change in small.items():
-            patch.setattr(installation, name, replace(getattr(installation, name), **change))
+            patch.setattr(running, name, replace(getattr(running, name), **change))
         patch.setattr(bilens.report, "write_report", collect)
         main(["demo", "--output", str(tmp_path_factory.mktemp("demo"))])
     return pictures

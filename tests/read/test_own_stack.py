@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bilens.analysis import BUILT_IN, find_analysis
+from bilens.analyses import built_in
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
 from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
@@ -79,7 +79,7 @@ def test_a_single_layer_of_ones_own(basis, embedded, bias, tmp_path):
     assert 0 <= result.targeted <= result.fooled <= 1
 
 
-ANALYSES = [entry for entry in map(find_analysis, BUILT_IN) if entry.on is TensorChain]
+ANALYSES = [entry for entry in built_in().values() if entry.on is TensorChain]
 LAYERS = {"explain": 1, "eigenvectors": 1, "paths": 2, "bonds": 2}
 
 

@@ -80,9 +80,8 @@ def show_table(
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Device = Annotated[
-    str, tyro.conf.arg(help="auto takes a GPU if the machine has one; cpu, cuda:1, ...")
-]
+DEVICE_HELP = "auto takes a GPU if the machine has one; cpu, cuda:1, ..."
+Device = Annotated[str, tyro.conf.arg(help=DEVICE_HELP)]
 
 
 def choose_device(name: str) -> "torch.device":
@@ -124,3 +123,10 @@ def check_own(path: Path, page: Path | None = None) -> None:
         raise BilensError(
             f"{path} exists, and bilens did not write it; move it, or choose another --output"
         )
+
+
+def own_place(output: Path | None, default: str | Path, *, resume: bool = False) -> Path:
+    """Return where a command writes: `output`, or a default place that is new or of bilens."""
+    if output is None and not resume:
+        check_own(Path(default))
+    return output or Path(default)

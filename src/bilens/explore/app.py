@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
-from bilens.analysis import named_analyses
+from bilens.analyses import named_analyses
 from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError

@@ -27,11 +27,11 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.options import listed, token_list
+from bilens.options import Target, listed, token_list
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.question import Against, Question, Target, second_run, second_text
+from bilens.read.flow.question import Against, Question, second_run, second_text
 from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import exact_names, shown_tokens

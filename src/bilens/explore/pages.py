@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bilens.analysis import Analysis, find_analysis
+from bilens.analyses import find_analysis
+from bilens.analysis import Analysis
 from bilens.data import Corpus, ImageData
 from bilens.data.corpus import first_texts
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
@@ -16,7 +17,7 @@ from bilens.explore.panels import PanelView, lay_out
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading, said_of
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow.question import Target
+from bilens.options import Target
 from bilens.read.language import TokenDirection
 from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import exact_names, in_words

@@ -9,7 +9,9 @@ from html import escape
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from bilens.analysis import Analysis, Reading, check_once
+from bilens.analyses import check_once
+from bilens.analysis import REQUIRED, Analysis, Option, Reading
+from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import (
     Screen,
@@ -23,7 +25,6 @@ from bilens.explore.screen import (
 )
 from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
-from bilens.options import REQUIRED, Option
 from bilens.report.page import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 
@@ -90,9 +91,9 @@ class ReadingPanel:
             values[name] = self.readers[name](values[name])
         return self.analysis.run(self.model(), values, self._load)
 
-    def _load(self, kind: type, settings: Any, optional: bool) -> Any:
+    def _load(self, settings: Any, images: bool, optional: bool) -> Any:
         # The page's texts and images are for readings that need them.
-        fitting = [item for item in self.inputs if isinstance(item, kind)]
+        fitting = [item for item in self.inputs if isinstance(item, ImageData) is images]
         return None if optional or not fitting else fitting[0]
 
     def lay_out(self, screen: Screen[Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -307,7 +307,6 @@ def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "
     )
 
 
-@analysis("bonds")
 @detached
 def read_bonds(
     model: TensorChain, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -217,7 +217,6 @@ class ClassifierReading(Reading):
         return eigenvector_figure(self._ordered(label), x, shape, title=title)
 
 
-@analysis("eigenvectors")
 @detached
 def read_classifier(
     model: TensorChain, data: ImageData, basis: Basis = "model", order: Order = "eigenvalue"
@@ -392,7 +391,6 @@ class ImageExplanation(Explanation):
         return explanation_figure(self, self.shape, self.class_names, title=self.title)
 
 
-@analysis("explain")
 @detached
 def read_explanation(
     model: TensorChain,

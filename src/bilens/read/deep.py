@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -116,7 +116,6 @@ def path_accuracies(
     return tuple((k, chain.share_right(paths.truncate(k)(x), labels)) for k in counts)
 
 
-@analysis("paths")
 @detached
 def read_deep(model: TensorChain, data: ImageData, k: int = 1000) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the pruned model.

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.data.corpus import first_texts
@@ -108,7 +108,6 @@ class LanguageSummary(Reading):
         return {**super().record(), "flow": self.flow.record()}
 
 
-@analysis("summary")
 @detached
 def read_summary(
     model: ResidualModel,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bilens.analysis import Analysis, Reading, check_once, find_analysis, named_analyses
-from bilens.data import Corpus
+from bilens.analyses import check_once, find_analysis, named_analyses
+from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
 from bilens.inputs import loader
 from bilens.nn import ImageClassifier
@@ -41,9 +41,9 @@ def report_readings(
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
 
-    def load(kind: type, settings: Mapping[str, Any], optional: bool) -> Any:
+    def load(settings: Mapping[str, Any], images: bool, optional: bool) -> Any:
         # The data of a report are those of readings that need them.
-        return None if optional else load_data(kind, settings, optional)
+        return None if optional else load_data(settings, images, optional)
 
     return first + [
         entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
@@ -66,7 +66,7 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 
 
 def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
-    corpus = loader(model, source)(Corpus, given, False)
+    corpus = loader(model, source)(given, False, False)
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
     direction = None

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from bilens.analyses import language
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuit, patch, read_circuit
+from bilens.read.flow import Question, circuit, patch
 from bilens.read.flow.circuit_search import (
     Cases,
     everything_but,
@@ -150,7 +151,7 @@ def test_circuits_of_resampled_questions_say_how_stable_one_is():
 
 def test_one_question_has_parts_at_positions(view):
     case = QUESTIONS[0]
-    reading = read_circuit(view, case.text, case.token, minus=case.minus, against=case.against)
+    reading = language.circuit(view, case.text, case.token, minus=case.minus, against=case.against)
     assert "`bilens questions MODEL` with the same options proposes others" in reading.notes[-1]
     (found,) = reading.circuits
     assert reading.n_parts == 2 * 5 * 4
@@ -185,7 +186,7 @@ def test_the_answer_says_which_parts_stay_in_place(view):
 def test_questions_come_from_a_file(tmp_path, view):
     path = tmp_path / "pairs.tsv"
     write_questions(path, QUESTIONS[:2])
-    reading = read_circuit(view, questions=str(path))
+    reading = language.circuit(view, questions=str(path))
     assert not any("proposes" in note for note in reading.notes)
     assert reading.circuits[0].questions == (1, 1)
     assert reading.question.text == QUESTIONS[1].text
@@ -211,4 +212,4 @@ def test_questions_come_from_a_file(tmp_path, view):
 )
 def test_what_is_no_question_is_said(view, arguments, message):
     with pytest.raises(BilensError, match=message):
-        read_circuit(view, **arguments)
+        language.circuit(view, **arguments)

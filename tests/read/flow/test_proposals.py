@@ -6,9 +6,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.question_files import read_pair_lines, token_list, written_names
-from bilens.read.flow import Question, propose_questions, read_proposals
+from bilens.read.flow import Question, propose_questions
 from bilens.read.flow.words import Words
 from bilens.residual import ResidualModel
 from tests.language import random_model
@@ -69,7 +70,7 @@ def test_proposals_are_questions_like_the_first(view):
 
 def test_a_file_of_proposals_is_read(view, tmp_path):
     first = answered(view, "the cat big eats", "the dog big eats")
-    reading = read_proposals(
+    reading = language.questions(
         view, first.text, first.token, minus=first.minus, against=first.against, count=8
     )
     path = tmp_path / "questions.tsv"

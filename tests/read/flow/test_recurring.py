@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bilens.analyses import language
 from bilens.errors import BilensError
-from bilens.read.flow import edit_mlp_along, read_task_directions, task_directions
+from bilens.read.flow import edit_mlp_along, task_directions
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.directions import MLPDirections
 from bilens.read.flow.recurring import Moves, balanced, learned, share_held
@@ -208,7 +209,7 @@ def test_the_first_half_of_each_task_finds(view):
 def test_the_reading_of_a_file(view, found, tmp_path):
     path = tmp_path / "pairs.tsv"
     write_questions(path, QUESTIONS)
-    reading = read_task_directions(view, str(path), k=3, strongest=4)
+    reading = language.task_directions(view, questions=str(path), k=3, strongest=4)
     frame = reading.frame()
     assert frame.equals(found.frame())
     assert list(frame.columns) == ["layer", "number", "flow", "measured effect", "raises", "lowers"]

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, dress
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
-from bilens.options import MinusNames
+from bilens.options import Bootstraps, Keep, Level
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, split_tasks
 from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
@@ -21,21 +20,15 @@ from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.nodes import NARROW, WIDE
-from bilens.read.flow.question import Question, read_pairs, token_hints
+from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, Panel, Picture, Section, Table, signed
-from bilens.settings import Between, Count
+from bilens.settings import Count
 
 DRAWN = 15
 """Nodes of the picture."""
-Keep = Annotated[float, Between(0, 1.5)]
-"""Least f on the questions that find a circuit."""
-Bootstraps = Literal[0] | Annotated[int, Between(2)]
-"""Circuits of resampled questions: none, or two to compare."""
-Level = Literal["parts", "edges"]
-"""What a circuit consists of: parts, or parts and the edges between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -441,78 +434,3 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
     named = named_by_measurement(model, through, drawn)
     places = {node.place for node in drawn}
     return named.graph([node for node in named.nodes if node.place in places])
-
-
-MORE = (
-    "One question measures itself; `bilens questions MODEL` with the same options proposes others, "
-    "as a file for --questions."
-)
-"""What a circuit of a single prompt offers."""
-
-
-@analysis("circuit")
-@checked
-def read_circuit(  # noqa: PLR0913  a question, or a file, and how to search
-    model: ResidualModel,
-    prompt: str = "",
-    token: str = "",
-    *,
-    minus: MinusNames = (),
-    against: str = "",
-    questions: str = "",
-    keep: Keep = 0.9,
-    finding: Count | None = None,
-    level: Level = "parts",
-    bootstraps: Bootstraps = 0,
-) -> CircuitReading:
-    """Find the few heads and MLPs that answer a question, and measure them on other questions.
-
-        bilens circuit model.gguf --questions agreement.tsv --level edges
-        bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
-
-    Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
-    each task is measured on the questions of all.
-
-    Args:
-        model: Any, with its tokenizer.
-        prompt: The first text, of one question.
-        token: The token that is predicted after it.
-        minus: Tokens whose mean logit is subtracted.
-        against: The second text, of as many tokens.
-        questions: File with a line for each question, its columns separated by tabs: the text, the
-            token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. Or the name of a task that comes with bilens, such as
-            agreement. The first questions of a task find, the
-            others measure.
-        keep: Least share of the change that a circuit keeps on the questions that find it.
-        finding: Number of questions of a task that find its circuit, by default 16; at most half
-            of them.
-        level: Parts, or also the edges between them that carry the answer.
-        bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
-            least two to compare; each takes a search.
-
-    Raises:
-        BilensError: neither a question nor a file is given, or both, or `circuit` refuses it.
-    """
-    if bool(questions) == bool(prompt):
-        raise BilensError(
-            "prompt and questions both ask; expected one of them: --prompt TEXT with --token "
-            "and --against, or --questions FILE"
-        )
-    # Options of one way to ask beside the other.
-    one_question = {"token": token, "minus": minus, "against": against}
-    unused = one_question if questions else {"finding": finding}
-    for name, value in unused.items():
-        if value:
-            beside = (
-                "questions, whose lines have their own"
-                if questions
-                else "prompt, which is one question"
-            )
-            raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
-    asked = read_pairs(model, questions) if questions else [Question(prompt, token, minus, against)]
-    reading = circuit(
-        model, asked, keep=keep, finding=finding or 16, level=level, bootstraps=bootstraps
-    )
-    return reading if questions else replace(reading, notes=(*reading.notes, MORE))

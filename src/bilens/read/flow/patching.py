@@ -15,8 +15,9 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.hooks import hooked
+from bilens.options import Target
 from bilens.read.flow.case import both_passes, make_cases
-from bilens.read.flow.question import Against, Question, Target, replaced
+from bilens.read.flow.question import Against, Question, replaced
 from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel

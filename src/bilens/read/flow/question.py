@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.options import token_list
+from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, shown_tokens, single_token, token_text
@@ -21,7 +21,6 @@ from bilens.settings import CheckedSettings
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
-Target = Literal["logit", "log-probability", "probability"]
 BothTexts = tuple[Int[Tensor, " time"], Int[Tensor, " time"], Float[Tensor, "time d_model"] | None]
 """The tokens of a text and of the second run, and embeddings of the latter that are not theirs."""
 

@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
-from bilens.options import NAMES
+from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, remove
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Target, second_run, token_hints
+from bilens.read.flow.question import Question, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
@@ -482,7 +482,6 @@ class FlowReading(Reading):
         return {**text, "together": together, **asdict(self.page), "weights": weights}
 
 
-@analysis("flow")
 @checked
 def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
     model: ResidualModel,
@@ -495,16 +494,13 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     replace: str = "",
     target: Target = "logit",
     through_patterns: bool = False,
-    weights: Annotated[tuple[str, ...], NAMES] = (),
+    weights: tuple[str, ...] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
     """Split a logit on a text, or its change between two, exactly over the parts of a model.
 
     With a second text nothing is frozen.
-
-        bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
-        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
 
     Args:
         model: Any, with its tokenizer.

@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.analysis import analysis
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases, split_tasks
 from bilens.read.flow.circuit_search import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import token_scores
-from bilens.read.flow.question import Question, read_pairs, token_hints
+from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import adjoints_of
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Change, adding, mlp_site
@@ -229,29 +228,3 @@ def _measured(
         flow, effect = (float(of_all[i]) for of_all in shares)
         parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)
-
-
-@analysis("task-directions")
-@checked
-def read_task_directions(
-    model: ResidualModel, questions: str, *, k: Count = 8, strongest: Count = 20
-) -> TaskDirections:
-    """Find the directions of MLPs that recur in the flows of a task, and measure them.
-
-        bilens task-directions model.gguf --questions agreement.tsv
-
-    Args:
-        model: Any, with its tokenizer.
-        questions: File with a line for each question, its columns separated by tabs: the text, the
-            token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. Or the name of a task that comes with bilens, such as
-            agreement. The first half of a task's questions find, the
-            others measure.
-        k: Directions of each MLP.
-        strongest: Number of directions that are exchanged between both texts and named.
-
-    Raises:
-        BilensError: the file does not exist, or its questions are refused by `task_directions`.
-    """
-    return task_directions(model, read_pairs(model, questions), k, strongest=strongest)

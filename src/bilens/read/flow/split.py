@@ -11,10 +11,11 @@ from torch import Tensor
 
 from bilens.checks import EPS, ROUNDING, check_sum, checked
 from bilens.errors import BilensError
+from bilens.options import Target
 from bilens.read.flow.ablation import measurable, named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
-from bilens.read.flow.question import Against, Question, Score, Target, replaced
+from bilens.read.flow.question import Against, Question, Score, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
 from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel

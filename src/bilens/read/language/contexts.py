@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_finite, check_index, check_sum, checked, detached
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
@@ -297,29 +297,6 @@ class Continuation(Reading):
 
     def sections(self) -> list[Section]:
         return [Section(self.title, self.text)]
-
-
-@analysis("generate")
-def read_continuation(
-    model: ResidualModel,
-    prompt: str = "once upon a time",
-    *,
-    tokens: Count = 120,
-    temperature: NotNegative = 0.7,
-    seed: Seed = 0,
-) -> Continuation:
-    """Let a language model continue a text.
-
-    Args:
-        model: the model.
-        prompt: Beginning of the text.
-        tokens: number of tokens to add, at most.
-        temperature: 0 takes the most likely token, 1 draws from the model's probabilities.
-        seed: seed of the sampling.
-    """
-    return Continuation(
-        generate_text(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
-    )
 
 
 @checked

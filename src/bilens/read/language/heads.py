@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_count, check_index, checked, detached
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
-from bilens.options import Among, Layer
 from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.ngrams import attention_scores, check_position, head_outputs, ngram_table
 from bilens.residual import Moment, ResidualModel
@@ -81,7 +80,6 @@ class Composition(Reading):
         )
 
 
-@analysis("composition")
 @detached
 def composition_scores(model: ResidualModel) -> Composition:
     """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
@@ -254,18 +252,17 @@ class AttentionReading(Reading):
         ]
 
 
-@analysis("heads")
 @checked
 def read_attention(
     model: ResidualModel,
     *,
-    layer: Layer,
+    layer: int,
     heads: Sequence[int] | None = None,
     k: Count = 10,
     components: int = 2,
     distance: int = 1,
     position: int | None = None,
-    among: Among = None,
+    among: Sequence[int] | None = None,
 ) -> AttentionReading:
     """Find the tokens that heads of a layer attend to and the outputs that they raise.
 

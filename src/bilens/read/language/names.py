@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
-from bilens.options import MinusNames
 from bilens.residual import ResidualModel
 from bilens.residual.trace import ids_within_text
 from bilens.tensor import FactoredMatrix
@@ -42,7 +41,7 @@ class TokenDirection:
     """
 
     token: str
-    minus: MinusNames = ()
+    minus: tuple[str, ...] = ()
 
     @classmethod
     def of(

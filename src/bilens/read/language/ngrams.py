@@ -31,10 +31,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_index, checked, detached
 from bilens.errors import BilensError, NotBilinearError
-from bilens.options import Among, Layer, Minus
 from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
@@ -308,17 +307,16 @@ class NGramReading(Reading):
         return [Section(f"N-grams of {self.direction.words}", text, [pairs, heads])]
 
 
-@analysis("ngrams")
 @checked
 def read_ngrams(
     model: ResidualModel,
     token: str | int,
     *,
-    layer: Layer,
-    minus: Minus = (),
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
     k: Count = 20,
     position: int | None = None,
-    among: Among = None,
+    among: Sequence[int] | None = None,
 ) -> NGramReading:
     """Find k tokens that precede a token, k that follow it, and k skip-trigrams of each head.
 

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import pandas as pd
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.figures.plots import spectrum_figure
-from bilens.options import Layer, Minus
 from bilens.read.language.contexts import (
     Context,
     Contribution,
@@ -195,15 +194,14 @@ def read_language(
     )
 
 
-@analysis("contexts")
 @checked
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,
     token: str | int,
     *,
-    layer: Layer,
-    minus: Minus = (),
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
     eigenvectors: int = 4,
     k: Count = 8,
 ) -> DirectionReading:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.analysis import Reading, analysis
+from bilens.analysis import Reading
 from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names
 from bilens.residual import Moment, ResidualModel, Trace
@@ -198,7 +198,6 @@ class LogitTerms(Reading):
         return frame.assign(mlp=self.through_mlp()[best.indices].tolist())
 
 
-@analysis("logits")
 @detached
 def split_logits(
     model: ResidualModel, prompt: str | Int[Tensor, " time"], position: int = -1

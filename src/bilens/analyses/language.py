@@ -1,0 +1,441 @@
+"""Analyses of language models: their options, and calls of what computes."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from bilens.analysis import Reading, analysis
+from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
+from bilens.options import Bootstraps, Keep, Level, Target, first_tokens, layer_of, token_list
+from bilens.settings import Between, Count, NotNegative, Seed
+
+if TYPE_CHECKING:
+    from bilens import data, residual
+else:  # Types in quotes, which help does not wait for.
+    data, residual = lazy_import("bilens.data"), lazy_import("bilens.residual")
+
+
+MORE = (
+    "One question measures itself; `bilens questions MODEL` with the same options proposes others, "
+    "as a file for --questions."
+)
+"""What a circuit of a single prompt offers."""
+
+
+@analysis("flow")
+def flow(
+    model: "residual.ResidualModel",
+    corpus: "data.Corpus | None" = None,
+    *,
+    prompt: str,
+    token: str,
+    minus: str = "",
+    against: str | None = None,
+    mean: bool = False,
+    replace: str = "",
+    target: Target = "logit",
+    through_patterns: bool = False,
+    weights: str = "",
+    shown: Count = 200,
+    ablate: Annotated[int, Between(0)] = 20,
+) -> Reading:
+    """Split a logit on a text, or its change between two, exactly over the parts of a model.
+
+    With a second text nothing is frozen.
+
+        bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
+        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
+
+    Args:
+        model: Any, with its tokenizer.
+        corpus: Texts whose mean embedding `mean` takes.
+        prompt: The text; the logit that is split is of the token after it.
+        token: The token that is predicted.
+        minus: Tokens whose mean is subtracted, separated by commas; one with a comma in double
+            quotes.
+        against: A second text of as many tokens; the change of the logit between both is split. Of
+            several, separated by |, the mean embedding is taken.
+        mean: The second run has the mean embedding at each position, of the texts or else of the
+            vocabulary.
+        replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
+        target: The logit, or between two texts the log-probability or the probability.
+        through_patterns: Split patterns of bilinear and squared attention too.
+        weights: Addresses of parts to open to their weights, separated by commas, such as mlp.0@2:
+            eigenvectors of an MLP, pairs of tokens of a head.
+        shown: Number of the strongest nodes that pages and JSON have.
+        ablate: Measure and name this many of the strongest nodes: each is removed from the running
+            model, between two texts its change is exchanged, in both directions.
+    """
+    from bilens.read.flow import read_flow
+    from bilens.read.language import TokenDirection
+
+    return read_flow(
+        model,
+        prompt,
+        TokenDirection(token, token_list(minus)),
+        corpus,
+        against=against,
+        mean=mean,
+        replace=replace,
+        target=target,
+        through_patterns=through_patterns,
+        weights=token_list(weights),
+        shown=shown,
+        ablate=ablate,
+    )
+
+
+@analysis("circuit")
+def circuit(
+    model: "residual.ResidualModel",
+    prompt: str = "",
+    token: str = "",
+    *,
+    minus: str = "",
+    against: str = "",
+    questions: str = "",
+    keep: Keep = 0.9,
+    finding: Count | None = None,
+    level: Level = "parts",
+    bootstraps: Bootstraps = 0,
+) -> Reading:
+    """Find the few heads and MLPs that answer a question, and measure them on other questions.
+
+        bilens circuit model.gguf --questions agreement.tsv --level edges
+        bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
+
+    Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
+    each task is measured on the questions of all.
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The first text, of one question.
+        token: The token that is predicted after it.
+        minus: Tokens whose mean logit is subtracted, separated by commas; one with a comma in
+            double quotes.
+        against: The second text, of as many tokens.
+        questions: File with a line for each question, its columns separated by tabs: the text, the
+            token, tokens to subtract (separated by commas), the second text and, with several
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. Or the name of a task that comes with bilens, such as
+            agreement. The first questions of a task find, the others measure.
+        keep: Least share of the change that a circuit keeps on the questions that find it.
+        finding: Number of questions of a task that find its circuit, by default 16; at most half
+            of them.
+        level: Parts, or also the edges between them that carry the answer.
+        bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
+            least two to compare; each takes a search.
+    """
+    from bilens.read import flow as flows
+    from bilens.read.flow.question import Question, read_pairs
+
+    if bool(questions) == bool(prompt):
+        raise BilensError(
+            "prompt and questions both ask; expected one of them: --prompt TEXT with --token "
+            "and --against, or --questions FILE"
+        )
+    # Options of one way to ask beside the other.
+    one_question = {"token": token, "minus": token_list(minus), "against": against}
+    unused = one_question if questions else {"finding": finding}
+    for name, value in unused.items():
+        if value:
+            beside = (
+                "questions, whose lines have their own"
+                if questions
+                else "prompt, which is one question"
+            )
+            raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
+    asked = (
+        read_pairs(model, questions)
+        if questions
+        else [Question(prompt, token, token_list(minus), against)]
+    )
+    reading = flows.circuit(
+        model, asked, keep=keep, finding=finding or 16, level=level, bootstraps=bootstraps
+    )
+    return reading if questions else dataclasses.replace(reading, notes=(*reading.notes, MORE))
+
+
+@analysis("questions")
+def questions(
+    model: "residual.ResidualModel",
+    prompt: str,
+    token: str,
+    *,
+    minus: str,
+    against: str,
+    count: Count = 48,
+    task: str = "",
+) -> Reading:
+    """Propose further questions like a first one, for a file that `bilens circuit` reads.
+
+        bilens questions model.gguf --prompt "The keys to the cabinet" --token " are" \
+            --minus " is" --against "The key to the cabinet" --output questions.tsv
+
+    Words are exchanged for those that the model finds alike or likely at their place, in the
+    sentence as it is given and behind a few words. Kept is what the model answers as it answers
+    the first. Read the file before you use it: some proposals are no good sentences, and answers
+    that move with the words, as from France to Paris, are what the model says.
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The first text.
+        token: The token that is predicted after it.
+        minus: Tokens whose mean logit is subtracted, separated by commas; one with a comma in
+            double quotes.
+        against: The second text, of as many tokens.
+        count: Most questions, half of each template.
+        task: A name for all questions.
+    """
+    from bilens.read.flow.proposal_reading import ProposalReading
+    from bilens.read.flow.proposals import propose_questions
+    from bilens.read.flow.question import Question
+
+    question = Question(prompt, token, token_list(minus), against, task)
+    proposals = propose_questions(model, question, count)
+    if not proposals:
+        raise BilensError(
+            f"the model finds no other words for {prompt!r} and {against!r} after which its answer "
+            "changes; ask about words that others can stand for, or write the questions yourself"
+        )
+    return ProposalReading(question, proposals)
+
+
+@analysis("task-directions")
+def task_directions(
+    model: "residual.ResidualModel", *, questions: str, k: Count = 8, strongest: Count = 20
+) -> Reading:
+    """Find the directions of MLPs that recur in the flows of a task, and measure them.
+
+        bilens task-directions model.gguf --questions agreement.tsv
+
+    Args:
+        model: Any, with its tokenizer.
+        questions: File with a line for each question, its columns separated by tabs: the text, the
+            token, tokens to subtract (separated by commas), the second text and, with several
+            tasks, the name of its task; or as a header says, a first line with their names, text,
+            token, minus, against and task. Or the name of a task that comes with bilens, such as
+            agreement. The first half of a task's questions find, the others measure.
+        k: Directions of each MLP.
+        strongest: Number of directions that are exchanged between both texts and named.
+    """
+    from bilens.read import flow as flows
+    from bilens.read.flow.question import read_pairs
+
+    asked = read_pairs(model, questions)
+    return flows.task_directions(model, asked, k, strongest=strongest)
+
+
+@analysis("contexts")
+def contexts(
+    model: "residual.ResidualModel",
+    corpus: "data.Corpus",
+    *,
+    token: str,
+    layer: int | None = None,
+    minus: str = "",
+    eigenvectors: int = 4,
+    k: Count = 8,
+) -> Reading:
+    """Find the eigenvectors of an output, and the validation texts in which they are active.
+
+        bilens contexts runs/grammar --token soup --layer 0
+
+    Args:
+        model: the model, whose MLP in the layer is bilinear.
+        corpus: texts in the model's tokens.
+        token: the output token.
+        layer: number of the layer, from 0; models of one layer do not need it.
+        minus: tokens whose mean is subtracted from the output, separated by commas; one with a
+            comma in double quotes.
+        eigenvectors: number of eigenvectors of either sign.
+        k: number of texts for each eigenvector.
+    """
+    from bilens.read.language import read_direction
+
+    return read_direction(
+        model,
+        corpus,
+        token,
+        layer=layer_of(model, layer),
+        minus=token_list(minus),
+        eigenvectors=eigenvectors,
+        k=k,
+    )
+
+
+@analysis("ngrams")
+def ngrams(
+    model: "residual.ResidualModel",
+    *,
+    token: str,
+    layer: int | None = None,
+    minus: str = "",
+    k: Count = 20,
+    position: int | None = None,
+    among: int | None = None,
+) -> Reading:
+    """Find the tokens before and after a token, and skip-trigrams of each head, from the weights.
+
+    Tokens to subtract count in skip-trigrams only, which need a bilinear MLP.
+
+        bilens ngrams runs/grammar --token soup
+
+    Args:
+        model: the model.
+        token: the token.
+        layer: number of the layer whose heads and MLP count, from 0; models of one layer do not
+            need it.
+        minus: tokens whose mean is subtracted from the output, separated by commas; one with a
+            comma in double quotes.
+        k: number of rows of each table.
+        position: position of the tokens, required by models with learned positions.
+        among: only this many tokens, the first of the vocabulary, which are often the frequent
+            ones; all pairs of 50,000 tokens take a minute a head.
+    """
+    from bilens.read.language import read_ngrams
+
+    return read_ngrams(
+        model,
+        token,
+        layer=layer_of(model, layer),
+        minus=token_list(minus),
+        k=k,
+        position=position,
+        among=first_tokens(among, model),
+    )
+
+
+@analysis("heads")
+def heads(
+    model: "residual.ResidualModel",
+    *,
+    layer: int | None = None,
+    heads: Sequence[int] | None = None,
+    k: Count = 10,
+    components: int = 2,
+    distance: int = 1,
+    position: int | None = None,
+    among: int | None = None,
+) -> Reading:
+    """Find the tokens that heads of a layer attend to, and the outputs that they raise.
+
+        bilens heads runs/grammar --k 5
+
+    Args:
+        model: the model.
+        layer: number of the layer, from 0; models of one layer do not need it.
+        heads: numbers of the heads; all by default.
+        k: number of pairs of each kind.
+        components: number of singular components.
+        distance: distance from the query back to the key, in tokens.
+        position: position of the query, required by models with learned positions.
+        among: only this many tokens, the first of the vocabulary, which are often the frequent
+            ones; all pairs of 50,000 tokens take a minute a head.
+    """
+    from bilens.read.language import read_attention
+
+    return read_attention(
+        model,
+        layer=layer_of(model, layer),
+        heads=heads,
+        k=k,
+        components=components,
+        distance=distance,
+        position=position,
+        among=first_tokens(among, model),
+    )
+
+
+@analysis("composition")
+def composition(model: "residual.ResidualModel") -> Reading:
+    """Compute how much of each component's output later ones read, with a random baseline.
+
+    The score is |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R: Elhage et al.
+    2021. If either is rotated at random, its mean square is exactly 1 / d_model.
+
+        bilens composition HuggingFaceTB/SmolLM2-135M --json
+    """
+    from bilens.read.language import composition_scores
+
+    return composition_scores(model)
+
+
+@analysis("logits")
+def logits(model: "residual.ResidualModel", *, prompt: str, position: int = -1) -> Reading:
+    """Split the logits at one position of a text by path through the last layer.
+
+        bilens logits runs/grammar --prompt "then ben ate"
+
+    Args:
+        model: the model.
+        prompt: A text.
+        position: position whose next token is predicted; a negative one counts from the end.
+    """
+    from bilens.read.language import split_logits
+
+    return split_logits(model, prompt, position)
+
+
+@analysis("summary")
+def summary(
+    model: "residual.ResidualModel",
+    corpus: "data.Corpus",
+    *,
+    prompt: str = "",
+    token: str | None = None,
+    minus: str = "",
+    n_tokens: Count = 256,
+) -> Reading:
+    """Measure a language model's loss, and split a logit of a held-out text over its parts.
+
+    The text is the one whose next token the model predicts with the largest margin.
+
+        bilens summary runs/grammar --prompt "then ben ate"
+
+    Args:
+        model: the model.
+        corpus: texts in the model's tokens.
+        prompt: a text; by default the beginning of a held-out one.
+        token: the token whose logit is split; by default the next token, minus the most likely
+            other one.
+        minus: tokens whose mean is subtracted from it, separated by commas; one with a comma in
+            double quotes.
+        n_tokens: number of tokens of the validation texts that the loss is measured on.
+    """
+    from bilens.read.language import TokenDirection
+    from bilens.read.summary import read_summary
+
+    if minus and token is None:
+        raise BilensError(f"minus={minus!r} is subtracted from a token; give token too")
+    direction = None if token is None else TokenDirection(token, token_list(minus))
+    return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens)
+
+
+@analysis("generate")
+def generate(
+    model: "residual.ResidualModel",
+    *,
+    prompt: str = "once upon a time",
+    tokens: Count = 120,
+    temperature: NotNegative = 0.7,
+    seed: Seed = 0,
+) -> Reading:
+    """Let a language model continue a text.
+
+        bilens generate runs/grammar --prompt "then ben" --tokens 20
+
+    Args:
+        model: the model.
+        prompt: Beginning of the text.
+        tokens: number of tokens to add, at most.
+        temperature: 0 takes the most likely token, 1 draws from the model's probabilities.
+        seed: seed of the sampling.
+    """
+    from bilens.read.language import generate_text
+    from bilens.read.language.contexts import Continuation
+
+    return Continuation(
+        generate_text(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    )

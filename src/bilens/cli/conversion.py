@@ -1,0 +1,374 @@
+"""Commands that convert a pretrained model: to process, anneal, export, linearise and tensorise."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import bilens
+from bilens.cli.console import (
+    DataDir,
+    Device,
+    ModelName,
+    RunDir,
+    choose_device,
+    out,
+    own_place,
+    show_table,
+)
+from bilens.errors import BilensError
+from bilens.options import StepName
+from bilens.sections import signed
+from bilens.settings import Count, Size
+from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
+
+if TYPE_CHECKING:
+    import torch
+
+TheDevice = Literal["auto", "cpu"]
+ANNEALING, TENSORISING = AnnealTraining(), TensoriseTraining()
+
+
+def process(
+    model: ModelName,
+    *,
+    steps: tuple[StepName, ...] = (),
+    output: Path | None = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Fold norms and biases into the weights and centre them, so that they are easier to read.
+
+    The model's function stays the same; the largest change of a log-probability on random
+    tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
+    Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
+    Mixtures of experts may be Mixtral, OLMoE or Qwen 3 MoE.
+
+        bilens process runs/grammar
+        bilens process gpt2 --steps fold_norms --output gpt2-folded
+
+    Args:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
+        steps: which to apply; by default every step that leaves the model's function unchanged.
+        output: folder for the processed model and processing.json; by default
+            runs/processed-NAME.
+    """
+    output = own_place(output, _place("processed", model))
+
+    from bilens.files import write_json
+
+    opened: Any = bilens.convert.open_model(model).to(choose_device(device))  # type: ignore[arg-type]
+    tokenizer = bilens.convert.find_tokenizer(model, opened)
+    # In place: two copies of a large model may not fit.
+    opened, report = bilens.convert.process(opened, steps or None, in_place=True)
+    bilens.convert.save_model(output, opened, tokenizer)
+    write_json(output / "processing.json", report.record())
+    done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
+    refused = {step: f"no: {reason}" for step, reason in report.refused.items()}
+    show_table(("step", "applied"), {**done, **refused}.items(), words=2)
+    if report.untied:
+        out.print("embedding and unembedding were one matrix and are two now")
+    if not report.loads_in_transformers:
+        out.print(
+            f"{len(report.added_biases)} maps have a bias that plain transformers has no room "
+            "for; open the model with bilens.load, or choose other --steps"
+        )
+    out.print(f"largest change of a log-probability: {report.change:.1e}")
+    out.print(f"model: {output}")
+    return {"model": output, **report.record()}
+
+
+def anneal(
+    model: ModelName,
+    *,
+    data: str,
+    data_dir: DataDir = None,
+    output: Path | None = None,
+    shortest: Count | None = None,
+    resume: bool = False,
+    device: TheDevice = "auto",
+    training: AnnealTraining = ANNEALING,
+) -> dict[str, Any] | None:
+    """Train a pretrained gated model further while its activation becomes a straight line.
+
+    The activation becomes Swish, whose beta falls from the model's (1 for SiLU, 1.702 for
+    GELU) to 0; the model is then bilinear. The run directory holds the model with its beta,
+    training.json, metrics.jsonl and checkpoints. For several processes write `torchrun
+    --nproc-per-node=N -m bilens` instead of `bilens`, or `accelerate launch` for FSDP.
+
+        bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
+
+    Args:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
+        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
+        output: run directory; by default runs/annealed-NAME.
+        shortest: keep only texts of this many tokens up to length, each on its own (384 in the
+            paper); by default all are joined and cut.
+        resume: continue an earlier annealing in output.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+    """
+    output = own_place(output, _place("annealed", model), resume=resume)
+
+    from bilens.processes import this_process
+    from bilens.train import linearise
+
+    cpu = device == "cpu"
+    state = this_process(cpu=cpu)
+    opened, tokenizer = _open(model)
+    corpus = _texts(data, tokenizer, training.length, data_dir, shortest=shortest)
+    history = linearise.anneal(opened, corpus, training, output, resume=resume, use_cpu=cpu)
+    if not state.is_main_process:
+        return None
+    # Not every record of the history is of a validation.
+    last = next(record for record in reversed(history) if "eval_loss" in record)
+    beta, loss = last["beta"], last["eval_loss"]
+    out.print(f"{output}: beta {beta:.4g}, validation loss {loss:.4f} nats a token")
+    return {"run": output, "beta": beta, "validation_loss": loss}
+
+
+def export(run_dir: RunDir, *, output: Path | None = None) -> dict[str, Any]:
+    """Save an annealed model as an ordinary Hugging Face checkpoint with hidden_act "linear".
+
+    Plain transformers loads and runs it, without bilens.
+
+        bilens export runs/annealed --output bilinear
+
+    Args:
+        run_dir: directory that `bilens anneal` wrote.
+        output: folder for the model; by default RUN/bilinear.
+    """
+    output = own_place(output, run_dir / "bilinear")
+    model, tokenizer = _open(run_dir)
+    bilens.convert.make_bilinear(model)
+    bilens.convert.save_model(output, model, tokenizer)
+    out.print(f"model: {output}")
+    return {"model": output}
+
+
+def linearise(
+    model: ModelName,
+    *,
+    data: tuple[str, ...],
+    data_dir: DataDir = None,
+    output: Path | None = None,
+    held_out: Count = 8192,
+    resume: bool = False,
+    device: TheDevice = "auto",
+    low_memory: bool = False,
+    layers: tuple[int, ...] | None = None,
+    budget: float | None = None,
+    steps: int = 0,
+    tokens: Count = 8192,
+    length: Size = 256,
+) -> dict[str, Any] | None:
+    """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
+
+    Each gate becomes the line nearest to it on a text, and each down map is fitted to the
+    layer's output. This is done in closed form, layer by layer. Prints the loss with only one layer
+    linear at a time and with all of them. It is the first stage of `bilens tensorise`.
+
+        bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
+
+    Args:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
+        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
+        output: folder for the model; by default runs/linear-NAME. Layers that have learned are in
+            its folder stages.
+        layers: which layers, by their numbers; all by default.
+        budget: most nats a token that the loss may rise; layers that cost most are left gated.
+        steps: of Adam, by which each layer then learns, by itself, to return its former output.
+        tokens: to fit on, as 8192, 32K or 1M.
+        length: tokens of a text.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        held_out: tokens of other texts of each name to measure on.
+        resume: continue from the last finished layer or checkpoint in output.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
+        low_memory: leave weights and streams in files, except for those of one layer.
+    """
+    output = own_place(output, _place("linear", model), resume=resume)
+
+    import torch
+
+    from bilens.processes import this_process
+    from bilens.train import layers as stages
+    from bilens.train import linearise as lines
+    from bilens.train import tensorise
+    from bilens.train.trainer import shape_of
+
+    how = Distillation(steps=steps)
+    staged = _begin(
+        model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
+    )
+    if tokens < length:
+        raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
+    texts = tensorise.interleaved(staged.learned)[: tokens // length]
+    record = {**asdict(how), "layers": layers, "budget": budget}
+    record["model"] = shape_of(staged.model.config)
+    original = stages.sharing_copy(staged.model)
+    measurements = tensorise.Measurements(output, original, staged.held_out)
+    with stages.open_stages(output, record, texts, resume=resume) as folder:
+        measurements.add("original", staged.model)
+        linearised = lines.linearise(
+            staged.model,
+            texts,
+            torch.cat(list(staged.held_out.values())),
+            layers,
+            budget=budget,
+            distillation=how,
+            run=folder / "gates",
+        )
+    measurements.add("gates", staged.model)
+    if not this_process().is_main_process:
+        return None
+    bilens.convert.save_model(output, staged.model, staged.tokenizer)
+    rows = []
+    for layer, loss in linearised.alone.items():
+        fit = linearised.fits.get(layer)
+        distance = "" if fit is None else f"{fit.distance:.3f}"
+        rise = signed(loss - linearised.before, ".4f")
+        rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
+    header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
+    show_table(header, rows, words=2)
+    worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:5]
+    out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
+    out.print(
+        f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
+        f"{linearised.before:.4f} before"
+    )
+    return {
+        "model": output,
+        "layers": linearised.layers,
+        "loss_before": linearised.before,
+        "loss": linearised.after,
+        "loss_alone": linearised.alone,
+        "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
+        "stages": _show(measurements.finish(staged.model), output),
+    }
+
+
+def tensorise(
+    model: ModelName,
+    *,
+    data: tuple[str, ...] = (),
+    data_dir: DataDir = None,
+    output: Path | None = None,
+    held_out: Count = 16_384,
+    resume: bool = False,
+    device: TheDevice = "auto",
+    low_memory: bool = False,
+    training: TensoriseTraining = TENSORISING,
+) -> dict[str, Any] | None:
+    """Turn a pretrained Llama-like model into a tensor: linear gates, attention without softmax.
+
+    Gates become lines, attention becomes squared with rows divided by their sum, and then all
+    weights learn the next-token distribution of the original. The text is drawn from the model
+    itself. Each stage is saved in the folder stages of the run directory, and its loss is printed.
+
+        bilens tensorise HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/tensor
+
+    Args:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
+        data: texts to measure on, and to learn from besides own text: tinystories, or a text,
+            parquet or jsonl file, or a folder of them. Without any, held-out own text is measured.
+        output: run directory; by default runs/tensor-NAME.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        held_out: tokens of other texts of each name to measure on.
+        resume: continue from the last finished layer or checkpoint in output.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
+        low_memory: leave weights and streams in files, except for those of one layer.
+    """
+    output = own_place(output, _place("tensor", model), resume=resume)
+
+    from bilens.processes import this_process
+    from bilens.train import tensorise as stages
+
+    length = training.length
+    staged = _begin(
+        model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
+    )
+    tensorised = stages.tensorise(
+        staged.model,
+        staged.tokenizer,
+        staged.held_out,
+        training,
+        output,
+        texts=stages.interleaved(staged.learned) if staged.learned else None,
+        resume=resume,
+        use_cpu=device == "cpu",
+    )
+    if not this_process().is_main_process:
+        return None
+    return {"model": output, "stages": _show(tensorised, output)}
+
+
+def _place(kind: str, model: str) -> Path:
+    return Path("runs") / f"{kind}-{Path(model).stem}"
+
+
+def _open(source: str | Path, **options: Any) -> tuple[Any, Any]:
+    """Return a model and its tokenizer."""
+    model = bilens.convert.open_model(source, **options)
+    return model, bilens.convert.open_tokenizer(source, model)
+
+
+def _texts(
+    name: str, tokenizer: Any, length: int, data_dir: DataDir, **options: Any
+) -> "bilens.data.Corpus":
+    """Load texts in the model's tokens; one process fills the cache, and the others open it."""
+    from bilens.processes import this_process
+
+    with this_process().main_process_first():
+        corpus = bilens.data.load_documents(
+            name, tokenizer, n_ctx=length, data_dir=data_dir, **options
+        )
+        len(corpus.train)  # tokenized on this first use
+        return corpus
+
+
+class _Staged(NamedTuple):
+    """A model to change in stages, its tokenizer, texts to learn from, and texts to measure on."""
+
+    model: Any
+    tokenizer: Any
+    learned: list[Any]
+    held_out: "dict[str, torch.Tensor]"
+
+
+def _begin(
+    source: str,
+    data: tuple[str, ...],
+    data_dir: DataDir,
+    length: int,
+    *,
+    held_out: int,
+    device: str,
+    low_memory: bool,
+) -> _Staged:
+    from bilens.processes import this_process
+
+    this_process(cpu=device == "cpu")
+    model, tokenizer = _open(source, low_memory=low_memory)
+    corpora = [_texts(name, tokenizer, length, data_dir) for name in data]
+    # At least one text, however long texts are.
+    n_texts = max(1, held_out // length)
+    names = [Path(c.name).name for c in corpora]  # a card shows no folder of this machine
+    if len(set(names)) < len(names):
+        raise BilensError(f"--data has names {names}, expected each once")
+    validated = [c.validation[:n_texts]["input_ids"] for c in corpora]
+    learned = [c.train[:]["input_ids"] for c in corpora]
+    measured = dict(zip(names, validated, strict=True))
+    return _Staged(model.to(choose_device(device)), tokenizer, learned, measured)
+
+
+def _show(tensorised: Any, output: Path) -> Any:
+    """Print the agreement with the original after each stage, and return it."""
+    frame = tensorised.frame()
+    rows = [
+        (stage, text, f"{loss:.4f}", f"{rise:+.4f}", f"{kl:.4f}", f"{top1:.1%}")
+        for stage, text, loss, rise, kl, top1 in frame.itertuples(index=False)
+    ]
+    show_table(("stage", "text", "loss", "rise", "KL", "same top token"), rows, words=2)
+    out.print(f"model: {output}")
+    return frame

@@ -1,0 +1,244 @@
+"""Commands of registered analyses: their options are the parameters of a function."""
+
+import inspect
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.text import Text
+from tyro.conf import arg
+
+from bilens.analysis import Analysis, Option, Reading
+from bilens.cli.commands import Command
+from bilens.cli.console import DEVICE_HELP, ModelName, check_own, choose_device, out, show_table
+from bilens.errors import BilensError
+from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
+from bilens.settings import Between
+
+Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
+"""An option that may be given several times."""
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """An option that writes the readings of one kind to further files.
+
+    The writer is a function in `bilens.report.exporters` from a reading, a path, a name and the
+    model's name. A path has one of the endings, and a folder none.
+    """
+
+    writer: str
+    name: str = "arrays"
+    help: str = "Folder to also write the arrays to, with the numbers as JSON."
+    endings: tuple[str, ...] = ()
+
+    def write(
+        self, reading: Reading, path: Path, name: str, model: str, **settings: int | None
+    ) -> None:
+        write = getattr(import_module("bilens.report.exporters"), self.writer)
+        write(reading, path, name, model, **settings)
+
+
+FIGURE = Exporter(
+    "write_figure",
+    "figure",
+    "File to also draw the picture to: a name that ends in .png, .svg or .pdf.",
+    (".png", ".svg", ".pdf"),
+)
+WIDTH = Option(
+    "width",
+    Annotated[int, Between(200, 2000)] | None,
+    None,
+    "Width of the figure in points, such as 240 for a column of a paper; labels have 6 points or "
+    "more at every width.",
+)
+
+EXPORTERS: dict[str, tuple[Exporter, ...]] = {
+    "eigenvectors": (Exporter("write_spectra"),),
+    "paths": (Exporter("write_paths"),),
+    "bonds": (Exporter("write_bonds"),),
+    "circuit": (FIGURE,),
+    "flow": (
+        FIGURE,
+        Exporter(
+            "write_viewer",
+            "viewer",
+            "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
+        ),
+        Exporter(
+            "write_graph",
+            "save_graph",
+            "File to also write the graph to, as an attribution graph for Neuronpedia.",
+            (".json",),
+        ),
+    ),
+}
+"""By the name of an analysis."""
+
+
+ENDINGS = ("", ".html", ".json", ".tsv")
+"""Of the names of files that a reading is written to; a folder has none."""
+MODEL_HELP = "run directory, folder or name of a model of a known family, or .gguf file."
+OWN = (
+    Option(
+        "output",
+        Path | None,
+        None,
+        "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
+        "numbers only (.json), the main table only (.tsv), or a folder with each table as CSV.",
+    ),
+    Option(
+        "low_memory",
+        bool,
+        False,
+        "Leave the weights in their files and read those of a layer when it is worked on, for "
+        "transformers larger than memory.",
+    ),
+    Option("device", str, "auto", DEVICE_HELP),
+)
+"""Options of every command of an analysis beside its own."""
+
+
+def analysis_command(entry: Analysis) -> Command:
+    """Return the command of an analysis."""
+    options = [*entry.options, OWN[0]]
+    for exporter in EXPORTERS.get(entry.name, ()):
+        options.append(Option(exporter.name, Files, (), exporter.help))
+        options += [WIDTH] if exporter is FIGURE else []
+    by_name, model = inspect.Parameter.KEYWORD_ONLY, Annotated[ModelName, arg(help=MODEL_HELP)]
+    parameters = [inspect.Parameter("model", by_name, annotation=model)]
+    for one in [*options, *OWN[1:]]:
+        kind: Any = Annotated[one.type, arg(help=one.help)]
+        parameters.append(
+            inspect.Parameter(one.name, by_name, annotation=kind, default=one.default)
+        )
+    return Command(partial(run_analysis, entry), entry.about, parameters)
+
+
+def run_analysis(
+    entry: Analysis,
+    model: str,
+    *,
+    output: Path | None = None,
+    device: str = "auto",
+    low_memory: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Read a model, print the reading, and write the files that are asked for."""
+    if output is not None and output.suffix not in ENDINGS:
+        raise BilensError(
+            f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
+        )
+    exporters = EXPORTERS.get(entry.name, ())
+    targets = [(one, path) for one in exporters for path in settings.get(one.name, ())]
+    for exporter, path in targets:
+        if exporter.endings and path.suffix not in exporter.endings:
+            option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
+            raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
+    width = settings.get("width")
+    if width is not None and not settings["figure"]:
+        raise BilensError(
+            f"--width={width} is that of a figure; add --figure NAME.pdf, or leave it out"
+        )
+    if output is not None and output.suffix == ".html":
+        check_own(output.with_suffix(".json"), output)
+
+    from bilens.figures.paper import require_matplotlib
+    from bilens.inputs import check_data, loader
+    from bilens.models import load
+
+    if settings.get("figure"):
+        require_matplotlib()
+    if data := settings.get("data"):
+        check_data(model, data, settings["data_dir"])
+    opened = load(model, device=choose_device(device), low_memory=low_memory)
+    reading = entry.run(opened, settings, loader(opened, model), source=model)
+    show_reading(reading)
+    if output is not None:
+        date = f"{datetime.now().astimezone():%d %B %Y}"
+        write_reading(reading, output, f"{command_line(entry, model, settings)} · {date}")
+        out.print(f"written: {output}")
+    for exporter, path in targets:
+        of = Path(model).stem
+        sizes = {"width": width} if exporter is FIGURE else {}
+        exporter.write(reading, path, output.stem if output else of, of, **sizes)
+        out.print(f"written: {path}")
+    return reading.record()
+
+
+def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> str:
+    """Return the command with the options that change its numbers."""
+    words = ["bilens", entry.name, model]
+    for option in entry.options:
+        value = settings.get(option.name, option.default)
+        if value == option.default:
+            continue
+        words.append(f"--{option.name.replace('_', '-')}")
+        values = value if isinstance(value, list | tuple) else (value,)
+        words += [] if value is True else [",".join(map(str, values))]
+    return shlex.join(words)
+
+
+def show_reading(reading: Reading) -> None:
+    """Print the facts, tables and texts of a reading."""
+    out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
+    rows = 30
+    for section in reading.sections():
+        for part in section.parts:
+            if isinstance(part, Table):
+                table = replace(part, frame=part.frame.head(rows))
+                caption = part.caption or section.title
+                show_table(table.header, table.rows, caption, words=table.is_word)
+                if len(part.frame) > rows:
+                    out.print(f"{rows} of {len(part.frame):,} rows; --json and --output have all")
+            elif isinstance(part, ContextList):
+                out.print(f"\n{part.title}", style="bold", highlight=False)
+                for line in part.lines:
+                    out.print(coloured(line))
+
+
+def write_reading(reading: Reading, path: Path, about: str = "") -> None:
+    """Write a page, numbers as JSON, a table, or a folder with tables as CSV, by the ending.
+
+    `about` is a line at the top of the page, such as the command.
+    """
+    from bilens.files import file_names, write_json, written_whole
+    from bilens.report import write_report
+
+    # A page is for reading, and the JSON beside it for programs.
+    if path.suffix == ".html":
+        write_report(path, [reading], title=about or reading.title)
+        write_json(path.with_suffix(".json"), reading.record())
+    elif path.suffix == ".json":
+        write_json(path, reading.record())
+    elif path.suffix == ".tsv":
+        with written_whole(path) as file:
+            reading.frame().to_csv(file, index=False, sep="\t")
+    else:
+        tables = reading.tables()
+        for name, frame in zip(file_names(tables), tables.values(), strict=True):
+            with written_whole(path / f"{name}.csv") as file:
+                frame.to_csv(file, index=False)
+        write_json(path / "reading.json", reading.record())
+
+
+def coloured(line: ContextLine) -> Text:
+    """Return a context for the terminal, coloured by contributions."""
+    text = Text(f"{signed(line.value, '#.3g'):>9} ")
+    for number, (name, share) in enumerate(line.tokens):
+        # Weak contributions stay uncoloured, or every word would be.
+        strength = abs(share) / line.strongest
+        style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
+        # Pieces of words join; marks of a space before a word are spaces.
+        joined, piece = name.startswith("##") and name != "##", name.removeprefix("##")
+        piece = piece.lstrip("▁Ġ") or piece
+        text.append("" if joined else " ")
+        word = f"[{piece}]" if number == line.focal else piece
+        text.append(word, style=f"bold {style}" if strength > 0.5 else style)
+    return text

@@ -1,0 +1,449 @@
+"""Commands that serve or run: pages of models, the demo, the installation and the recipes."""
+
+import ast
+import importlib
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from bilens import __version__
+from bilens.analyses import find_analysis
+from bilens.cli.arrays import decompose
+from bilens.cli.console import (
+    DataDir,
+    Device,
+    ModelName,
+    check_own,
+    choose_device,
+    out,
+    own_place,
+    show_table,
+)
+from bilens.cli.readings import run_analysis
+from bilens.cli.training import Architecture, train_images, train_language
+from bilens.errors import BilensError
+from bilens.lazy_imports import datasets
+from bilens.nn.settings import LanguageSettings
+from bilens.options import Basis, Metric, Order
+from bilens.sections import ContextList, Section, Table
+from bilens.train.settings import ClassifierTraining, LanguageTraining
+
+HERE = "127.0.0.1"
+FOLDER = Path(__file__).parents[3] / "experiments"
+
+
+def recipes() -> dict[str, str]:
+    """Return the name and title of each recipe, a file with a function `run`."""
+    if not FOLDER.is_dir():
+        raise BilensError(
+            f"{FOLDER} does not exist: recipes are part of the repository, not of the package. "
+            "Clone the repository and install it with `pip install -e .`."
+        )
+    titles = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in module.body):
+            titles[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
+    return titles
+
+
+def run_recipe(
+    name: str,
+    *,
+    scale: str,
+    output: Path,
+    models: Path,
+    data_dir: Path | None,
+    seeds: int | None = None,
+    seed: int = 0,
+    write: bool = False,
+) -> dict[str, object]:
+    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
+
+    With `write` its rows are in results/NAME.json too.
+    """
+    import torch
+
+    from bilens.files import write_json
+    from bilens.report import write_page
+
+    if name not in recipes():
+        raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")
+    if str(FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(FOLDER.parent))
+    recipe = importlib.import_module(f"experiments.{name}")
+    if seeds is not None and seeds < 1:
+        raise BilensError(f"seeds={seeds}, expected at least 1")
+    of_scales = getattr(recipe, "SEEDS", None)
+    if of_scales is None and (seeds is not None or seed):
+        raise BilensError(f"{name} trains nothing from a seed: leave out --seeds and --seed.")
+    recording = importlib.import_module("experiments.results").Recording() if write else None
+    contexts = importlib.import_module("experiments.context")
+    context = contexts.RecipeContext(scale, models, data_dir, seeds, seed)
+    start = time.perf_counter()
+    outcome = recipe.run(context)
+    about = {
+        "recipe": name,
+        "scale": scale,
+        "seconds": round(time.perf_counter() - start, 1),
+        "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads, "
+        + ("GPU" if torch.cuda.is_available() else "no GPU"),
+        "torch": torch.__version__,
+    }
+    record = {**about, **outcome.numbers}
+    write_json(output / f"{name}.json", record)
+    doc = (recipe.__doc__ or name).strip()
+    title, _, text = doc.partition("\n")
+    rows = [[figure] for figure in outcome.figures.values()]
+    facts = [(key, str(value)) for key, value in about.items()]
+    sections = [Section("Figures", rows=rows)] if rows else []
+    tables = [part for part in outcome.parts if isinstance(part, Table)]
+    texts = [[part] for part in outcome.parts if isinstance(part, ContextList)]
+    sections += [Section("Tables", rows=[tables])] if tables else []
+    sections += [Section("Contexts", rows=texts)] if texts else []
+    write_page(output / f"{name}.html", title, text.strip(), facts, sections)
+    if recording is not None:
+        used = [] if of_scales is None else context.seed_range(of_scales)
+        words = ["--scale paper"] if scale == "paper" else []
+        words += [f"--seeds {seeds}"] if seeds else []
+        words += [f"--seed {seed}"] if seed else []
+        recording.write(
+            name,
+            title=title.rstrip("."),
+            command=" ".join(["bilens reproduce", name, *words, "--write"]),
+            rows=outcome.rows,
+            settings={"scale": scale, **outcome.settings},
+            seeds=used,
+        )
+    return record
+
+
+BIBTEX = f"""\
+@software{{bilens,
+  title   = {{bilens: read neural networks from their weights}},
+  author  = {{{{the bilens developers}}}},
+  year    = {{2026}},
+  version = {{{__version__}}}
+}}"""
+"""The entry as it is in README; a test compares both with CITATION.cff."""
+OPTIONAL = {
+    "datasets": ("train", "data sets by name, texts of your own, training"),
+    "accelerate": ("train", "training, and scans of texts by several processes"),
+    "pyarrow": ("train", "texts of your own, whose tokens it keeps on disk"),
+    "scikit-learn": ("train", "the digits of the demo"),
+    "gradio": ("explore", "bilens explore"),
+    "gguf": ("gguf", "models in .gguf files"),
+    "matplotlib": ("figures", "figures as SVG, PDF and PNG, and pictures in a notebook's HTML"),
+    "triton": ("gpu", "attention without softmax on a GPU; computed in chunks without it"),
+    "tensorboard": ("", "--report-to tensorboard"),
+    "wandb": ("", "--report-to wandb"),
+    "trackio": ("", "--report-to trackio"),
+}
+"""By name: the extra that installs it, if one does, and what it adds."""
+
+
+def report(
+    model: ModelName,
+    *,
+    data: str | None = None,
+    data_dir: DataDir = None,
+    output: Path | None = None,
+    figures: Literal["png", "svg", "pdf"] | None = None,
+    add: tuple[str, ...] = (),
+    basis: Basis | None = None,
+    drop: float | None = None,
+    metric: Metric | None = None,
+    order: Order | None = None,
+    token: str | None = None,
+    minus: str | None = None,
+    layer: int | None = None,
+    among: int | None = None,
+    prompt: str | None = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Write the report of a trained model: one HTML file that works offline.
+
+        bilens report runs/mnist --figures png
+        bilens report runs/grammar --token soup --minus rice,jam
+        bilens report runs/grammar --token soup --prompt "then ben ate" --add flow copying.py
+
+    Args:
+        model: run directory, or folder or name of a model of a known family.
+        data: name of the data; by default that of the training.
+        data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
+        output: the page; by default report.html in the run directory, or runs/report-NAME.html.
+        figures: also save every figure in this format into the folder figures beside the page.
+        add: names of further readings, such as flow, and files with readings of your own.
+        basis: (images) eigenvectors orthonormal after the embedding, as in the paper, or in
+            pixels; for models of one layer.
+        drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
+            for models of several layers. By default that of `decompose --bonds`, or else 0.01.
+        metric: (images) inputs of the directions, as in `decompose --bonds`; by default those that
+            it was run with, or else the training images.
+        order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
+        token: (language) the output to explain; by default the token that the model predicts with
+            the largest margin at the beginning of a held-out text.
+        minus: (language) tokens whose mean is subtracted from it, separated by commas.
+        layer: (language) number of the layer whose heads and MLP are read, from 0; by default 0 if
+            its MLP is a tensor, or else none.
+        among: (language) read heads of this many tokens, the first of the vocabulary.
+        prompt: (language) the text whose flow the page begins with, and that of readings that need
+            one; by default the held-out text of the largest margin.
+    """
+    settings = {
+        **{"data": data, "data_dir": data_dir, "basis": basis, "drop": drop, "metric": metric},
+        **{"order": order, "token": token, "minus": minus, "layer": layer, "among": among},
+        "prompt": prompt,
+    }
+    folder = Path(model)
+    inside, outside = folder / "report.html", Path("runs") / f"report-{folder.stem}.html"
+    page = own_place(output, inside if folder.is_dir() else outside)
+    if figures:
+        check_own(page.parent / "figures", page)
+
+    from bilens.figures.paper import require_matplotlib
+    from bilens.inputs import check_data
+    from bilens.models import load
+    from bilens.report import save_figures, write_report
+    from bilens.report.model import report_readings
+
+    check_data(model, data, data_dir)
+    if figures:
+        require_matplotlib()
+    opened = load(model, device=choose_device(device))
+    readings = report_readings(opened, settings, source=model, add=add)
+    drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
+    out.print(f"report: {page}")
+    if figures:
+        save_figures(drawn, page.parent / "figures", figures)
+        out.print(f"figures: {page.parent / 'figures'}")
+    return {"report": page, "figures": list(drawn)}
+
+
+def explore(
+    model: ModelName,
+    *,
+    data: str | None = None,
+    data_dir: DataDir = None,
+    host: str = HERE,
+    port: int | None = None,
+    share: bool = False,
+    open_browser: bool = False,
+    add: tuple[str, ...] = (),
+    space: Path | None = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Look into a trained model in the browser: directions, eigenvectors, your own inputs.
+
+    Serves a page to this machine only, and sends nothing elsewhere. Each view has an
+    address of its own; each picture and table can be saved.
+
+        bilens explore runs/mnist --open-browser
+        bilens explore runs/grammar --space grammar-space
+
+    Args:
+        model: run directory, or folder or name of a model of a known family.
+        data: name of the data; by default that of the training. A language model needs none for
+            flows and circuits.
+        data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
+        host: address to listen at; 0.0.0.0 lets other machines in.
+        port: by default the first free one from 7860.
+        share: also open a public address, through a server of Gradio's, for a week.
+        open_browser: open the page in the default browser.
+        add: names of further readings, such as heads, and files with readings of your own.
+        space: write a folder instead that Hugging Face runs as a Space, the model in it.
+    """
+    from bilens import explore as explorers
+
+    # A Space starts its own explorer, so nothing is read here.
+    if space is not None:
+        unused = {
+            "data_dir": (data_dir, None),
+            "host": (host, HERE),
+            "port": (port, None),
+            "share": (share, False),
+            "open_browser": (open_browser, False),
+            "add": (add, ()),
+            "device": (device, "auto"),
+        }
+        for name, (value, default) in unused.items():
+            if value != default:
+                raise BilensError(
+                    f"--{name.replace('_', '-')}={value} has no effect with --space, which starts "
+                    "its own explorer; leave it out"
+                )
+        explorers.write_space(space, model, data=data)
+        out.print(f"Space: {space}; `python app.py` in it serves it here")
+        return {"space": space}
+    app = explorers.explorer(
+        model, data=data, data_dir=data_dir, device=str(choose_device(device)), add=add
+    )
+    address = app.launch(host=host, port=port, share=share, open_browser=open_browser)
+    return {"address": address}
+
+
+def doctor() -> dict[str, Any]:
+    """Print versions, devices, places of data and caches, and optional packages that are missing.
+
+    bilens doctor --json
+    """
+    import torch
+    from huggingface_hub import constants
+
+    from bilens.kernels import triton_problem
+
+    optional = {name: _version(name) for name in OPTIONAL}
+    # Installed is not enough: it has to fit the GPU and its driver.
+    if optional["triton"] is not None and (problem := triton_problem()) is not None:
+        optional["triton"] = f"{problem}; the chunked kernel is used"
+    data = os.environ.get("BILENS_DATA")
+    needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
+    cards = {}
+    for number in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(number)
+        cards[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+    checks: dict[str, Any] = {
+        "versions": {
+            "bilens": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            **{name: _version(name) for name in needed},
+        },
+        "devices": {
+            "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
+            **cards,
+            **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
+        },
+        "places": {
+            "BILENS_DATA": data if data is None or Path(data).is_dir() else f"{data} (missing)",
+            "models and data of the hub": constants.HF_HUB_CACHE,
+            "texts and tokens": str(datasets.config.HF_DATASETS_CACHE),
+            "hub": "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT,
+        },
+        "optional": optional,
+    }
+    for title, rows in checks.items():
+        cells = {name: str(value or "missing") for name, value in rows.items()}
+        if title == "optional":
+            adds = [(name, cell, OPTIONAL[name][1]) for name, cell in cells.items()]
+            show_table(("", "", "adds"), adds, title, words=3)
+        else:
+            show_table(("", ""), cells.items(), title, words=2)
+    missing = [name for name, value in optional.items() if value is None]
+    extras = dict.fromkeys(OPTIONAL[name][0] for name in missing)
+    others = [name for name in missing if not OPTIONAL[name][0]]
+    lines = [f"pip install -e '.[{','.join(filter(None, extras))}]'"] * any(extras)
+    lines += [f"pip install {' '.join(others)}"] * bool(others)
+    if lines:
+        out.print(f"What is missing comes with {', '.join(lines)}", markup=False)
+    return checks
+
+
+def cite() -> dict[str, Any]:
+    """Print the BibTeX entry of this version.
+
+    The sources of the methods are in the docs, on the page "What is exact".
+
+    bilens cite
+    """
+    out.print(BIBTEX)
+    return {"bibtex": BIBTEX}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+DEEP = Architecture(d_model=64, n_layers=3, norm="scalar")
+IMAGES = ClassifierTraining(epochs=40, batch_size=50, decay=0.95)
+SMALL = LanguageSettings(d_model=64, n_heads=2, d_hidden=128, n_ctx=16)
+WORDS = LanguageTraining(epochs=1, batch_size=64, learning_rate=5e-3)
+
+
+def demo(*, output: Path | None = None) -> dict[str, Any]:
+    """See it work: a deep model on few directions, and a logit of a language model accounted for.
+
+    Trains three layers on the bundled digits and a language model on a small grammar, which takes
+    a minute or two. Prints how few directions the first needs and the sources of a logit of the
+    second, and writes a page on each.
+
+        bilens demo
+
+    Args:
+        output: folder of the two runs, deep and grammar; by default runs/demo.
+    """
+    output = own_place(output, "runs/demo")
+
+    from bilens.train.run_directory import is_begun
+
+    deep, grammar = output / "deep", output / "grammar"
+    out.print("A deep model on few directions", style="bold")
+    train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
+    records = {"decompose": decompose(deep, bonds=True)}
+    report(str(deep), output=deep / "report.html")
+    # A name and a verb have an object: what ben ate was rice, what lily ate soup.
+    prompt, token, minus = "then ben was happy and ate", "rice", "soup,jam"
+    unlikely = minus.replace(",", " or ")
+    out.print(f"\n“{prompt}”: why {token}, and not {unlikely}?", style="bold")
+    train_language(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS)
+    # As the command does it, so that the demo shows what users will type.
+    asked: dict[str, Any] = {"prompt": prompt, "token": token, "minus": minus}
+    page = grammar / "flow.html"
+    records["flow"] = run_analysis(find_analysis("flow"), str(grammar), output=page, **asked)
+    report(str(grammar), output=grammar / "report.html", token=token, minus=minus)
+    return records
+
+
+def reproduce(
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
+    *,
+    scale: Literal["small", "paper"] = "small",
+    seeds: int | None = None,
+    seed: int = 0,
+    write: bool = False,
+    data_dir: DataDir = None,
+    output: Path | None = None,
+) -> dict[str, Any]:
+    """Reproduce a figure or table of the papers: its numbers as JSON, its figures as a page.
+
+    Trained models are kept below the output folder, so that a second recipe, or a second try, finds
+    them; ctrl-C loses nothing.
+
+        bilens reproduce
+        bilens reproduce bonds --scale small
+
+    Args:
+        recipe: which; without one, all are listed.
+        scale: small takes minutes on two cores; paper is as large as the source.
+        seeds: how many models of each kind to train; by default as many as the scale has.
+        seed: the first seed.
+        write: also write results/NAME.json, of which the docs are made; needs a clean clone.
+        data_dir: folder of the IDX files; see `bilens train images --help`.
+        output: folder for NAME.json, NAME.html and the models; by default runs/reproduced.
+    """
+    output = own_place(output, "runs/reproduced")
+    if recipe is None:
+        show_table(("recipe", "what"), recipes().items(), words=2)
+        return {"recipes": recipes()}
+    record = run_recipe(
+        recipe,
+        scale=scale,
+        output=output,
+        models=output / "models",
+        data_dir=data_dir,
+        seeds=seeds,
+        seed=seed,
+        write=write,
+    )
+    out.print_json(data=record)
+    out.print(f"page: {output / recipe}.html")
+    return record
