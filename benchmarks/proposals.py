@@ -94,26 +94,15 @@ def judgements() -> dict[tuple[str, str], bool]:
     return {(row["text"], row["against"]): row["accepted"] == "yes" for row in rows}
 
 
-def read_by_a_person(model: ResidualModel) -> list[dict[str, Any]]:
-    """Return the proposals that were read, with judgements; None where one is missing."""
-    known, rows = judgements(), []
-    for task in BEHAVIOURS:
-        questions = proposed(model, task)
-        count = min(READ, len(questions))
-        for i in range(count):
-            question = questions[i * len(questions) // count]
-            texts = str(question.text), str(question.against)
-            rows.append(
-                {
-                    "task": task,
-                    "text": texts[0],
-                    "against": texts[1],
-                    "token": question.token,
-                    "minus": question.minus[0],
-                    "accepted": known.get(texts),
-                }
-            )
-    return rows
+def to_read(model: ResidualModel, task: str) -> dict[str, Any]:
+    """Return the proposals of a behaviour that a person reads."""
+    questions, rows = proposed(model, task), []
+    count = min(READ, len(questions))
+    for i in range(count):
+        question = questions[i * len(questions) // count]
+        answers = {"token": question.token, "minus": question.minus[0]}
+        rows.append({"text": str(question.text), "against": str(question.against), **answers})
+    return {"read": rows}
 
 
 def main() -> None:
@@ -125,13 +114,19 @@ def main() -> None:
     recording = Recording()
     model = load(str(smollm2()))
     assert isinstance(model, ResidualModel)
-    read = read_by_a_person(model)
+    known, read = judgements(), []
+    keys = [(task,) for task in BEHAVIOURS]
+    for of_task in saved_rows(
+        folder / "read.jsonl", ("task",), keys, lambda task: to_read(model, task)
+    ):
+        for row in of_task["read"]:
+            accepted = known.get((row["text"], row["against"]))
+            read.append({"task": of_task["task"], **row, "accepted": accepted})
     missing = [row for row in read if row["accepted"] is None]
     for row in missing:
         print("\t".join(str(row[name]) for name in ("task", "text", "against", "token", "minus")))
     if missing:
         raise SystemExit(f"{len(missing)} proposals have no judgement in {JUDGED.name}")
-    keys = [(task,) for task in BEHAVIOURS]
     found = saved_rows(
         folder / "transfer.jsonl",
         ("task",),
@@ -163,7 +158,9 @@ def main() -> None:
             )
     seconds = []
     for row in found:
-        seconds.append(row["seconds to propose"] + row["proposals"]["seconds to search"])
+        # None if the behaviour was proposed before.
+        if row["seconds to propose"] > 1:
+            seconds.append(row["seconds to propose"] + row["proposals"]["seconds to search"])
     rows.append(Row.of_range("from one question to a circuit, of the processor", seconds, unit="s"))
     recording.write(
         "proposals",
