@@ -21,9 +21,7 @@ GROUPS = {
         *("tensorise", "tensor_readings"),
     ],
     "Circuits and flows": [
-        "circuits",
         "coverage",
-        "areas",
         "labels",
         "task_directions",
         "head_directions",
@@ -53,8 +51,11 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = ("families", "help", "pages", "short_attention", "size", "suite")
-"""Files about the project itself, which the page leaves out."""
+OF_THE_PROJECT = (
+    *("areas", "circuits"),
+    *("families", "help", "pages", "short_attention", "size", "suite"),
+)
+"""Files that the page leaves out: about the project itself, or of an earlier search."""
 COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
 INTRODUCTION = """# Results
@@ -67,10 +68,16 @@ for Bilinear MLPs*, "the study" *Bilinear Layers for Mech-Interp: an MNIST case 
 
 
 def load_results(folder: Path = ROOT / "results") -> dict[str, dict[str, Any]]:
-    """Return the content of each file of results by its name without ending."""
-    return {
-        path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
-    }
+    """Return the content of each file of results by its name without ending.
+
+    Those of `experiments.results` have numbers as numbers, and pages of their own.
+    """
+    results = {}
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        if "machine" not in result:
+            results[path.stem] = result
+    return results
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:

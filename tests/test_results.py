@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from docs import unseen
 from docs.results import GROUPS, OF_THE_PROJECT, load_results, page
 from experiments.fig5 import KINDS, measure
 
@@ -15,6 +16,7 @@ from bilens.data import load_images
 from bilens.nn import ClassifierConfig
 from bilens.read import read_classifier
 from bilens.train import ClassifierTraining, train_classifier
+from experiments import results as numbers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = load_results()
@@ -52,6 +54,11 @@ def test_the_page_is_made_from_the_files():
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(RESULTS)
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(RESULTS) == sorted([*listed, *OF_THE_PROJECT])
+
+
+def test_the_tables_of_unseen_templates_are_made_from_the_files():
+    text = unseen.PAGE.read_text(encoding="utf-8")
+    assert text == unseen.page(text, numbers.load_results())
 
 
 @pytest.mark.parametrize("name", RESULTS)
