@@ -254,3 +254,13 @@ def test_a_link_to_nothing_is_named(tmp_path, place):
     (folder / place).symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match=f"{place} is a link to .*gone, which is not there"):
         load_images(str(folder))
+
+
+@pytest.mark.parametrize("name", ["digits.npz", "digits.npy", "digits.zip", "train.parquet"])
+def test_arrays_and_archives_are_refused_with_the_remedy(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    remedy = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
+    with pytest.raises(DataError, match=f"{name} is a file, expected a folder of IDX .*{remedy}"):
+        load_images(str(tmp_path / name))
+    with pytest.raises(DataError, match=f"has neither the IDX files .*{remedy}"):
+        load_images(str(tmp_path))

@@ -12,6 +12,7 @@ Sources:
 import glob
 import gzip
 import math
+import os
 import re
 import struct
 import zlib
@@ -57,6 +58,7 @@ KNOWN = {
         ("fashion-mnist", "FashionMNIST/raw"),
     ),
 }
+REMEDY = "; unpack archives first, and save arrays of .npz or .npy as pictures in class folders"
 TRAIN_SHARE = 0.8
 BYTES = 8
 IDX_TYPES = {BYTES: "bytes", 9: "signed bytes", 11: "int16", 12: "int32"}
@@ -250,6 +252,10 @@ def _read(name: str, folder: Path | None, seed: int) -> ImageData:
         return _read_hub(repository.rpartition("/")[2], repository, None)
     if _is_own(name):
         return _read_own(Path(name).resolve(), seed)
+    if os.path.isfile(name):  # noqa: PTH113  pathlib raises for names that are too long
+        raise DataError(
+            f"{name} is a file, expected a folder of IDX files or of class folders{REMEDY}"
+        )
     raise DataError(
         f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59, hub:owner/name or the "
         "path of a folder of IDX files or of class folders with images"
@@ -284,7 +290,7 @@ def _splits(folder: Path) -> list[Path]:
     if not children:
         raise DataError(
             f"{folder} has neither the IDX files {', '.join(IDX_FILES)} nor class folders with "
-            "images; unpack archives first"
+            f"images{REMEDY}"
         )
     # A folder called train that holds pictures is a class, and one that holds folders is a split.
     if not nested:
