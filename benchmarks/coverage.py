@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import torch
+from experiments.patching import resampled
 
 from benchmarks.clock import write_results
-from bilens.read.flow.circuit_search import resampled
 from bilens.read.flow.interval import Interval
 
 KINDS = ("symmetric", "skewed")

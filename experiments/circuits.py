@@ -1,7 +1,7 @@
 """Circuits: the few parts that answer a task, where they transfer, and attributions that find them.
 
-For each of eleven tasks (`experiments/tasks.py`) a circuit is found on eight questions of the first
-template, by `bilens.circuit`. It is measured on other questions of that template, and on
+For each of eleven tasks (`experiments/tasks.py`) a circuit is found on eleven questions of the
+first template, by `bilens.circuit`. It is measured on other questions of that template, and on
 the second template of every task: what it restores of the change, and what is left without it.
 
 The circuit track of MIB: parts are ordered by an attribution, its mean over the questions that
@@ -13,7 +13,7 @@ else has its value of the second text.
 
 The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, GIM's
 gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
-the questions that order, and the elimination by which `bilens.read.flow.circuit_search` searches.
+the questions that order, and elimination: integrated gradients by the mask, taken again and again.
 The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
 parts keep. Intervals of areas are bootstraps over questions, 95 %, also of differences from EAP-IG.
 Results are kept in the folder of models, and a stopped run resumes. The circuit of one task is also
@@ -36,14 +36,8 @@ import torch
 from torch import Tensor
 
 from bilens.files import write_json
-from bilens.read.flow.circuit_search import (
-    Cases,
-    everything_but,
-    found_circuit,
-    integrated_gradients,
-    jaccards,
-    resampled,
-)
+from bilens.read.flow.circuit_measures import Split, found_circuit
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.edges import EdgeCases, found_edges
 from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.interval import Interval
@@ -56,7 +50,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
-from experiments.patching import GRADIENTS, along
+from experiments.patching import GRADIENTS, along, resampled
 from experiments.pretrained import open_models, saved_rows
 from experiments.tasks import questions_of
 
@@ -64,7 +58,7 @@ SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 EDGES = ("agreement", "ioi")
 KNOWN = ("agreement", "gender", "ioi", "facts")
 BASELINE = "EAP-IG inputs"
-KEEP = 0.9
+KEEP, LEFT = 1.0, 0.1
 BATCH = 16
 
 
@@ -94,29 +88,22 @@ def _of_model(
         path = context.models / f"{kind}-{name}-{finding}.jsonl"
         return saved_rows(path, ("task",), [(task,) for task in tasks], measure)
 
-    circuits = saved("circuits", tasks, lambda task: of_task(model, first[task], second, finding))
+    circuits = saved("circuits", tasks, lambda task: of_task(model, first[task], second))
     parts_of = {row["task"]: row for row in circuits}
     twice = saved(
-        "circuits-of-twice",
-        known,
-        lambda task: of_task(model, more[task], {task: second[task]}, 2 * finding),
+        "circuits-of-twice", known, lambda task: of_task(model, more[task], {task: second[task]})
     )
     # Where a circuit does not carry over, does the second template have one of its own?
     poor = [task for task, row in parts_of.items() if row["transfer"][task][0]["value"] < 0.5]
     own = saved(
         "circuits-of-second",
         poor,
-        lambda task: of_task(model, of_second[task], {task: first[task][:measuring]}, finding),
-    )
-    stability = saved(
-        "stability",
-        known,
-        lambda task: {"jaccard": jaccards(Cases.of(model, first[task][:finding]), KEEP, 3)},
+        lambda task: of_task(model, of_second[task], {task: first[task][:measuring]}),
     )
     edges = saved(
         "edges",
         tasks[: context.choose(1, len(tasks))],
-        lambda task: edges_of_task(model, parts_of[task], first[task], finding),
+        lambda task: edges_of_task(model, parts_of[task], first[task]),
     )
     steps = context.choose(20, 500)
     of_parts = saved("areas", tasks, lambda task: compared(model, longer[task], finding, steps))
@@ -136,7 +123,6 @@ def _of_model(
         "circuits by tasks, second templates": transfer_table(circuits),
         "circuits found on twice the questions": circuit_table(twice),
         "circuits of the second template": circuit_table(own),
-        "stability": pd.DataFrame(stability),
         "edges between the parts": pd.DataFrame(edges),
         "areas, first templates": area_table(of_parts),
         "areas of edges": area_table(of_edges),
@@ -145,12 +131,11 @@ def _of_model(
 
 
 def of_task(
-    model: ResidualModel, questions: list[Question], others: dict[str, list[Question]], finding: int
+    model: ResidualModel, questions: list[Question], others: dict[str, list[Question]]
 ) -> dict[str, Any]:
     """Return the circuit of a task, and what it does on the second template of every task."""
-    first = Cases.of(model, questions[:finding])
-    circuit = found_circuit(first, Cases.of(model, questions[finding:]), KEEP)
-    masks = torch.stack([circuit.mask, everything_but(circuit)]).double()
+    circuit = found_circuit([split_of(model, questions)], KEEP, LEFT)
+    masks = torch.stack([circuit.mask, circuit.others]).double()
     transfer = {}
     for other, of_other in others.items():
         cases = Cases.of(model, of_other)
@@ -158,25 +143,25 @@ def of_task(
         transfer[other] = [vars(Interval.of(rises, cases.changes)) for rises in values]
     return {
         "parts": [str(part) for part in parts_in(circuit.mask)],
-        "needed": [str(part) for part in circuit.needed],
-        "ordering": circuit.ordering,
-        "restored": vars(circuit.restored),
-        "left": vars(circuit.left),
+        "needed": [str(part) for part in parts_in(circuit.needed)],
+        "holds": circuit.found.holds,
+        "restored": vars(circuit.measured.restored),
+        "left": vars(circuit.measured.left),
         "transfer": transfer,
     }
 
 
 def edges_of_task(
-    model: ResidualModel, row: dict[str, Any], questions: list[Question], finding: int
+    model: ResidualModel, row: dict[str, Any], questions: list[Question]
 ) -> dict[str, Any]:
     """Return the numbers of edges between the parts of a circuit, and what the few restore."""
-    first, others = Cases.of(model, questions[:finding]), Cases.of(model, questions[finding:])
-    mask = torch.zeros(first.shape, dtype=torch.bool)
+    split = split_of(model, questions)
+    mask = torch.zeros(split.ordering.shape, dtype=torch.bool)
     for address in row["parts"]:
         part = Part.parse(address, model)
         mask[part.layer or 0, -1 if part.number is None else part.number] = True
     start = time.process_time()
-    found = found_edges(first, others, mask, KEEP * row["ordering"])
+    found = found_edges([split.ordering], [split.deciding], split.measuring, mask)
     return {
         "edges": len(found.edges),
         "of": found.candidates,
@@ -184,6 +169,11 @@ def edges_of_task(
         "by its parts": row["restored"]["value"],
         "seconds": time.process_time() - start,
     }
+
+
+def split_of(model: ResidualModel, questions: list[Question]) -> Split:
+    """Return the questions that order, that decide the size of a circuit, and that measure."""
+    return Split.of(Cases.of(model, questions), range(len(questions)), "")
 
 
 def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> dict[str, Any]:
@@ -267,8 +257,8 @@ def by_gim(cases: Cases) -> Tensor:
 def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     """Return the ranking of parts by which a quarter of a circuit is dropped again and again.
 
-    Integrated gradients are taken anew in the circuit that is left, as in
-    `bilens.read.flow.circuit_search.search`. With `absolute` those of the smallest size go.
+    Integrated gradients are taken anew in the circuit that is left. With `absolute` those of the
+    smallest size go.
     """
     order = cases.everything.flatten().nonzero().flatten()
     size = len(order)
@@ -277,7 +267,7 @@ def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
         left = order[:size].clone()
         mask = torch.zeros(cases.shape, dtype=torch.bool)
         mask.view(-1)[left] = True
-        gradients = integrated_gradients(cases, mask).flatten()[left]
+        gradients = cases.scores(mask).flatten()[left]
         order[:size] = left[(gradients.abs() if absolute else gradients).argsort(descending=True)]
         size = 3 * size // 4
     ranks = torch.zeros(cases.shape, dtype=torch.float64)

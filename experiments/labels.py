@@ -26,7 +26,8 @@ import torch
 from torch.nn import functional
 
 from bilens.read.flow import Flow, Node, Question, flow, measure
-from bilens.read.flow.circuit_search import Cases, part_effects, search
+from bilens.read.flow.circuit_measures import part_effects
+from bilens.read.flow.circuit_search import Cases, search
 from bilens.read.flow.labels import token_words
 from bilens.residual import ResidualModel
 from bilens.sections import Table
@@ -95,10 +96,10 @@ def of_parts(
 ) -> dict[str, float]:
     """Return the mean score of the labels of a circuit's parts on other questions."""
     first = Cases.of(model, questions)
-    mask = search(first, KEEP)[-1]
+    mask = search([first], [first], KEEP).mask
     sides = []
     for cases in (first, Cases.of(model, others)):
-        effects = part_effects(cases, mask, TOKENS)
+        effects = part_effects([cases], mask, TOKENS)
         sides.append({effect.part: effect.raises for effect in effects})
     here, there = sides
     means = [

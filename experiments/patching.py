@@ -42,7 +42,6 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.read.flow.case import both_passes
-from bilens.read.flow.circuit_search import resampled
 from bilens.read.flow.edges import EdgeGraph
 from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.patching import patched_effects
@@ -67,6 +66,11 @@ GRADIENTS = {
     "integrated gradients": tuple((i + 0.5) / POINTS for i in range(POINTS)),
 }
 """Attributions by gradients, with the points between the other text and the text."""
+
+
+def resampled(count: int, samples: int = 2000) -> np.ndarray:
+    """Return the numbers of bootstrap samples of questions, (samples, count)."""
+    return np.random.default_rng(0).integers(count, size=(samples, count))
 
 
 KINDS = ("heads", "mlps")

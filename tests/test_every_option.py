@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import bilens
 from bilens.cli import COMMANDS, commands_of, main
 from bilens.convert import save_model
 from tests.command_line import in_json, work_beside, write_sources
@@ -32,7 +33,7 @@ QUESTIONS += "t5 t9 t8\tt3\tt7\tt5 t4 t8\tone\nt8 t4 t5\tt6\tt3\tt9 t4 t5\tone\n
 LAYER = ["--layer", "0"]
 FLOW = ["flow", "model", "--prompt", "t3 t4 t5", "--token", "t6"]
 OF_PRODUCTS = ["flow", "squared", *FLOW[2:]]
-PAIRS = ["circuit", "model", "--questions", "questions.tsv", "--finding", "2"]
+PAIRS = ["circuit", "model", "--questions", "questions.tsv"]
 QUESTIONS_LIKE = ["questions", "squared", "--prompt", "t3 t9 t7", "--token", "t6"]
 ONE = ["circuit", "model", "--prompt", "t3 t4 t5", "--token", "t8", "--against", "t3 t8 t5"]
 IMAGES = {"data": "fashion-mnist", "data_dir": "nowhere"}
@@ -58,9 +59,9 @@ CIRCUIT_OPTIONS = {
     "against": "t3 t9 t5",
     "questions": "others.tsv",
     "keep": "1.4",
-    "finding": "1",
+    "left": "0",
     "level": "edges",
-    "bootstraps": "2",
+    "controls": None,
 }
 REPORT_OPTIONS = {
     "add": "own.py",
@@ -226,10 +227,11 @@ def sources(tmp_path_factory):
         words = Random(seed).choices([f"t{number}" for number in range(3, 10)], k=9000)
         lines = [" ".join(words[i : i + 11]) for i in range(0, len(words), 11)]
         (folder / name).write_text("\n".join(lines))
-    (folder / "questions.tsv").write_text(QUESTIONS)
-    (folder / "others.tsv").write_text(QUESTIONS.replace("t3", "t9"))
-    tasks = QUESTIONS + QUESTIONS.replace("t3", "t9").replace("one", "two")
-    (folder / "tasks.tsv").write_text(tasks)
+    first = answered(folder / "model", QUESTIONS)
+    others = answered(folder / "model", QUESTIONS.replace("t3", "t9"))
+    (folder / "questions.tsv").write_text(first)
+    (folder / "others.tsv").write_text(others)
+    (folder / "tasks.tsv").write_text(first + others.replace("one", "two"))
     (folder / "own.py").write_text(OWN)
     for name, settings in {
         "learned": {"positions": "learned"},
@@ -237,6 +239,17 @@ def sources(tmp_path_factory):
     }.items():
         save_model(folder / name, random_model(n_layers=2, **settings), toy_tokenizer())
     return folder
+
+
+def answered(model: Path, questions: str) -> str:
+    """Return lines of questions in which the token is the one that a model prefers."""
+    view, lines = bilens.load(model), []
+    for line in questions.splitlines():
+        text, *tokens, against, task = line.split("\t")
+        logits = view.logits(view.ids(text)[None])[0, -1]
+        tokens.sort(key=lambda name: -float(logits[view.token(name)]))
+        lines.append("\t".join((text, *tokens, against, task)) + "\n")
+    return "".join(lines)
 
 
 def outcome(command: list[str], capsys: Any) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ import time
 import zipfile
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import replace
 from importlib import import_module
 from threading import Event, Thread
 
@@ -53,9 +54,13 @@ def flows(view, **options):
 
 
 def circuit(view):
-    (found,) = bilens.circuit(view, QUESTIONS).circuits
+    # The model answers each question of a direction.
+    direction = {"token": "", "minus": (), "vector": view.direction("t5", minus="t6")}
+    questions = [replace(question, **direction) for question in QUESTIONS]
+    (found,) = bilens.circuit(view, questions).circuits
     effects = [(effect.noising, effect.denoising) for effect in found.effects]
-    return numbers(found.mask, found.restored.value, found.left.value, effects)
+    shares = found.measured.restored.value, found.measured.left.value
+    return numbers(found.mask, shares, effects)
 
 
 def patched(view):

@@ -26,9 +26,9 @@ uses the second moment of the inputs.
 Target = Literal["logit", "log-probability", "probability"]
 """The number that a flow splits; the last two between two texts."""
 Keep = Annotated[float, Between(0, 1.5)]
-"""Least f on the questions that find a circuit."""
-Bootstraps = Literal[0] | Annotated[int, Between(2)]
-"""Circuits of resampled questions: none, or two to compare."""
+"""Least f on the questions that decide the size of a circuit."""
+Left = Annotated[float, Between(0, 1)]
+"""Largest f of everything but the circuit there."""
 Level = Literal["parts", "edges"]
 """What a circuit consists of: parts, or parts and the edges between them."""
 

@@ -150,6 +150,7 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
     questions = [
         Question(text, right, (wrong,), "The key to the cabinet"),
         Question("The dogs near the cabinet", right, (wrong,), "The dog near the cabinet"),
+        Question("The boys near the cabinet", right, (wrong,), "The boy near the cabinet"),
     ]
     values = []
     for view in (model, wide):
@@ -157,8 +158,8 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
         flows = flow(view, text, right, minus=wrong, against="The key to the cabinet")
         values.append(flows.value)
     assert values[0] == pytest.approx(values[1], rel=0.1)
-    found = circuit(model, questions, finding=1)
-    assert found.circuits[0].restored.value > 0.5
+    found = circuit(model, questions)
+    assert found.circuits[0].measured.restored.value > 0.5
     with pytest.raises(BilensError, match="'<image_soft_token>' is token 262144 of the tokenizer"):
         model.token("<image_soft_token>")
 

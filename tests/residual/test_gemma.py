@@ -68,9 +68,8 @@ def test_the_form_of_the_hub_is_the_model_in_float32_within_rounding(tmp_path, k
 
 def test_a_circuit_of_the_form_of_the_hub(tmp_path):
     model = bilens.load(saved(tmp_path, "Gemma3", torch.bfloat16))
-    seconds = ("The key to the cabinet", "The keys to the key", "then keys to the cabinet")
-    found = circuit(model, [Question(**QUESTION, against=x) for x in seconds], finding=1)
-    assert found.circuits[0].restored.value > 0
+    found = circuit(model, [Question(**QUESTION, against="The key to the cabinet")])
+    assert found.circuits[0].measured.restored.value > 0
 
 
 @pytest.mark.parametrize("low_memory", [False, True])

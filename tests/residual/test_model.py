@@ -14,7 +14,8 @@ import bilens
 from bilens.convert import give_swish
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.read.flow import Question, flow
-from bilens.read.flow.circuit_search import Cases, part_effects
+from bilens.read.flow.circuit_measures import part_effects
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual import trace as tracing
@@ -306,5 +307,5 @@ def test_a_vocabulary_of_two_tokens():
         for text, against in (([0, 1, 1], [1, 1, 1]), ([0, 0, 1], [1, 0, 1]))
     ]
     cases = Cases.of(view, questions)
-    for effect in part_effects(cases, torch.ones(cases.shape).bool()):
+    for effect in part_effects([cases], torch.ones(cases.shape).bool()):
         assert len(effect.raises) + len(effect.lowers) <= 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Bootstraps, Keep, Level, Target, first_tokens, layer_of, token_list
+from bilens.options import Keep, Left, Level, Target, first_tokens, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -95,18 +95,19 @@ def circuit(
     minus: str = "",
     against: str = "",
     questions: str = "",
-    keep: Keep = 0.9,
-    finding: Count | None = None,
+    keep: Keep = 1.0,
+    left: Left = 0.1,
     level: Level = "parts",
-    bootstraps: Bootstraps = 0,
+    controls: bool = False,
 ) -> Reading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
         bilens circuit model.gguf --questions agreement.tsv --level edges
         bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
 
-    Of one pair of texts the parts are at positions. Of a file with several tasks the circuit of
-    each task is measured on the questions of all.
+    Of one pair of texts the parts are at positions. Of a file with several templates each is left
+    out once, and what the others find is measured on it. The circuit of each of several tasks is
+    measured on the questions of all.
 
     Args:
         model: Any, with its tokenizer.
@@ -116,16 +117,15 @@ def circuit(
             double quotes.
         against: The second text, of as many tokens.
         questions: File with a line for each question, its columns separated by tabs: the text, the
-            token, tokens to subtract (separated by commas), the second text and, with several
-            tasks, the name of its task; or as a header says, a first line with their names, text,
-            token, minus, against and task. Or the name of a task that comes with bilens, such as
-            agreement. The first questions of a task find, the others measure.
-        keep: Least share of the change that a circuit keeps on the questions that find it.
-        finding: Number of questions of a task that find its circuit, by default 16; at most half
-            of them.
+            token, tokens to subtract (separated by commas), the second text and, with several of
+            them, the names of its task and template; or as a header says, a first line with their
+            names, text, token, minus, against, task and template. Or the name of a task that comes
+            with bilens, such as agreement. Some questions of a template find, the others measure.
+        keep: Least share of the change that a circuit keeps on the questions that decide its size.
+        left: Largest share of the change there that is left without the circuit.
         level: Parts, or also the edges between them that carry the answer.
-        bootstraps: Number of circuits of resampled questions, to see how stable it is: none, or at
-            least two to compare; each takes a search.
+        controls: Also search where there is nothing to find: random parts, an answer that is
+            nonsense, and the model with shuffled weights.
     """
     from bilens.read import flow as flows
     from bilens.read.flow.question import Question, read_pairs
@@ -137,23 +137,18 @@ def circuit(
         )
     # Options of one way to ask beside the other.
     one_question = {"token": token, "minus": token_list(minus), "against": against}
-    unused = one_question if questions else {"finding": finding}
-    for name, value in unused.items():
-        if value:
-            beside = (
-                "questions, whose lines have their own"
-                if questions
-                else "prompt, which is one question"
+    for name, value in one_question.items():
+        if questions and value:
+            raise BilensError(
+                f"{name}={value!r} has no effect beside questions, whose lines have their own; "
+                "leave it out"
             )
-            raise BilensError(f"{name}={value!r} has no effect beside {beside}; leave it out")
     asked = (
         read_pairs(model, questions)
         if questions
         else [Question(prompt, token, token_list(minus), against)]
     )
-    reading = flows.circuit(
-        model, asked, keep=keep, finding=finding or 16, level=level, bootstraps=bootstraps
-    )
+    reading = flows.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
     return reading if questions else dataclasses.replace(reading, notes=(*reading.notes, MORE))
 
 

@@ -58,8 +58,9 @@ class Site(NamedTuple):
     """A place in a forward pass at which numbers can be changed."""
 
     module: nn.Module
-    # What is changed: the module's input or output. With "step" the module, a layer, does not run:
-    # its output is a function of its input.
+    # What is changed: the module's input or output. With "step" the module does not run: the output
+    # of a layer is a function of its input, and that of a module that takes each position by itself
+    # one of nothing.
     place: Literal["input", "output", "step"]
     layer: int  # number of its layer, from which a pass has to be computed again
 

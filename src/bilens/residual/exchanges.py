@@ -1,7 +1,7 @@
 """Parts of a pass that take their values of another pass: one part, or a share of each."""
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.residual.changes import Change, Function, Part, Site, adding, mixed_site, mlp_site
@@ -57,8 +57,8 @@ def mixture(
     """Return the changes by which every part keeps a share, and takes the others of another pass.
 
     `keep` is the share of each head of a layer, and of its MLP as the last, at all positions or at
-    each. 1 is the part as it is. A layer of which nothing is kept is not run, and the shares 0 in
-    it have no gradient.
+    each. 1 is the part as it is. A layer of which nothing is kept is not run, nor are its MLP or
+    the maps of its heads; the shares 0 in them have no gradient.
     """
     model, places, changes = other.model, other.model.places, list[Change]()
     for layer, shares in enumerate(keep):
@@ -66,10 +66,21 @@ def mixture(
             step = other.streams[layer + 1] - other.streams[layer]
             changes.append(Change(Site(places.layers[layer].module, "step", layer), adding(step)))
             continue
-        if places.layers[layer].heads is not None:
-            values = exchanging(other.mixed[layer], shares[..., :-1])
+        heads, mlp, by_position = shares[..., :-1], places.layers[layer].mlp, other.by_position
+        maps = [x for x in places.layers[layer].by_position if x is not mlp]
+        if maps and not heads.any():
+            changes += [_stepping(module, layer, other) for module in maps]
+        elif places.layers[layer].heads is not None:
+            values = exchanging(other.mixed[layer], heads)
             changes.append(Change(mixed_site(model, layer), values))
-        if places.layers[layer].mlp is not None:
+        if mlp in by_position and not shares[..., -1].any():
+            changes.append(_stepping(mlp, layer, other))
+        elif mlp is not None:
             values = exchanging(other.outputs[layer], shares[..., -1:])
             changes.append(Change(mlp_site(model, layer), values))
     return changes
+
+
+def _stepping(module: nn.Module, layer: int, other: Pass) -> Change:
+    """Return the change of a module that takes each position by itself to its output elsewhere."""
+    return Change(Site(module, "step", layer), other.by_position[module].to)

@@ -177,7 +177,10 @@ class Pass:
         """Return the last streams of sets of changes, by their first layers in ascending order."""
         n_layers, texts = self.model.n_layers, len(self.ids)
         sites = _by_site(sets)
-        steps = {site.layer: sites.pop(site) for site in [*sites] if site.place == "step"}
+        steps = {}
+        for layer, place in enumerate(self.model.places.layers):
+            if (whole := Site(place.module, "step", layer)) in sites:
+                steps[layer] = sites.pop(whole)
         of_tokens = sites.pop(token_site(self.model), {})
         outputs = self.by_position if kept else {}
         known = {module: output[:, :kept] for module, output in outputs.items()}
@@ -410,12 +413,34 @@ def _changing(
         y = changed(site, _first(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
-    before = [site for site in sites if site.place == "input"]
-    after = [site for site in sites if site.place == "output"]
-    return hooked(
-        [(site.module, partial(change_input, site)) for site in before],
-        [(site.module, partial(change_output, site)) for site in after],
-    )
+    def stepping(site: Site) -> list[bool]:
+        return [number in sites[site] for number in running]
+
+    def leave_out(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
+        rows = args[0].unflatten(0, (len(running), texts))
+        left = rows[[not steps for steps in stepping(site)]]
+        return (left.flatten(0, 1), *args[1:]), options
+
+    def put_in(site: Site, *call: Any) -> Tensor:
+        # Without a row the module has its width still.
+        computed = iter(call[-1].unflatten(0, (-1, texts)) if len(call[-1]) else ())
+        each = []
+        for number, steps in zip(running, stepping(site), strict=True):
+            if steps:
+                each.append(_applied(sites[site][number], call[-1][:0]))
+            else:
+                each.append(next(computed))
+        return torch.cat(each)
+
+    of_kinds: dict[str, list[Site]] = {"input": [], "step": [], "output": []}
+    for site in sites:
+        of_kinds[site.place].append(site)
+    # Inputs are changed before rows are left out, and outputs after they are put in again.
+    before = [(site.module, partial(change_input, site)) for site in of_kinds["input"]]
+    before += [(site.module, partial(leave_out, site)) for site in of_kinds["step"]]
+    after = [(site.module, partial(put_in, site)) for site in of_kinds["step"]]
+    after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
+    return hooked(before, after)
 
 
 def _cut(

@@ -1,5 +1,7 @@
 """Questions on small models, and what every flow adds up to."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +18,19 @@ QUESTIONS = [
     Question("t3 t2 t1 t8", "t5", ("t6",), "t3 t7 t1 t8", "one"),
     Question("t4 t2 t8 t1", "t5", ("t6",), "t4 t7 t8 t1", "one"),
 ]
+
+
+def answered(view, questions):
+    """Return questions with the token that the model prefers to the one that is subtracted."""
+    asked = []
+    for question in questions:
+        logits = view.logits(view.ids(question.text)[None])[0, -1]
+        token, (minus,) = question.token, question.minus
+        if logits[view.token(token)] < logits[view.token(minus)]:
+            asked.append(replace(question, token=minus, minus=(token,)))
+        else:
+            asked.append(question)
+    return asked
 
 
 def write_questions(path, questions):

@@ -9,7 +9,7 @@ from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
 from tests.families import exact_norms, family_view
 from tests.language import view_of
-from tests.read.flow.flows import QUESTIONS, check_gradient
+from tests.read.flow.flows import QUESTIONS, answered, check_gradient
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "own-constant"])
@@ -52,8 +52,9 @@ def test_edges_keep_what_is_asked_and_are_named():
     cases = Cases.of(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
-    found = found_edges(cases, cases, parts, 0.5)
-    assert 0.5 <= found.ordering == found.restored.value
+    found = found_edges([cases], [cases], cases, parts)
+    whole = float(cases.faithfulness(parts[None].double())[0])
+    assert 0.9 * whole - 1e-4 <= found.restored.value <= 1.5
     assert len(found.edges) == int(found.mask.sum()) < found.candidates
     left_out = {("head", 1, 0)}
     for edge in found.edges:
@@ -66,8 +67,8 @@ def test_edges_keep_what_is_asked_and_are_named():
 
 def test_a_circuit_of_edges_is_a_part_of_the_reading():
     view = view_of(n_layers=2, norm="rms")
-    reading = circuit(view, QUESTIONS[:3], keep=0.8, level="edges")
-    (found,) = reading.edges
+    reading = circuit(view, answered(view, QUESTIONS), keep=0.8, level="edges")
+    found = reading.circuits[0].edges
     assert (
         f"{len(found.edges)} of the {found.candidates} edges between them" in reading.facts()[0][1]
     )

@@ -10,6 +10,8 @@ from bilens.errors import BilensError
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.read.flow import Question, circuit, flow, patch, task_directions
 from bilens.read.flow.case import make_cases
+from bilens.read.flow.circuit_measures import Split, found_circuit
+from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
 from tests.families import exact_norms, family_view
 from tests.language import random_text, view_of
@@ -48,12 +50,10 @@ def others(view):
     ]
 
 
-def of_circuit(reading):
+def of_circuit(found):
     """Return the numbers of a circuit."""
-    (found,) = reading.circuits
     effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in found.effects]
-    numbers = [found.curve, found.ordering, found.restored.value, found.left.value]
-    return [*numbers, effects, reading.heading]
+    return [found.found.sizes, found.measured, effects]
 
 
 def arguments(question):
@@ -78,20 +78,24 @@ def by_patch(view, question):
 
 
 def by_positions(view, question):
-    return of_circuit(circuit(view, [question]))
+    reading = circuit(view, [question])
+    return [*of_circuit(reading.circuits[0]), reading.heading]
 
 
 def by_parts(view, question):
-    return of_circuit(circuit(view, [question, *MEASURING], keep=0.6))
+    finding, measuring = Cases.of(view, [question]), Cases.of(view, MEASURING)
+    return of_circuit(found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1))
 
 
 def by_measuring(view, question):
-    return of_circuit(circuit(view, [*MEASURING, question], finding=1, keep=0.6))
+    finding, measuring = Cases.of(view, MEASURING), Cases.of(view, [question])
+    return of_circuit(found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1))
 
 
 def by_edges(view, question):
     reading = circuit(view, [question], level="edges", keep=0.6)
-    return [reading.edges[0].edges, reading.edges[0].restored.value]
+    edges = reading.circuits[0].edges
+    return [edges.edges, edges.restored.value]
 
 
 def by_directions(view, question):

@@ -1,8 +1,8 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, measure, remove
+from bilens.read.flow.circuit_measures import Circuit
 from bilens.read.flow.circuit_reading import CircuitReading, circuit
-from bilens.read.flow.circuit_search import Circuit
 from bilens.read.flow.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.read.flow.gradients import Attributions, eap_ig
 from bilens.read.flow.graph import Flow

@@ -4,7 +4,7 @@ Every field of the question is obeyed or refused here, and nowhere else.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -162,47 +162,27 @@ def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass,
     )
 
 
-@dataclass(frozen=True)
-class Task:
-    """The different questions of a task by their numbers: those that find, and others that measure.
-
-    No question measures if there is only one.
-    """
-
-    name: str
-    finding: list[int]
-    measuring: list[int]
-    repeated: int  # number of questions that were left out, since they repeat others of the task
-
-
-def split_tasks(cases: Sequence[Case], share: Callable[[int], int]) -> list[Task]:
-    """Return the tasks of some cases, of which the first `share` of their number find.
-
-    Raises:
-        BilensError: one of several tasks holds a single question, or a question that finds, of any
-            task, is one that measures.
-    """
-    keys = [case.key for case in cases]
+def different(cases: Sequence[Case]) -> dict[str, list[int]]:
+    """Return the numbers of the questions of each task, without those that repeat others of it."""
     of_tasks: dict[str, dict[object, int]] = defaultdict(dict)
     for number, case in enumerate(cases):
-        of_tasks[case.question.task].setdefault(keys[number], number)
-    tasks = []
-    for name, different in of_tasks.items():
-        numbers = [*different.values()]
-        if len(numbers) == 1 and len(of_tasks) > 1:
-            raise BilensError(
-                f"task {name!r} holds one question, expected at least two different ones: the "
-                "first ones find, and the others measure"
-            )
-        count = max(1, share(len(numbers)))
-        repeated = sum(case.question.task == name for case in cases) - len(numbers)
-        tasks.append(Task(name, numbers[:count], numbers[count:], repeated))
-    finding = {keys[i] for task in tasks for i in task.finding}
-    for task in tasks:
-        for number in task.measuring:
-            if keys[number] in finding:
+        of_tasks[case.question.task].setdefault(case.key, number)
+    return {task: [*numbers.values()] for task, numbers in of_tasks.items()}
+
+
+def check_apart(
+    cases: Sequence[Case], finding: Iterable[int], measuring: Mapping[str, Iterable[int]]
+) -> None:
+    """Check that no question that measures, of any task, is one that finds in another.
+
+    Raises:
+        BilensError: there is one.
+    """
+    keys = {cases[number].key for number in finding}
+    for task, numbers in measuring.items():
+        for number in numbers:
+            if cases[number].key in keys:
                 raise BilensError(
                     f"the question with {' and '.join(cases[number].texts)} would measure in the "
-                    f"task {task.name!r}, but finds in another task; leave it out of one"
+                    f"task {task!r}, but finds in another task; leave it out of one"
                 )
-    return tasks

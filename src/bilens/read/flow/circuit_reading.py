@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -9,23 +11,33 @@ import torch
 
 from bilens.analysis import Reading
 from bilens.checks import checked
+from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, dress
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
-from bilens.options import Bootstraps, Keep, Level
+from bilens.options import Keep, Left, Level
 from bilens.read.flow.ablation import named_by_measurement
-from bilens.read.flow.case import Case, split_tasks
-from bilens.read.flow.circuit_search import Cases, Circuit, everything_but, found_circuit
+from bilens.read.flow.case import Case, check_apart, different
+from bilens.read.flow.circuit_controls import controls as controls_of
+from bilens.read.flow.circuit_measures import (
+    Circuit,
+    Measured,
+    Split,
+    exchanges,
+    found_circuit,
+    left_out,
+)
+from bilens.read.flow.circuit_search import HIGHEST, SIZES, Cases
 from bilens.read.flow.edges import EdgeCircuit, found_edges
 from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.nodes import NARROW, WIDE
+from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, Panel, Picture, Section, Table, signed
-from bilens.settings import Count
 
 DRAWN = 15
 """Nodes of the picture."""
@@ -60,7 +72,7 @@ class CircuitReading(Reading):
         circuits: one for each task.
         transfer: what each circuit does on the questions of the others; None for one task.
         n_parts: number of heads and MLPs, at each position for a single question.
-        edges: of each circuit, the edges between its parts; none if only parts were asked for.
+        limits: least f of a circuit, and the largest f of everything else.
         notes: warnings about the tokens.
         finding: the questions that found the circuits.
     """
@@ -73,49 +85,67 @@ class CircuitReading(Reading):
     circuits: tuple[Circuit, ...]
     transfer: Transfer | None
     n_parts: int
-    edges: tuple[EdgeCircuit, ...] = ()
+    limits: tuple[float, float]
     notes: tuple[str, ...] = ()
     finding: tuple[Question, ...] = ()
 
     title: ClassVar[str] = "Circuit"
-    formats: ClassVar[dict[str, str]] = {"noising": "+.0%", "denoising": "+.0%", "share": "+.1%"}
+    formats: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("noising", "denoising"), "+.0%"),
+        **dict.fromkeys(("restored", "left", "closeness"), ".0%"),
+        "share": "+.1%",
+        "mean change": ".3g",
+    }
 
     def facts(self) -> list[Fact]:
-        """Return the answer of each circuit in a sentence, and warnings."""
+        """Return the answer of each circuit in a few sentences, and warnings."""
         answers: list[Fact] = [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
         return answers + ([("note", " ".join(self.notes))] if self.notes else [])
 
     def answer(self, circuit: Circuit) -> str:
         """Return what a circuit does in a few sentences."""
+        keep, most = self.limits
+        measured, count = circuit.measured, circuit.measured.questions
         change = "absolute change" if circuit.opposite else "change"
-        text = (
-            f"{circuit.size} of {self.n_parts:,} parts restore {circuit.restored} of the {change} "
-            f"on {_measuring(circuit)}"
-        )
-        if circuit.restored.value > 1.05:
-            text += ", more than all, since parts that oppose the answer are left out"
-        needed = ", ".join(map(str, circuit.needed))
-        kept = f", with {needed} in place," if needed else ""
-        if len(circuit.needed) == circuit.size:
-            text += f"; any circuit needs {needed}"
-        else:
-            text += f"; without them{kept} {circuit.left.value:z.0%} is left"
-        for edges in self.edges[self.circuits.index(circuit) :][:1]:
-            text += (
-                f". {len(edges.edges)} of the {edges.candidates} edges between them restore "
-                f"{edges.restored}"
+        parts = f"{circuit.size} of {self.n_parts:,} parts"
+        if not circuit.found.holds:
+            where = (
+                "every template" if len(circuit.by_template) > 1 else "the questions that decide"
             )
-        count = circuit.questions[1] or 1
-        if circuit.right is not None:
-            text += f". The model itself is right in {circuit.right} of {count}"
+            parts = (
+                f"No circuit of at most {SIZES[-1]} parts restores {keep:.0%} to {HIGHEST:.0%} of "
+                f"the {change} on {where}. The best, {parts},"
+            )
+        restore = "restore" if circuit.found.holds else "restores"
+        text = f"{parts} {restore} {measured.restored} of the {change} on {_measuring(circuit)}"
+        if measured.right is not None and circuit.questions[2]:
+            answer = "answer" if circuit.found.holds else "answers"
+            text += f", and {answer} {measured.right} of them"
+        if measured.restored.value > 1.2:
+            text += "; that is more than all, since parts that oppose the answer are left out"
+        needed = ", ".join(map(str, parts_in(circuit.needed)))
+        kept = f", with {needed} in place," if needed else ""
+        if circuit.needed.equal(circuit.mask):
+            text += f". Any circuit needs {needed}"
+        else:
+            text += f". Without them{kept} {measured.left.value:z.0%} is left"
+            if measured.left.value > most:
+                text += f", more than the {most:.0%} that were asked for"
+        if circuit.left_out:
+            text += f". {_of_the_others(circuit)}"
+        if circuit.edges is not None:
+            text += (
+                f". {len(circuit.edges.edges)} of the {circuit.edges.candidates} edges between "
+                f"them restore {circuit.edges.restored}"
+            )
         if circuit.opposite:
             text += (
                 f". In {circuit.opposite} of {count} the answer is the other way round: the number "
                 "is smaller after the first text"
             )
-        if circuit.similar:
-            shared = sum(circuit.similar) / len(circuit.similar)
-            text += f". Circuits of resampled questions share {shared:.0%} of their parts"
+        if circuit.wrong:
+            count_wrong = _counted(len(circuit.wrong), "question")
+            text += f". Left out: {count_wrong} that the model answers otherwise"
         if circuit.repeated:
             text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
@@ -131,7 +161,9 @@ class CircuitReading(Reading):
             "number": self.question.number,
             "values": list(self.values),
             "number of parts": self.n_parts,
-            "circuits": [self._of_circuit(number) for number in range(len(self.circuits))],
+            "keep": self.limits[0],
+            "left at most": self.limits[1],
+            "circuits": [self._of_circuit(circuit) for circuit in self.circuits],
             "notes": list(self.notes),
         }
         if self.transfer is not None:
@@ -141,42 +173,76 @@ class CircuitReading(Reading):
                 record[key] = [[x.value for x in row] for row in rows]
         return record
 
-    def _of_circuit(self, number: int) -> dict[str, Any]:
-        circuit = self.circuits[number]
-        finding, measuring = circuit.questions
+    def _of_circuit(self, circuit: Circuit) -> dict[str, Any]:
+        ordering, deciding, measuring = circuit.questions
+        core = circuit.core
         numbers: dict[str, Any] = {
             "task": circuit.task,
-            "restored": circuit.restored.value,
-            "low": circuit.restored.low,
-            "high": circuit.restored.high,
-            "left": circuit.left.value,
-            "left low": circuit.left.low,
-            "left high": circuit.left.high,
-            "questions that find": finding,
+            "holds": circuit.found.holds,
+            **_numbers(circuit.measured),
+            "questions that order": ordering,
+            "questions that decide the size": deciding,
             "questions that measure": measuring,
-            "right": circuit.right,
-            "of a template that found it": circuit.familiar,
+            "of other templates": circuit.strange,
             "the other way round": circuit.opposite,
+            "answered otherwise": list(circuit.wrong),
             "repeated": circuit.repeated,
-            "restored where it was found": circuit.ordering,
-            "similar": list(circuit.similar),
             "parts": [],
-            "sizes": [{"size": size, "restored": f} for size, f in circuit.curve],
+            "sizes": [
+                {"size": size, "restored": list(shares)}
+                for size, shares in sorted(circuit.found.sizes.items())
+            ],
+            "templates": [
+                {"template": name, **_numbers(measured)}
+                for name, measured in circuit.by_template.items()
+            ],
+            "left out": [
+                {
+                    "template": left.template,
+                    "size": int(left.found.mask.sum()),
+                    "holds": left.found.holds,
+                    "restored": {name: x.value for name, x in left.restored.items()},
+                    **_ends("", left.restored[left.template]),
+                }
+                for left in circuit.left_out
+            ],
+            "similar": circuit.similar,
+            "circuits of a template": [self._of_circuit(own) for own in circuit.own],
+            "controls": [
+                {
+                    "control": control.name,
+                    "size": control.size,
+                    "holds": control.holds,
+                    **_numbers(control.measured),
+                    "model answers": control.answers,
+                    "mean change": control.change,
+                }
+                for control in circuit.controls
+            ],
         }
         for effect in circuit.effects:
-            part = {name: getattr(effect, name) for name in ("noising", "denoising")}
-            words = {"raises": list(effect.raises), "lowers": list(effect.lowers)}
-            needed = {"needed": effect.part in circuit.needed}
-            numbers["parts"].append({"part": str(effect.part), **part, **words, **needed})
-        for of_circuit in self.edges[number : number + 1]:
-            rows = self._edge_rows(of_circuit)
+            part = effect.part
+            other = circuit.exchanged.get(part)
+            numbers["parts"].append(
+                {
+                    "part": str(part),
+                    "noising": effect.noising,
+                    "denoising": effect.denoising,
+                    "raises": list(effect.raises),
+                    "lowers": list(effect.lowers),
+                    "needed": part in parts_in(circuit.needed),
+                    "core": part in parts_in(core),
+                    "exchanged for": None if other is None else str(other),
+                }
+            )
+        if circuit.edges is not None:
             names = ("from", "to", "through", "share")
+            rows = self._edge_rows(circuit.edges)
             numbers |= {
                 "edges": [dict(zip(names, row, strict=True)) for row in rows],
-                "edges between the parts": of_circuit.candidates,
-                "restored by edges": of_circuit.restored.value,
-                "restored by edges low": of_circuit.restored.low,
-                "restored by edges high": of_circuit.restored.high,
+                "edges between the parts": circuit.edges.candidates,
+                "restored by edges": circuit.edges.restored.value,
+                **_ends("restored by edges ", circuit.edges.restored),
             }
         return numbers
 
@@ -184,11 +250,18 @@ class CircuitReading(Reading):
         """Return a row for each part of each circuit, the largest effect first."""
         rows = []
         for circuit in self.circuits:
+            needed, core = parts_in(circuit.needed), parts_in(circuit.core)
             for effect in circuit.effects:
                 numbers = (effect.noising, effect.denoising)
                 words = (", ".join(effect.raises), ", ".join(effect.lowers))
-                note = "needed by any circuit" if effect.part in circuit.needed else ""
-                rows.append((circuit.task, str(effect.part), *numbers, *words, note))
+                notes = []
+                if effect.part in needed:
+                    notes.append("needed by any circuit")
+                if circuit.left_out and effect.part in core:
+                    notes.append("in all circuits")
+                if effect.part in circuit.exchanged:
+                    notes.append(f"or {circuit.exchanged[effect.part]}")
+                rows.append((circuit.task, str(effect.part), *numbers, *words, ", ".join(notes)))
         columns = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
@@ -199,15 +272,40 @@ class CircuitReading(Reading):
         See `FlowGraph.plot` for the width.
         """
         if self.transfer is not None:
-            return self._matrix()
+            tasks = [circuit.task for circuit in self.circuits]
+            rows = self.transfer.restored
+            values = torch.tensor([x.value for row in rows for x in row]).view(len(rows), -1)
+            title = "Share of the change restored"
+            return heat_figure(
+                values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
+            )
         caption = f"The strongest of {self.circuits[0].size} parts, with their tokens"
         return self.graph.plot(caption, width=width)
 
     _repr_mimebundle_ = notebook_picture
 
     def sections(self) -> list[Section]:
-        """Return the answer with its picture, the parts, and the curve of f over size."""
+        """Return the answer with its picture, the controls, templates and parts, and sizes."""
         sections = [self._first_section()]
+        for circuit in self.circuits:
+            of_task = f" of {circuit.task}" if len(self.circuits) > 1 else ""
+            if circuit.controls:
+                text = (
+                    "The same search where there is nothing to find, beside the answer. A circuit "
+                    "of what the model does not know restores the change as well: what tells it "
+                    "apart are the questions that the model answers, and the mean change."
+                )
+                table = Table(_control_frame(circuit), "", self.formats)
+                sections.append(Section(f"Controls{of_task}", text, [[table]]))
+            if circuit.left_out:
+                text = (
+                    "Each row is the circuit that the other templates find where one is left out, "
+                    "each column the questions of a template: the share of the change restored. "
+                    f"These circuits share {circuit.similar:.0%} of their parts (mean Jaccard "
+                    "index)."
+                )
+                table = Table(_template_frame(circuit), "")
+                sections.append(Section(f"Templates{of_task}", text, [[table]]))
         if self.transfer is not None:
             tasks = [circuit.task for circuit in self.circuits]
             text = (
@@ -225,17 +323,19 @@ class CircuitReading(Reading):
         )
         table = Table(self.frame(), "", self.formats)
         sections.append(Section("Parts", parts, [[table]], folded=len(table.frame) > DRAWN))
-        if self.edges:
+        if any(circuit.edges is not None for circuit in self.circuits):
             text = (
                 "An edge is what one part writes for another one to read, from the embedding to "
                 "the logits. All other edges carry what they do on the second text. Shares are "
-                "integrated gradients, by three midpoints."
+                "integrated gradients."
             )
             table = Table(self._edges(), "", self.formats)
             sections.append(Section("Edges", text, [[table]], folded=len(table.frame) > DRAWN))
-        size = "The share that is restored on the questions that measure, by number of parts."
-        curves = [Picture("sizes", self._curves), Table(self._sizes(), "Sizes")]
-        sections.append(Section("Size", size, [curves], folded=True))
+        size = (
+            "The share that is restored on the questions that decide the size, by number of parts, "
+            "of each template."
+        )
+        sections.append(Section("Size", size, [[Picture("sizes", self._curves)]], folded=True))
         return [*sections, self._found_by()]
 
     def _first_section(self) -> Section:
@@ -257,14 +357,17 @@ class CircuitReading(Reading):
         for question in self.finding:
             texts = (str(question.text), question.token, ", ".join(question.minus))
             rows.append((question.task, *texts, str(question.against)))
-        frame = self._by_task(rows, "text", "token", "minus", "against")
+        frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
+        frame = frame if len(self.circuits) > 1 else frame.drop(columns="task")
         return Section("Questions that found it", "", [[Table(frame, "")]], folded=True)
 
     def _edges(self) -> pd.DataFrame:
         rows: list[tuple[Any, ...]] = []
-        for circuit, of_circuit in zip(self.circuits, self.edges, strict=True):
-            rows += [(circuit.task, *row) for row in self._edge_rows(of_circuit)]
-        return self._by_task(rows, "from", "to", "through", "share")
+        for circuit in self.circuits:
+            if circuit.edges is not None:
+                rows += [(circuit.task, *row) for row in self._edge_rows(circuit.edges)]
+        frame = pd.DataFrame(rows, columns=["task", "from", "to", "through", "share"])
+        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
 
     @staticmethod
     def _edge_rows(edges: EdgeCircuit) -> list[tuple[str, str, str, float]]:
@@ -275,35 +378,18 @@ class CircuitReading(Reading):
             rows.append((source, readers, edge.role or "input", edge.share))
         return rows
 
-    def _sizes(self) -> pd.DataFrame:
-        rows: list[tuple[Any, ...]] = []
-        for circuit in self.circuits:
-            rows += [(circuit.task, *point) for point in circuit.curve]
-        return self._by_task(rows, "parts", "restored")
-
-    def _by_task(self, rows: list[tuple[Any, ...]], *columns: str) -> pd.DataFrame:
-        frame = pd.DataFrame(rows, columns=["task", *columns])
-        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
-
     def _curves(self) -> "go.Figure":
         figure = dress(go.Figure(), height=320, title="Share restored, by number of parts")
         for circuit in self.circuits:
-            counts, values = zip(*circuit.curve, strict=True)
-            figure.add_scatter(x=counts, y=values, mode="lines+markers", name=circuit.task)
-        count_axis(figure, [self.n_parts], "parts")
-        if len(self.circuits) == 1:
+            counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
+            columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
+            for template, values in columns:
+                name = ", ".join(filter(None, (circuit.task, template)))
+                figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
+        count_axis(figure, [max(max(circuit.found.sizes) for circuit in self.circuits)], "parts")
+        if len(figure.data) == 1:
             figure.update_traces(line_color=BLUE)
         return figure.update_yaxes(title="share of the change")
-
-    def _matrix(self) -> "go.Figure":
-        assert self.transfer is not None
-        tasks = [circuit.task for circuit in self.circuits]
-        rows = self.transfer.restored
-        values = torch.tensor([x.value for row in rows for x in row]).view(len(rows), -1)
-        title = "Share of the change restored"
-        return heat_figure(
-            values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
-        )
 
 
 @checked
@@ -311,17 +397,18 @@ def circuit(
     model: ResidualModel,
     questions: Sequence[Question],
     *,
-    keep: Keep = 0.9,
-    finding: Count = 16,
+    keep: Keep = 1.0,
+    left: Left = 0.1,
     level: Level = "parts",
-    bootstraps: Bootstraps = 0,
+    controls: bool = False,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
-    The search begins with all parts. Those of the smallest integrated gradients on the first
-    questions of a task are dropped, as long as f stays above `keep` on them. The other questions
-    measure. Questions that repeat others are left out. Of a single question the parts are at
-    positions, and it measures itself.
+    Of the questions of each template some order the parts, by integrated gradients; the circuit is
+    the smallest whose f lies between `keep` and 1.5 on others, of every template; and the rest
+    measure. With two or more templates each is left out once, and the circuit of the others is
+    measured there. Questions that repeat others, or that the model answers otherwise, are left out.
+    Of a single question the parts are at positions, and it measures itself.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
@@ -329,35 +416,54 @@ def circuit(
 
     Args:
         model: any.
-        questions: each with a second text of as many tokens; by the names of their tasks.
-        keep: least f on the questions that find the circuit.
-        finding: number of questions of a task that find it; half of all, if there are fewer than
-            twice as many.
-        level: with "edges" the same search goes on over the edges between the parts: it keeps the
-            share `keep` of what the parts keep. Parts of a single question are at all positions.
-        bootstraps: number of circuits of resampled questions, which say how stable it is: none, or
-            at least two to compare.
+        questions: each with a second text of as many tokens; by the names of their tasks and of
+            their templates, of which each has three or more.
+        keep: least f on the questions that decide the size.
+        left: largest f there of everything but the circuit. Parts are added until it is met.
+        level: with "edges" the same search goes on over the edges between the parts. Parts of a
+            single question are at all positions.
+        controls: also search where there is nothing to find: random parts, a nonsense answer, and
+            shuffled weights.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts do not fit, the number is
-            the same after both, one of several tasks has a single question, or a question that
-            finds a circuit would measure that of another task.
+            the same after both, the model answers fewer than three of a template, or a question
+            that finds a circuit would measure that of another task.
         MemoryLimitError: there are more questions than fit into memory.
     """
     everything = Cases.of(model, questions)
-    tasks = split_tasks(everything.cases, lambda count: min(finding, count // 2))
-    found, measuring, edges = [], [], []
-    finders: list[Question] = []
-    for task in tasks:
-        alone = not task.measuring
-        first = everything.some(task.finding, by_position=alone and level == "parts")
-        others = first if alone else everything.some(task.measuring)
-        finders += [case.question for case in first.cases]
-        of_parts = found_circuit(first, others, keep, bootstraps)
+    tasks = different(everything.cases)
+    plans = [_plan(everything, task, numbers) for task, numbers in tasks.items()]
+    _check_plans(everything, plans)
+    found, measuring, finders = list[Circuit](), list[Cases](), list[Question]()
+    for plan in plans:
+        split = partial(_splits, plan=plan, by_position=plan.alone and level == "parts")
+        splits = split(everything)
+        for of_template in splits:
+            finders += [case.question for case in of_template.ordering.cases]
+            if not plan.alone:
+                finders += [case.question for case in of_template.deciding.cases]
+        measuring.append(Cases.joined([of_template.measuring for of_template in splits]))
+        of_task = replace(
+            found_circuit(splits, keep, left),
+            left_out=left_out(splits, keep),
+            wrong=plan.wrong,
+            repeated=plan.repeated,
+            strange=0 if plan.alone or len(splits) > 1 else _strangers(splits[0]),
+        )
+        of_task = replace(of_task, exchanged=exchanges(of_task, splits))
+        if of_task.strangers:
+            own = tuple(found_circuit([of_template], keep, left) for of_template in splits)
+            of_task = replace(of_task, own=own)
         if level == "edges":
-            edges.append(found_edges(first, others, of_parts.mask, keep * of_parts.ordering))
-        found.append(replace(of_parts, repeated=task.repeated))
-        measuring.append(others)
+            first = [of_template.ordering for of_template in splits]
+            deciding = [of_template.deciding for of_template in splits]
+            edges = found_edges(first, deciding, measuring[-1], of_task.mask)
+            of_task = replace(of_task, edges=edges)
+        if controls:
+            beside = controls_of(everything, split, of_task, keep, left)
+            of_task = replace(of_task, controls=beside)
+        found.append(of_task)
     shown = measuring[0].cases[0]
     return CircuitReading(
         question=shown.question,
@@ -368,30 +474,175 @@ def circuit(
         circuits=tuple(found),
         transfer=_transfer(found, measuring) if len(found) > 1 else None,
         n_parts=found[0].mask.numel(),
-        edges=tuple(edges),
+        limits=(keep, left),
         notes=token_hints(model, questions),
         finding=tuple(finders),
     )
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """The questions of a task that are asked, by their numbers in each template."""
+
+    task: str
+    templates: dict[str, list[int]]
+    alone: bool  # whether it is a single question, which finds and measures itself
+    wrong: tuple[str, ...]
+    repeated: int
+
+
+def _plan(everything: Cases, task: str, numbers: Sequence[int]) -> _Plan:
+    """Return the plan of the different questions of a task.
+
+    Raises:
+        BilensError: the model answers fewer than three of a template.
+    """
+    cases = everything.cases
+    count = sum(case.question.task == task for case in cases)
+    repeated, alone = count - len(numbers), len(numbers) == 1 and count == len(cases)
+    templates: dict[str, list[int]] = {}
+    wrong = []
+    for number, is_right in zip(numbers, everything.some(numbers).answers, strict=True):
+        case = cases[number]
+        of_template = templates.setdefault(case.question.template, [])
+        if alone or is_right is not False:
+            of_template.append(number)
+        else:
+            wrong.append(case.texts[0])
+    for template, right in templates.items():
+        if len(right) < 3 and not alone:
+            places = {"template": template, "task": task}
+            names = [f" of the {kind} {name!r}" for kind, name in places.items() if name]
+            raise BilensError(
+                f"the model answers {_counted(len(right), 'different question')}{''.join(names)}, "
+                "expected at least three: some order the parts, some decide the size of the "
+                "circuit, and others measure it. A question is answered if its token is ahead of "
+                "those to subtract, or of all others without any"
+            )
+    return _Plan(task, templates, alone, tuple(wrong), repeated)
+
+
+def _check_plans(everything: Cases, plans: Sequence[_Plan]) -> None:
+    """Check that what finds does not measure, in any task."""
+    finding = list[int]()
+    measuring: dict[str, list[int]] = {}
+    for plan in plans:
+        for numbers in plan.templates.values():
+            ordering, deciding, others = Split.shares(numbers)
+            finding += [*ordering, *deciding]
+            measuring.setdefault(plan.task, []).extend(others)
+    check_apart(everything.cases, finding, measuring)
+
+
+def _splits(cases: Cases, plan: _Plan, *, by_position: bool) -> list[Split]:
+    splits = []
+    for template, numbers in plan.templates.items():
+        if plan.alone:
+            only = cases.some(numbers, by_position=by_position)
+            splits.append(Split(template, only, only, only))
+        else:
+            splits.append(Split.of(cases, numbers, template))
+    return splits
+
+
+def _of_the_others(circuit: Circuit) -> str:
+    """Return what the circuits of all templates but one restore in words."""
+    shares = []
+    for left in circuit.left_out:
+        share = left.restored[left.template].value
+        shares.append(f"{share:z.0%} ({left.template or 'without a name'})")
+    text = f"Found without one template, circuits restore on it: {', '.join(shares)}"
+    if not circuit.strangers:
+        return text
+    alone = []
+    for own in circuit.own:
+        (template,) = own.by_template
+        alone.append(f"{own.size} parts restore {own.measured.restored.value:z.0%} ({template})")
+    return f"{text}: these templates are answered by other parts. Alone, {', '.join(alone)}"
+
+
 def _measuring(circuit: Circuit) -> str:
     """Return the questions that measure a circuit in words."""
-    _, measuring = circuit.questions
+    measuring, count = circuit.questions[2], len(circuit.by_template)
     if not measuring:
         return "this question"
-    strangers = measuring - circuit.familiar
-    if not strangers:
+    if count > 1:
+        template = f" of the same {count} templates"
+    elif not circuit.strange:
         template = " of the same template"
-    elif strangers == measuring:
+    elif circuit.strange == measuring:
         template = " of other templates"
     else:
-        template = f", of which {strangers} are of other templates"
+        template = f", of which {circuit.strange} are of other templates"
     text = f"{_counted(measuring, 'other question')}{template}"
     if measuring < LEAST:
         text += " (too few for an interval)"
-    elif circuit.restored.low is None:
+    elif circuit.measured.restored.low is None:
         text += " (their changes differ too much for an interval)"
     return text
+
+
+def _strangers(split: Split) -> int:
+    """Return the number of questions that measure whose sentences are not among those that find."""
+    finding = [*split.ordering.cases, *split.deciding.cases]
+    return sum(
+        not any(is_similar(case, other) for other in finding) for case in split.measuring.cases
+    )
+
+
+def is_similar(a: Case, b: Case) -> bool:
+    """Return whether two questions are of one template: half of their tokens agree in order."""
+    tokens, others = (case.passes[0].ids[case.row].tolist() for case in (a, b))
+    return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
+
+
+def _numbers(measured: Measured) -> dict[str, Any]:
+    return {
+        "restored": measured.restored.value,
+        **_ends("", measured.restored),
+        "left": measured.left.value,
+        **_ends("left ", measured.left),
+        "closeness": measured.closeness,
+        "right": measured.right,
+        "questions": measured.questions,
+    }
+
+
+def _ends(name: str, interval: Interval) -> dict[str, float | None]:
+    return {f"{name}low": interval.low, f"{name}high": interval.high}
+
+
+def _control_frame(circuit: Circuit) -> pd.DataFrame:
+    """Return the numbers of a circuit, and of each control below."""
+    rows = []
+    for control in circuit.controls:
+        measured = control.measured
+
+        def of_all(count: int | None, total: int = measured.questions) -> str:
+            return "" if count is None else f"{count} of {total}"
+
+        rows.append(
+            {
+                "search": control.name,
+                "the model answers": of_all(control.answers),
+                "mean change": control.change,
+                "parts": f"{control.size}{', none holds' * (control.holds is False)}",
+                "restored": measured.restored.value,
+                "left": measured.left.value,
+                "closeness": measured.closeness,
+                "answered with it alone": of_all(measured.right),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _template_frame(circuit: Circuit) -> pd.DataFrame:
+    """Return what the circuit of all templates but one (row) restores on each (column)."""
+    rows = []
+    for left in circuit.left_out:
+        cells = {name: f"{share.value:z.0%}" for name, share in left.restored.items()}
+        rows.append({"without": left.template, "parts": int(left.found.mask.sum()), **cells})
+    return pd.DataFrame(rows)
 
 
 def _counted(count: int, thing: str) -> str:
@@ -408,7 +659,7 @@ def _heading(case: Case) -> str:
 
 
 def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
-    masks = torch.stack([x for circuit in found for x in (circuit.mask, everything_but(circuit))])
+    masks = torch.stack([mask for circuit in found for mask in (circuit.mask, circuit.others)])
     restored: list[list[Interval]] = [[] for _ in found]
     left: list[list[Interval]] = [[] for _ in found]
     for cases in measuring:

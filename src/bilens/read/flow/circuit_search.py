@@ -1,4 +1,4 @@
-"""Circuits: the few parts of a model that answer questions, found by gradients and measured.
+"""Circuits: the few parts of a model that answer questions, ordered by gradients and measured.
 
 A mask m in [0, 1] keeps a share of each head and MLP in the run of the first text and takes the
 other share from the run of the second. f(m) is the number of that run on a scale where the second
@@ -8,28 +8,25 @@ by its own, whether the first text raises its number or lowers it.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bilens.checks import check_finite
-from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases
-from bilens.read.flow.interval import Interval
-from bilens.read.flow.labels import token_scores
-from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
-from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Part
-from bilens.residual.exchanges import exchanged, mixture
+from bilens.residual.exchanges import mixture
 from bilens.residual.passes import Pass, first_change
+
+SIZES = (12, 16, 20, 25, 30, 40, 60)
+"""Numbers of parts that are tried first; the last is that of the largest circuit."""
+HIGHEST = 1.5
+"""Largest f of a circuit. Above it so many opposing parts are left out that others answer."""
 
 
 class Cases:
@@ -42,6 +39,7 @@ class Cases:
         self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
     ) -> None:
         self.model, self.by_position, self.cases = model, by_position, cases
+        self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
 
     @classmethod
     def of(
@@ -50,10 +48,27 @@ class Cases:
         """Run a model on both texts of each question; see `make_cases`."""
         return cls(model, make_cases(model, questions), by_position=by_position)
 
-    def some(self, numbers: Iterable[int], *, by_position: bool = False) -> "Cases":
-        """Return the cases with some numbers, which may repeat."""
+    def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
+        """Return the cases with some numbers, which may repeat; their masks are as here."""
         cases = [self.cases[i] for i in numbers]
+        if by_position is None:
+            by_position = self.by_position
         return Cases(self.model, cases, by_position=by_position)
+
+    @classmethod
+    def joined(cls, several: Sequence["Cases"]) -> "Cases":
+        """Return the cases of several as one."""
+        cases = [case for of_one in several for case in of_one.cases]
+        return cls(several[0].model, cases, by_position=several[0].by_position)
+
+    def asking(self, answer: tuple[str, str]) -> "Cases":
+        """Return the cases of the same texts with another answer: a token and one to subtract."""
+        token, minus = answer
+        cases = []
+        for case in self.cases:
+            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
+            cases.append(Case.of(asked, case.passes, case.row))
+        return Cases(self.model, cases, by_position=self.by_position)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -95,14 +110,20 @@ class Cases:
             passes.append((first.some(rows), second.some(rows)))
         return passes
 
-    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
-        """Return how far each number of a group rises from its second text, for each mask."""
+    def streams(
+        self, group: int, masks: Float[Tensor, "n *shape"]
+    ) -> Float[Tensor, "n texts time d_model"]:
+        """Return the last streams of a group's texts, for each mask."""
         first, second = self._passes[group]
         sets = [mixture(second, mask) for mask in masks]
-        streams = first.changed(sets, kept=first_change((first, second)))
-        numbers = self.groups[group]
-        rises = [self.cases[i].rise(x) for i, x in zip(numbers, streams.unbind(1), strict=True)]
-        return torch.stack(rises, 1)
+        return first.changed(sets, kept=first_change((first, second)))
+
+    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
+        """Return how far each number of a group rises from its second text, for each mask."""
+        streams, numbers = self.streams(group, masks).unbind(1), self.groups[group]
+        return torch.stack(
+            [self.cases[i].rise(x) for i, x in zip(numbers, streams, strict=True)], 1
+        )
 
     @torch.no_grad()
     def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
@@ -112,6 +133,27 @@ class Cases:
             values[:, numbers] = self.rises(group, masks).double().cpu()
         check_finite(number=values)
         return values
+
+    @torch.no_grad()
+    def measured(
+        self, masks: Float[Tensor, "n *shape"]
+    ) -> tuple[Float[Tensor, "n cases"], list[bool | None]]:
+        """Return the values of some masks, and whether each question is answered with the first."""
+        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
+        answered: list[bool | None] = [None] * len(self)
+        for group, numbers in enumerate(self.groups):
+            streams = self.streams(group, masks).unbind(1)
+            for number, of_masks in zip(numbers, streams, strict=True):
+                case = self.cases[number]
+                values[:, number] = case.rise(of_masks).double().cpu()
+                answered[number] = case.score.is_answer(of_masks[0, -1])
+        check_finite(number=values)
+        return values, answered
+
+    @property
+    def answers(self) -> list[bool | None]:
+        """Whether the model itself answers each question; None for vectors."""
+        return [case.answers[0] for case in self.cases]
 
     def faithfulness(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
         """Return f of each mask: the mean rise over the mean absolute change."""
@@ -133,228 +175,127 @@ class Cases:
         check_finite(gradient=total)
         return total / self.changes.sum()
 
+    def scores(self, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+        """Return the integrated gradients of f by the mask, on the way to the mask of a circuit.
 
-def integrated_gradients(cases: Cases, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
-    """Return the integrated gradients of f by the mask, on the way to the mask of a circuit.
+        All parts of the circuit grow from 0 to 1 together, so that the integrated gradients add up
+        to its f, up to the error of Gauss-Legendre quadrature with two points. The gradient at the
+        circuit itself is near 0 for parts that saturate, such as the first MLP of many models,
+        without which nothing is left.
 
-    All parts of the circuit grow from 0 to 1 together, so that the integrated gradients add up to
-    f, up to the error of Gauss-Legendre quadrature with three points. The gradient at the circuit
-    itself is near 0 for parts that saturate, such as the first MLP of many models, without which
-    nothing is left.
+        Source: Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
+        """
+        key = mask.numpy().tobytes()
+        if key not in self._scores:
+            self._scores[key] = self._integrated(mask)
+        return self._scores[key]
 
-    Source: Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
-    """
-    points, weights = np.polynomial.legendre.leggauss(3)
-    # From [-1, 1] to [0, 1].
-    shares = torch.from_numpy((points + 1) / 2)
-    masks = shares.reshape(-1, *[1] * mask.dim()) * mask
-    return cases.gradient(masks, (weights / 2).tolist())
-
-
-def search(
-    cases: Cases, keep: float, start: Bool[Tensor, " *shape"] | None = None
-) -> list[Bool[Tensor, " *shape"]]:
-    """Return masks of fewer and fewer parts that keep f, the last one the smallest.
-
-    The parts of the smallest integrated gradients are dropped: half of all, or the largest of some
-    smaller shares that keeps f. Where not even one can go by that order, each of the smallest 24 is
-    tried alone. The search begins with the parts `start`, by default all.
-    """
-    trail: list[Tensor] = []
-    everything = cases.everything
-    smaller: Tensor | None = everything if start is None else start
-    while smaller is not None:
-        trail.append(smaller)
-        smaller = _smaller(cases, smaller, keep)
-    return trail
-
-
-def _smaller(
-    cases: Cases, mask: Bool[Tensor, " *shape"], keep: float
-) -> Bool[Tensor, " *shape"] | None:
-    """Return a mask of fewer parts that keeps f; None if there is none."""
-    if (size := int(mask.sum())) == 1:
-        return None
-    order = integrated_gradients(cases, mask).masked_fill(~mask, torch.inf).flatten().argsort()
-    for count in sorted({max(1, size // share) for share in (2, 3, 6, 12, 24, size)}, reverse=True):
-        trial = without(mask, order[:count])
-        if float(cases.faithfulness(trial[None].double())[0]) >= keep:
-            return trial
-    # The order does not lead on: some parts are tried alone.
-    trials = [without(mask, place) for place in order[: min(size, 24)]]
-    values = cases.faithfulness(torch.stack(trials).double()).tolist()
-    best = values.index(max(values))
-    return trials[best] if values[best] >= keep else None
-
-
-def resampled(count: int, samples: int = 2000) -> np.ndarray:
-    """Return the numbers of bootstrap samples of questions, (samples, count)."""
-    return np.random.default_rng(0).integers(count, size=(samples, count))
-
-
-def jaccards(cases: Cases, keep: float, samples: int) -> list[float]:
-    """Return the Jaccard index of circuits of bootstraps of the questions, of every two circuits.
-
-    It is the number of parts that two circuits share over that of all their parts.
-    """
-    masks = []
-    for of_sample in resampled(len(cases), samples):
-        masks.append(search(cases.some(of_sample), keep)[-1])
-    return [float((a & b).sum() / (a | b).sum()) for a, b in combinations(masks, 2)]
-
-
-def without(mask: Bool[Tensor, " *shape"], places: Tensor) -> Bool[Tensor, " *shape"]:
-    """Return a mask without some of its entries, by their numbers."""
-    smaller = mask.flatten().clone()
-    smaller[places] = False
-    return smaller.reshape(mask.shape)
-
-
-@dataclass(frozen=True)
-class PartEffect:
-    """What one part of a circuit does, on the questions that measure."""
-
-    part: Part
-    # Share of the change that is lost when the part alone is that of the second text.
-    noising: float
-    denoising: float  # share that is gained when the part alone is that of the first text
-    raises: tuple[str, ...]  # tokens that become less probable without it
-    lowers: tuple[str, ...]  # tokens that become more probable without it
+    def _integrated(self, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+        points, weights = np.polynomial.legendre.leggauss(2)
+        # From [-1, 1] to [0, 1].
+        shares = torch.from_numpy((points + 1) / 2)
+        masks = shares.reshape(-1, *[1] * mask.dim()) * mask
+        return self.gradient(masks, (weights / 2).tolist())
 
 
 @dataclass(frozen=True, eq=False)
-class Circuit:
-    """The parts that answer the questions of a task.
+class Found:
+    """The parts of a circuit, and how they were found.
 
     Attributes:
-        task: its name.
         mask: the parts.
-        effects: what each part does, the largest first.
-        needed: parts of the first half of the layers without which more than three quarters of the
-            change are lost, whatever else the model does.
-        ordering: f on the questions that found it.
-        restored: f on the questions that measure.
-        left: f of everything else there, with the needed parts in place.
-        curve: numbers of parts of larger circuits on the way, and f on the questions that measure.
-        questions: number of questions that found it, and of others that measure; 0 if a single
-            question measures itself.
-        right: number of those that measure whose answer the model itself gives; None for vectors.
-        opposite: number of those whose number the first text lowers.
-        familiar: number of those of a template that found it; see `is_similar`.
-        repeated: number of questions that were left out, since they repeat others.
-        similar: Jaccard index of every two circuits of bootstraps of the questions that find.
+        order: the numbers of all parts that may be in it, the best first.
+        holds: whether f is in bounds on every template, on the questions that decide the size.
+        sizes: numbers of parts that were tried, and f of each on every template there.
     """
 
-    task: str
     mask: Bool[Tensor, " *shape"]
-    effects: tuple[PartEffect, ...]
-    needed: tuple[Part, ...]
-    ordering: float
-    restored: Interval
-    left: Interval
-    curve: tuple[tuple[int, float], ...]
-    questions: tuple[int, int]
-    right: int | None
-    opposite: int
-    familiar: int
-    repeated: int = 0
-    similar: tuple[float, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Number of parts."""
-        return int(self.mask.sum())
+    order: Int[Tensor, " parts"]
+    holds: bool
+    sizes: dict[int, tuple[float, ...]]
 
 
-def found_circuit(finding: Cases, measuring: Cases, keep: float, bootstraps: int = 0) -> Circuit:
-    """Return the circuit that some cases find, measured on others, and how stable it is."""
-    trail = search(finding, keep)
-    mask = trail[-1]
-    ordering = float(finding.faithfulness(mask[None].double())[0])
-    # All parts together keep 1, up to rounding.
-    if keep > 1 and ordering < keep:
-        raise BilensError(
-            f"keep={keep}, and the parts that were found keep {ordering:.3g}; ask for up to 1, as "
-            "all parts together keep"
-        )
-    effects = part_effects(measuring, mask)
-    # Such parts of early layers encode the tokens themselves, for whatever is asked about them.
-    early = [x for x in effects if (x.part.layer or 0) < finding.model.n_layers / 2]
-    # Without a part that any circuit needs, most of the change is lost.
-    needed = tuple(effect.part for effect in early if effect.noising > 0.75)
-    masks = torch.stack([*trail, _complement(mask, needed)]).double()
-    values, changes = measuring.values(masks), measuring.changes
-    right = [case.answers[0] for case in measuring.cases]
-    return Circuit(
-        task=finding.cases[0].question.task,
-        mask=mask,
-        effects=effects,
-        needed=needed,
-        ordering=ordering,
-        restored=Interval.of(values[-2], changes),
-        left=Interval.of(values[-1], changes),
-        curve=tuple(
-            (int(of_size.sum()), float(rises.mean() / changes.mean()))
-            for of_size, rises in zip(trail, values[:-1], strict=True)
-        ),
-        questions=(len(finding), 0 if finding is measuring else len(measuring)),
-        right=None if None in right else sum(map(bool, right)),
-        opposite=sum(case.change < 0 for case in measuring.cases),
-        familiar=sum(
-            any(is_similar(case, of_finding) for of_finding in finding.cases)
-            for case in measuring.cases
-        ),
-        similar=tuple(jaccards(finding, keep, bootstraps)),
-    )
+def search(
+    ordering: Sequence[Cases],
+    deciding: Sequence[Cases],
+    keep: float,
+    start: Bool[Tensor, " *shape"] | None = None,
+    sizes: Sequence[int] = SIZES,
+) -> Found:
+    """Return the smallest circuit whose f lies between `keep` and 1.5 on every template.
+
+    Parts are ordered on some questions of each template, and f is measured on others: for some
+    sizes, and then for each between the last that fails and the first that holds. If none holds,
+    the one that misses the bounds least is returned. Parts are those of `start`, by default all.
+    """
+    everything = ordering[0].everything if start is None else start
+    scores = torch.stack([cases.scores(everything).flatten() for cases in ordering]).amax(0)
+    scores = scores.masked_fill(~everything.flatten(), -torch.inf)
+    order = scores.argsort(descending=True, stable=True)[: int(everything.sum())]
+    counts = sorted({min(size, len(order)) for size in sizes})
+    tried: dict[int, tuple[float, ...]] = {}
+
+    def measure(counts: Sequence[int]) -> None:
+        if counts:
+            masks = torch.stack([_first(order, count, everything.shape) for count in counts])
+            shares = torch.stack([cases.faithfulness(masks.double()) for cases in deciding], 1)
+            tried.update(zip(counts, map(tuple, shares.tolist()), strict=True))
+
+    def miss(count: int) -> float:
+        """Return by how much f is out of bounds on the worst template; all parts keep about 1."""
+        return max(keep - 1e-4 - min(tried[count]), max(tried[count]) - HIGHEST)
+
+    measure(counts)
+    # f may pass the bounds below the first that restores enough, and be above them at the next one.
+    enough = [i for i, count in enumerate(counts) if min(tried[count]) >= keep - 1e-4]
+    holding = [i for i, count in enumerate(counts) if miss(count) <= 0]
+    for i in dict.fromkeys(enough[:1] + holding[:1]):
+        failed = counts[i - 1] if i else 0
+        # One by one between parts; there are more edges.
+        measure(range(failed + 1, counts[i], max(1, (counts[i] - failed) // 20)))
+        if any(miss(count) <= 0 for count in tried):
+            break
+    held = [count for count in sorted(tried) if miss(count) <= 0]
+    size = held[0] if held else min(tried, key=miss)
+    return Found(_first(order, size, everything.shape), order, bool(held), tried)
 
 
-def is_similar(a: Case, b: Case) -> bool:
-    """Return whether two questions are of one template: half of their tokens agree in order."""
-    tokens, others = (case.passes[0].ids[case.row].tolist() for case in (a, b))
-    return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
+def _first(
+    order: Int[Tensor, " parts"], count: int, shape: Sequence[int]
+) -> Bool[Tensor, " *shape"]:
+    mask = torch.zeros(*shape, dtype=torch.bool)
+    mask.view(-1)[order[:count]] = True
+    return mask
 
 
-def everything_but(circuit: Circuit) -> Bool[Tensor, " *shape"]:
-    """Return the mask of all parts that are not in a circuit, and of those that any needs."""
-    return _complement(circuit.mask, circuit.needed)
+def necessary(
+    mask: Bool[Tensor, " *shape"],
+    needed: Bool[Tensor, " *shape"],
+    deciding: Sequence[Cases],
+    left: float,
+    largest: int = SIZES[-1],
+) -> Bool[Tensor, " *shape"]:
+    """Return a circuit with further parts, without which at most `left` of the change is left.
 
-
-def _complement(mask: Bool[Tensor, " *shape"], needed: Sequence[Part]) -> Bool[Tensor, " *shape"]:
-    others = ~mask
-    for part in needed:
-        number = mask.shape[-1] - 1 if part.number is None else part.number
-        at = () if part.position is None else (part.position,)
-        others[(part.layer or 0, *at, number)] = True
-    return others
-
-
-@torch.no_grad()
-def part_effects(
-    cases: Cases, mask: Bool[Tensor, " *shape"], tokens: int = 3
-) -> tuple[PartEffect, ...]:
-    """Return the effects of the parts of a mask, each alone, the largest first."""
-    model, parts = cases.model, parts_in(mask)
-    lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
-    moved = torch.zeros(len(parts), model.vocab_size)
-    for case in cases.cases:
-        first, second = case.alone
-        kept = first_change(case.alone)
-        sets = [[], *([exchanged(part, second)] for part in parts)]
-        noised = first.changed(sets, kept=kept)[:, 0]
-        lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
-        denoised = second.changed([[exchanged(part, first)] for part in parts], kept=kept)[:, 0]
-        gained += case.rise(denoised).double().cpu()
-        ends = noised[:, -1]
-        moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
-    total = float(cases.changes.sum())
-    effects = []
-    for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
-        raises, lowers = (named(model, sign * scores, tokens) for sign in (1, -1))
-        effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
-    return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
-
-
-def named(model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3) -> tuple[str, ...]:
-    """Return the tokens of the largest positive scores as text, the largest first."""
-    values, numbers = scores.topk(min(count, len(scores)))
-    return tuple(shown_tokens(model, numbers[values > 0]))
+    While more is left on a template, the part with the largest measured effect in the run without
+    the circuit is added. Measured are the sixteen of the largest gradients there.
+    """
+    while int(mask.sum()) < largest:
+        others = (~mask | needed).double()[None]
+        remains = [float(cases.faithfulness(others)[0]) for cases in deciding]
+        worst = deciding[remains.index(max(remains))]
+        if max(remains) <= left:
+            break
+        slopes = worst.gradient(others, [1.0]).masked_fill(mask | (others[0] == 0), -torch.inf)
+        trials = slopes.flatten().argsort(descending=True)[:16]
+        trials = trials[slopes.flatten()[trials] > -torch.inf]
+        if not len(trials):
+            break
+        without = others.flatten().repeat(len(trials), 1)
+        without[torch.arange(len(trials)), trials] = 0
+        values = worst.faithfulness(without.reshape(-1, *mask.shape))
+        if float(values.min()) >= max(remains):
+            break
+        mask = mask.clone()
+        mask.view(-1)[trials[values.argmin()]] = True
+    return mask

@@ -9,6 +9,7 @@ Source:
     2024 (arXiv 2403.17806).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case
-from bilens.read.flow.circuit_search import Cases, integrated_gradients, search
+from bilens.read.flow.circuit_search import Cases, search
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
@@ -132,8 +133,8 @@ class EdgeRuns:
         self.graph, self.case = graph, case
         self.first, self.second = case.alone
 
-    def values(self, masks: Float[Tensor, "n readers sources"]) -> Float[Tensor, " n"]:
-        """Return the rise of the number in the run of each mask of edges; see `Case.rise`."""
+    def streams(self, masks: Float[Tensor, "n readers sources"]) -> Float[Tensor, "n time d_model"]:
+        """Return the last stream in the run of each mask of edges."""
         graph, second = self.graph, self.second
         shares = masks * graph.exists.to(masks)
         change = self.first.tokens - second.tokens
@@ -144,8 +145,7 @@ class EdgeRuns:
             readers = [start + i for i in reads[start:end].nonzero().flatten().tolist()]
             if readers:
                 second.layer(layer, self._changes(layer, readers, written), len(masks))
-        last = written.into(len(graph.readers) - 1, second.stream[0])
-        return self.case.rise(last)
+        return written.into(len(graph.readers) - 1, second.stream[0])
 
     @cached_property
     def _outputs(self) -> list[tuple[Tensor, Tensor]]:
@@ -247,9 +247,12 @@ class EdgeCases(Cases):
         """Each question by itself."""
         return [[number] for number in range(len(self))]
 
-    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
-        """Return how far a question's number rises from its second text, for each mask."""
-        return self.runs[group].values(masks.to(self.runs[group].second.tokens))[:, None]
+    def streams(
+        self, group: int, masks: Float[Tensor, "n *shape"]
+    ) -> Float[Tensor, "n texts time d_model"]:
+        """Return the last streams of a question's first text, for each mask."""
+        runs = self.runs[group]
+        return runs.streams(masks.to(runs.second.tokens))[:, None]
 
 
 class CircuitEdge(NamedTuple):
@@ -271,23 +274,29 @@ class EdgeCircuit:
     edges: tuple[CircuitEdge, ...]  # the largest share first
     candidates: int  # number of edges between the parts, from the embedding and to the logits
     mask: Bool[Tensor, "readers sources"]
-    ordering: float  # f on the questions that found them
     restored: Interval  # f on the questions that measure
 
 
 def found_edges(
-    finding: Cases, measuring: Cases, parts: Bool[Tensor, "layers parts"], keep: float
+    ordering: Sequence[Cases],
+    deciding: Sequence[Cases],
+    measuring: Cases,
+    parts: Bool[Tensor, "layers parts"],
 ) -> EdgeCircuit:
-    """Return the edges between some parts that some cases find, measured on others.
+    """Return the fewest edges between some parts that keep nine tenths of what the parts restore.
 
-    The search is that of parts, and begins with all edges between them. Every other edge carries
-    what it does on the second text.
+    The search is that of parts, among all edges between them. Every other edge carries what it does
+    on the second text.
     """
-    first, others = EdgeCases(finding), EdgeCases(measuring)
-    graph = first.graph
+    first, others = [EdgeCases(cases) for cases in ordering], EdgeCases(measuring)
+    deciders = [EdgeCases(cases) for cases in deciding]
+    graph = others.graph
     candidates = graph.between(parts)
-    mask = search(first, keep, candidates)[-1]
-    shares = integrated_gradients(others, mask)
+    count = int(candidates.sum())
+    whole = min(float(cases.faithfulness(parts[None].double())[0]) for cases in deciding)
+    found = search(first, deciders, 0.9 * whole, candidates, edge_sizes(count))
+    mask = found.mask
+    shares = others.scores(mask)
     named = [None, *parts_in(torch.ones_like(parts))]
     inside = set(parts_in(parts))
     edges = []
@@ -295,14 +304,18 @@ def found_edges(
         _, _, _, role, owners = graph.readers[reader]
         readers = tuple(part for part in owners if part in inside)
         edges.append(CircuitEdge(named[source], readers, role, float(shares[reader, source])))
-    given = mask[None].double()
+    rises = others.values(mask[None].double())[0]
     return EdgeCircuit(
         edges=tuple(sorted(edges, key=lambda edge: -abs(edge.share))),
-        candidates=int(candidates.sum()),
+        candidates=count,
         mask=mask,
-        ordering=float(first.faithfulness(given)[0]),
-        restored=Interval.of(others.values(given)[0], others.changes),
+        restored=Interval.of(rises, others.changes),
     )
+
+
+def edge_sizes(count: int) -> list[int]:
+    """Return the numbers of edges that are tried first among some, each half of the next."""
+    return sorted({max(1, count >> halved) for halved in range(6)})
 
 
 def _block(part: LinearMap, number: int, count: int) -> slice:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.case import Case, make_cases, split_tasks
-from bilens.read.flow.circuit_search import named
+from bilens.read.flow.case import Case, check_apart, different, make_cases
+from bilens.read.flow.circuit_measures import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import token_scores
 from bilens.read.flow.question import Question, token_hints
@@ -123,18 +123,23 @@ def task_directions(
         MemoryLimitError: there are more questions than fit into memory.
     """
     cases = make_cases(model, questions)
-    tasks = split_tasks(cases, lambda count: (count + 1) // 2)
-    if not tasks[0].measuring:
-        raise BilensError(
-            "questions holds one question, expected at least two different ones: the first half of "
-            "them finds directions, and the others measure"
-        )
-    finding = [cases[i] for task in tasks for i in task.finding]
-    measuring = [cases[i] for task in tasks for i in task.measuring]
-    cases = [*finding, *measuring]
+    finding, measuring = list[int](), dict[str, list[int]]()
+    for task, numbers in different(cases).items():
+        if len(numbers) == 1:
+            raise BilensError(
+                f"the task {task!r} holds one question, expected at least two different ones: the "
+                "first half of them finds directions, and the others measure"
+            )
+        half = (len(numbers) + 1) // 2
+        finding += numbers[:half]
+        measuring[task] = numbers[half:]
+    check_apart(cases, finding, measuring)
+    both = [*finding, *(i for numbers in measuring.values() for i in numbers)]
+    repeated = len(cases) - len(both)
+    cases = [cases[i] for i in both]
     moves = [Moves.of(model, case.question) for case in cases]
     found, values = learned(moves[: len(finding)], k)
-    counts = len(finding), len(measuring)
+    counts = len(finding), len(cases) - len(finding)
     held, shares = share_held(moves[len(finding) :], found)
     places = _strongest(cases[: len(finding)], moves, found)[:strongest]
     r2, parts = _measured(cases, moves, found, places, counts[0])
@@ -146,7 +151,7 @@ def task_directions(
         r2,
         parts,
         counts,
-        sum(task.repeated for task in tasks),
+        repeated,
         token_hints(model, questions),
     )
 
