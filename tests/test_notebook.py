@@ -60,4 +60,4 @@ def test_pictures_are_interactive_in_the_notebook_itself(notebook):
     for (code, kind), cell in zip(SHOWN.items(), notebook.cells[1:], strict=True):
         (output,) = cell.outputs
         assert ("application/vnd.plotly.v1+json" in output.data) == (kind == "picture"), code
-        assert len(output.data["text/plain"]) < 300, code
+        assert len(output.data["text/plain"]) < 400, code
