@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import bilens.kernels
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
-from bilens.kernels.attention import reference
+from bilens.kernels.attention import TRITON, reference
 from bilens.kernels.products import row_length
 from tests.kernels.inputs import error, random_inputs, results, shapes, skip_untested_triton
 from tests.nightly import nightly
@@ -387,13 +387,19 @@ QUERIES_OF_4_AND_KEYS_OF_3 = [
         (random_inputs(width=0), {}, "q1 has shape .* expected no size to be zero"),
         (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, not a multiple of the 3"),
         (changed(4, lambda x: x[..., :7]), {}, r"k2 is .*\(1, 2, 9, 7\).*beside q1 \(1, 4"),
-        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu, 8 and 8; take 'chun"),
         (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
     ],
 )
 def test_bad_input_is_named(inputs, options, message):
     with pytest.raises(BilensError, match=message):
         bilinear_attention(*inputs, **options)
+
+
+def test_what_triton_does_not_take_is_named(triton_of):
+    # The release that is tested, whatever is installed: builds of torch for CUDA bring another one.
+    triton_of(TRITON[-1])
+    with pytest.raises(BilensError, match=r"not torch\.float64 on cpu, 8 and 8; take 'chun"):
+        bilinear_attention(*random_inputs(), kernel="triton")
 
 
 def test_a_state_of_other_inputs_is_named():
