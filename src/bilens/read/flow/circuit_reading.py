@@ -513,11 +513,12 @@ def _plan(everything: Cases, task: str, numbers: Sequence[int]) -> _Plan:
         if len(right) < 3 and not alone:
             places = {"template": template, "task": task}
             names = [f" of the {kind} {name!r}" for kind, name in places.items() if name]
+            hints = token_hints(everything.model, [cases[number].question for number in numbers])
             raise BilensError(
                 f"the model answers {_counted(len(right), 'different question')}{''.join(names)}, "
                 "expected at least three: some order the parts, some decide the size of the "
                 "circuit, and others measure it. A question is answered if its token is ahead of "
-                "those to subtract, or of all others without any"
+                f"{' '.join(['those to subtract, or of all others without any.', *hints])}"
             )
     return _Plan(task, templates, alone, tuple(wrong), repeated)
 
