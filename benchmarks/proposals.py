@@ -13,7 +13,7 @@ stops before anything is written.
 import argparse
 import csv
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import torch
 from experiments.pretrained import SMOLLM2, saved_rows, smollm2
 from experiments.results import Recording, Row
 
-from benchmarks.circuit_rule import KEEP, Split, found_parts, mask_gradients, measured
-from benchmarks.unseen_templates import share
+from benchmarks.unseen_templates import KEEP, LEFT, all_of, measured_on, share, splits_of
 from bilens.models import load
 from bilens.question_files import read_lines
+from bilens.read.flow.circuit_measures import found_parts
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.proposals import propose_questions
 from bilens.read.flow.question import Question, read_pairs
@@ -44,25 +44,6 @@ def proposed(model: ResidualModel, task: str) -> list[Question]:
     return [proposal.question for proposal in propose_questions(model, question, COUNT)]
 
 
-def splits_of(model: ResidualModel, questions: list[Question]) -> list[Split]:
-    """Return the questions that the model answers, by their templates, as a search splits them."""
-    cases = Cases.of(model, questions)
-    templates: dict[str, list[int]] = {}
-    for number, case in enumerate(cases.cases):
-        if case.answers[0]:
-            templates.setdefault(case.question.template, []).append(number)
-    return [Split.of(cases, numbers, name) for name, numbers in templates.items()]
-
-
-def joined(splits: list[Split], *, only_measuring: bool) -> Cases:
-    """Return all questions of some templates as one, or those that measure."""
-    cases = []
-    for split in splits:
-        parts = [split.measuring] if only_measuring else [*split[1:]]
-        cases += [case for part in parts for case in part.cases]
-    return Cases(splits[0].measuring.model, cases)
-
-
 def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
     """Return f of the circuit of proposals on hand-written questions, and the other way round."""
     print(task, flush=True)
@@ -72,17 +53,18 @@ def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
         "questions": len(questions),
         "seconds to propose": time.process_time() - start,
     }
-    kinds = {"proposals": splits_of(model, questions)}
-    kinds["by hand"] = splits_of(model, read_pairs(model, task))
+    kinds = {"proposals": [*splits_of(model, questions).values()]}
+    kinds["by hand"] = [*splits_of(model, read_pairs(model, task)).values()]
     for name, other in (("proposals", "by hand"), ("by hand", "proposals")):
         start = time.process_time()
-        found = found_parts(kinds[name], lambda split: mask_gradients(split.ordering))
+        found, mask, needed = found_parts(kinds[name], KEEP, LEFT)
+        on = partial(measured_on, circuit=mask, others=~mask | needed)
         row[name] = {
             "seconds to search": time.process_time() - start,
-            "parts": int(found.mask.sum()),
+            "parts": int(mask.sum()),
             "holds": found.holds,
-            "own": measured(found, joined(kinds[name], only_measuring=True)),
-            "there": measured(found, joined(kinds[other], only_measuring=False)),
+            "own": on(Cases.joined([split.measuring for split in kinds[name]])),
+            "there": on(Cases.joined([all_of(split) for split in kinds[other]])),
         }
     return row
 

@@ -4,8 +4,8 @@
 
 Tasks are those that come with bilens; they were written down before any circuit was measured on
 them. For each task and each of its templates, the circuit of the other two is found by
-`benchmarks.circuit_rule` on some of their questions; it is measured on the rest of them, and on
-all questions of the template that is left out. Beside it stand circuits that other scores order:
+the search of `bilens circuit` on some of their questions; it is measured on the rest of them, and
+on all questions of the template that is left out. Beside it stand circuits that other scores order:
 EAP-IG with 8 points, the gradient at the first text, contrastive flow, and random scores. The rule
 for the size, and parts for necessity, are the same for all.
 
@@ -16,8 +16,8 @@ Each fold is a line of a file in the folder, so that a stopped run resumes with 
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,65 +28,62 @@ from experiments.contrasts import flows
 from experiments.patching import GRADIENTS
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
+from scipy import stats
 from torch import Tensor
 
-from benchmarks.circuit_rule import (
-    HIGHEST,
-    KEEP,
-    LEFT,
-    Split,
-    found_parts,
-    mask_gradients,
-    measured,
-)
 from bilens.question_files import read_lines, task_names
-from bilens.read.flow.circuit_search import Cases
+from bilens.read.flow.circuit_measures import Measured, Split, found_parts
+from bilens.read.flow.circuit_search import HIGHEST, Cases
 from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.question import read_pairs
+from bilens.read.flow.question import Question, read_pairs
 from bilens.residual import ResidualModel
 
 OURS = "integrated gradients of the mask"
 BASELINES = ("EAP-IG", "gradient", "contrastive flow", "random order")
+KEEP, LEFT = 1.0, 0.1
 LEVEL = (0.9, 1.15)
 """Where f on a template that nobody saw counts as holding."""
 
 
+def splits_of(model: ResidualModel, questions: Sequence[Question]) -> dict[str, Split]:
+    """Return the questions that a model answers, by their templates, as a search splits them."""
+    cases = Cases.of(model, questions)
+    templates: dict[str, list[int]] = {}
+    for number, (case, is_right) in enumerate(zip(cases.cases, cases.answers, strict=True)):
+        of_template = templates.setdefault(case.question.template, [])
+        if is_right:
+            of_template.append(number)
+    return {name: Split.of(cases, numbers, name) for name, numbers in templates.items() if numbers}
+
+
+def all_of(split: Split) -> Cases:
+    """Return all questions of a template."""
+    return Cases.joined([split.ordering, split.deciding, split.measuring])
+
+
 class Task:
-    """The questions of a task that a model answers, by their templates."""
+    """The questions of a task that a model answers, and the scores of its parts on them."""
 
     def __init__(self, model: ResidualModel, name: str) -> None:
-        self.model = model
-        cases = Cases.of(model, read_pairs(model, name))
-        self.asked = len(cases)
-        templates: dict[str, list[int]] = {case.question.template: [] for case in cases.cases}
-        for number, case in enumerate(cases.cases):
-            if case.answers[0]:
-                templates[case.question.template].append(number)
-        self.cases, self.templates = cases, templates
-        self.order = cache(self._order)
+        questions = read_pairs(model, name)
+        self.model, self.splits = model, splits_of(model, questions)
+        self.templates = {question.template for question in questions}
+        self.scores = cache(self._scores)
 
     @property
     def is_asked(self) -> bool:
         """Whether the model answers three questions of each template, the least for a circuit."""
-        return min(map(len, self.templates.values())) >= 3
+        least = min(len(all_of(split)) for split in self.splits.values())
+        return self.splits.keys() == self.templates and least >= 3
 
-    @property
-    def answered(self) -> int:
-        """Number of questions that the model itself answers."""
-        return sum(map(len, self.templates.values()))
-
-    def split(self, template: str) -> Split:
-        """Return the questions of a template that order, decide and measure."""
-        return Split.of(self.cases, self.templates[template], template)
-
-    def _order(self, method: str, template: str) -> Tensor:
+    def _scores(self, method: str, template: str) -> Tensor:
         """Return the scores of all parts on the questions of a template that order."""
-        ordering = self.split(template).ordering
+        ordering = self.splits[template].ordering
+        if method == OURS:
+            return ordering.scores(ordering.everything)
         if method == "random order":
             generator = torch.Generator().manual_seed(sum(map(ord, template)))
             return torch.rand(ordering.shape, generator=generator, dtype=torch.float64)
-        if method == OURS:
-            return mask_gradients(ordering)
         if method == "contrastive flow":
             total = flows(self.model, [case.question for case in ordering.cases])
         else:
@@ -98,18 +95,27 @@ class Task:
         return total / ordering.changes.mean()
 
 
+def measured_on(cases: Cases, circuit: Tensor, others: Tensor) -> dict[str, Any]:
+    """Return what a circuit does on some questions, and everything else."""
+    rises, answered = cases.measured(torch.stack([circuit, others]).double())
+    return asdict(Measured.of(rises, cases.changes, answered))
+
+
 def fold(task: Task, template: str, method: str) -> dict[str, Any]:
     """Return what the circuit of all templates but one does, there and on the one left out."""
-    splits = [task.split(name) for name in task.templates if name != template]
+    splits = [split for split in task.splits.values() if split.template != template]
+    names = {split.ordering: split.template for split in splits}
     start = time.process_time()
-    found = found_parts(splits, lambda split: task.order(method, split.template))
+    found, mask, needed = found_parts(
+        splits, KEEP, LEFT, lambda cases, _: task.scores(method, names[cases])
+    )
     seconds = time.process_time() - start
-    others = [case for split in splits for case in split.measuring.cases]
-    own = measured(found, Cases(task.model, others))
-    unseen = measured(found, task.cases.some(task.templates[template]))
+    on = partial(measured_on, circuit=mask, others=~mask | needed)
+    own = on(Cases.joined([split.measuring for split in splits]))
+    unseen = on(all_of(task.splits[template]))
     return {
-        "parts": int(found.mask.sum()),
-        "mask": found.mask.flatten().nonzero().flatten().tolist(),
+        "parts": int(mask.sum()),
+        "mask": mask.flatten().nonzero().flatten().tolist(),
         "holds": found.holds,
         "own": own["restored"],
         "unseen": unseen.pop("restored"),
@@ -146,10 +152,9 @@ def measure(
 
 def share(values: Sequence[bool]) -> tuple[float, float, float]:
     """Return a share with its interval of 95 %, Wilson's."""
-    n, p, z = len(values), sum(values) / len(values), 1.96
-    centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    scale = 1 + z * z / n
-    return p, (centre - spread) / scale, (centre + spread) / scale
+    of_all = stats.binomtest(sum(values), len(values))
+    low, high = of_all.proportion_ci(method="wilson")
+    return of_all.statistic, low, high
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bilens.read.flow.circuit_search import Cases, Found, necessary, search
+from bilens.read.flow.circuit_search import Cases, Found, Scores, necessary, search
 from bilens.read.flow.edges import EdgeCircuit
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.labels import token_scores
@@ -234,11 +234,11 @@ def found_circuit(splits: Sequence[Split], keep: float, left: float) -> Circuit:
 
 
 def found_parts(
-    splits: Sequence[Split], keep: float, left: float
+    splits: Sequence[Split], keep: float, left: float, scores: Scores = Cases.scores
 ) -> tuple[Found, Bool[Tensor, " *shape"], Bool[Tensor, " *shape"]]:
     """Return a search, the circuit without which at most `left` is left, and its needed parts."""
     deciding = [split.deciding for split in splits]
-    found = search([split.ordering for split in splits], deciding, keep)
+    found = search([split.ordering for split in splits], deciding, keep, scores=scores)
     needed = needed_parts(found.mask, deciding)
     return found, necessary(found.mask, needed, deciding, left), needed
 

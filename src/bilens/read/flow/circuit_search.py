@@ -7,7 +7,7 @@ by its own, whether the first text raises its number or lowers it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -198,6 +198,10 @@ class Cases:
         return self.gradient(masks, (weights / 2).tolist())
 
 
+Scores = Callable[[Cases, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
+"""What each part of a mask is worth to some questions, as a share of the change."""
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
     """The parts of a circuit, and how they were found.
@@ -221,17 +225,19 @@ def search(
     keep: float,
     start: Bool[Tensor, " *shape"] | None = None,
     sizes: Sequence[int] = SIZES,
+    scores: Scores = Cases.scores,
 ) -> Found:
     """Return the smallest circuit whose f lies between `keep` and 1.5 on every template.
 
     Parts are ordered on some questions of each template, and f is measured on others: for some
     sizes, and then for each between the last that fails and the first that holds. If none holds,
-    the one that misses the bounds least is returned. Parts are those of `start`, by default all.
+    the one that misses the bounds least is returned. Parts are those of `start`, by default all,
+    and `scores` of the questions that order say which come first: the largest over templates.
     """
     everything = ordering[0].everything if start is None else start
-    scores = torch.stack([cases.scores(everything).flatten() for cases in ordering]).amax(0)
-    scores = scores.masked_fill(~everything.flatten(), -torch.inf)
-    order = scores.argsort(descending=True, stable=True)[: int(everything.sum())]
+    worth = torch.stack([scores(cases, everything).flatten() for cases in ordering]).amax(0)
+    worth = worth.masked_fill(~everything.flatten(), -torch.inf)
+    order = worth.argsort(descending=True, stable=True)[: int(everything.sum())]
     counts = sorted({min(size, len(order)) for size in sizes})
     tried: dict[int, tuple[float, ...]] = {}
 
