@@ -52,12 +52,10 @@ def machine() -> str:
     )
 
 
-Row = tuple[str, str | float, str] | tuple[str, str | float, str, list[float]]
-"""A claim, its number, its baseline and perhaps the least and the most of several numbers."""
-
-
-def write_results(name: str, title: str, command: str, note: str, rows: Iterable[Row]) -> None:
-    """Write a file of results."""
+def write_results(
+    name: str, title: str, command: str, note: str, rows: Iterable[tuple[str, str, str]]
+) -> None:
+    """Write a file of results, with rows of claim, number and baseline."""
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
     write_json(
         Path(f"results/{name}.json"),
@@ -70,13 +68,8 @@ def write_results(name: str, title: str, command: str, note: str, rows: Iterable
             "seeds": "0",
             "note": note,
             "rows": [
-                {
-                    "claim": claim,
-                    "number": number,
-                    "spread": spread[0] if spread else "",
-                    "baseline": baseline,
-                }
-                for claim, number, baseline, *spread in rows
+                {"claim": claim, "number": number, "spread": "", "baseline": baseline}
+                for claim, number, baseline in rows
             ],
         },
     )

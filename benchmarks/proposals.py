@@ -4,9 +4,9 @@
 
 For five behaviours SmolLM2 proposes questions like the first of a task that comes with bilens. A
 circuit is found on them and measured on the hand-written questions of the task, and the other way
-round. Of the proposals of each behaviour twenty, evenly over the file, were read by a person, whose
-judgements are in `benchmarks/proposals_judged.tsv`: accepted is what the person would have kept,
-two English sentences with right answers. A proposal without a judgement is printed, and the run
+round. Of the proposals of each behaviour twenty, evenly over the file, were read by the author of
+the method, whose judgements are in `benchmarks/proposals_judged.tsv`: accepted are two English
+sentences with right answers. A proposal without a judgement is printed, and the run
 stops before anything is written.
 """
 
@@ -70,14 +70,14 @@ def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
 
 
 def judgements() -> dict[tuple[str, str], bool]:
-    """Return whether a person accepted a proposal, by its two texts."""
+    """Return whether the author of the method accepted a proposal, by its two texts."""
     with JUDGED.open(encoding="utf-8", newline="") as file:
         rows = [*csv.DictReader(file, delimiter="\t")]
     return {(row["text"], row["against"]): row["accepted"] == "yes" for row in rows}
 
 
 def to_read(model: ResidualModel, task: str) -> dict[str, Any]:
-    """Return the proposals of a behaviour that a person reads."""
+    """Return the proposals of a behaviour that are read."""
     questions, rows = proposed(model, task), []
     count = min(READ, len(questions))
     for i in range(count):
@@ -116,11 +116,11 @@ def main() -> None:
         lambda task: transfer(model, task) | {"commit": recording.commit},
     )
     value, low, high = share([row["accepted"] for row in read])
-    rows = [Row("proposals that a reader accepts", value, low, high, len(read))]
+    rows = [Row("proposals that the author of the method accepts", value, low, high, len(read))]
     for task in BEHAVIOURS:
         values = [row["accepted"] for row in read if row["task"] == task]
         value, low, high = share(values)
-        rows.append(Row(f"{task}: proposals that a reader accepts", value, low, high, len(values)))
+        rows.append(Row(f"{task}: proposals accepted", value, low, high, len(values)))
     for row in found:
         for name, claim in (
             ("proposals", "circuit of proposals, f on hand-written questions"),

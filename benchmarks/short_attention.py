@@ -8,13 +8,13 @@ core.
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
 
 import torch
+from experiments.results import Recording, Row
 from torch import Tensor
 
-from benchmarks.clock import spent, write_results
+from benchmarks.clock import spent
 from bilens.kernels import bilinear_attention
 
 SIZES = ((128, 16), (256, 16), (512, 32), (1024, 64))
@@ -66,20 +66,26 @@ def main() -> None:
     wanted = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    recording = Recording() if wanted.write else None
     rows = []
     for time, width in SIZES:
         given = [torch.randn(1, 1, time, width, requires_grad=True) for _ in range(5)]
         for name, run in (("forward", forward), ("both ways", both_ways)):
             found, least = ratios(run, given)
-            ratio = round(statistics.median(found), 2)
-            spread = [round(min(found), 2), round(max(found), 2)]
-            claim = f"{time:,} tokens, d_head {width}, {name}: time over that of four plain lines"
-            rows.append((claim, ratio, f"{least:.2g} ms; aim 1.2", spread))
-            print(*rows[-1], flush=True)
-    if wanted.write:
-        note = "One head, one core, float32. Spread: least and most of 15 turns."
-        title, command = "Attention of short texts", "short_attention --write"
-        write_results("short_attention", title, command, note, rows)
+            claim = f"{time} tokens, d_head {width}, {name}: time over that of plain lines"
+            rows.append(Row.of_range(claim, found, baselines={"plain lines, milliseconds": least}))
+            print(rows[-1], flush=True)
+    if recording is not None:
+        recording.write(
+            "short_attention",
+            title="Attention of short texts",
+            command="python -m benchmarks.short_attention --write",
+            rows=rows,
+            settings={
+                **{"tokens and d_head": SIZES, "heads": 1, "dtype": "float32", "turns": TURNS},
+                "low and high": "least and most of the turns",
+            },
+        )
 
 
 if __name__ == "__main__":

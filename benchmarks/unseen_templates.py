@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,11 @@ def share(values: Sequence[bool]) -> tuple[float, float, float]:
     return of_all.statistic, low, high
 
 
+def jaccard(masks: Sequence[set[int]]) -> float:
+    """Return the mean Jaccard index of every two sets."""
+    return float(np.mean([len(a & b) / len(a | b) for a, b in combinations(masks, 2)]))
+
+
 @dataclass(frozen=True)
 class Summary:
     """The folds of a model, by method, and rows about those whose circuit was found."""
@@ -215,6 +220,18 @@ class Summary:
         value, low, high = share([x == word for x in found])
         return Row(f"{self.name}: {word}, beside {BASELINES[0]}", value, low, high, len(found))
 
+    def shared(self) -> Row:
+        """Return the Jaccard index of every two of a task's circuits, the median over tasks."""
+        means: dict[str, list[float]] = {}
+        for method in (OURS, *self.baselines):
+            of_tasks: dict[str, list[set[int]]] = {}
+            for (task, _), row in self.folds.items():
+                of_tasks.setdefault(task, []).append(set(row[method]["mask"]))
+            means[method] = [jaccard(masks) for masks in of_tasks.values()]
+        baselines = {name: float(np.median(means[name])) for name in self.baselines}
+        claim = f"{self.name}: parts that two circuits of a task share, of those of either"
+        return Row.of_range(claim, means[OURS], baselines=baselines)
+
     def of_task(self, task: str) -> Row:
         """Return f on the template that was left out, of the three circuits of a task."""
         rows = [row for (of, _), row in self.folds.items() if of == task]
@@ -258,6 +275,7 @@ def rows_of(name: str, measured_folds: Sequence[dict[str, Any]]) -> list[Row]:
         of.row("search and measurement, median", lambda x: x["seconds"], unit="s"),
     ]
     rows += [of.nearer(word) for word in ("ahead", "level", "behind")]
+    rows.append(of.shared())
     return rows + [
         of.of_task(task) for task in dict.fromkeys(row["task"] for row in measured_folds)
     ]

@@ -51,10 +51,7 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = (
-    *("areas", "circuits"),
-    *("families", "help", "pages", "short_attention", "size", "suite"),
-)
+OF_THE_PROJECT = (*("areas", "circuits"), *("families", "help", "pages", "size", "suite"))
 """Files that the page leaves out: about the project itself, or of an earlier search."""
 COLUMNS = ("claim", "number", "spread", "baseline")
 """Columns of a table; those that are empty in all of its rows are left out."""
@@ -101,12 +98,8 @@ def _section(name: str, result: dict[str, Any]) -> str:
         "| ".join(columns),
         "|".join("---" for _ in columns),
     ]
-    lines += ["| ".join(_cell(row[column]) for column in columns).rstrip() for row in rows]
+    lines += ["| ".join(str(row[column]) for column in columns).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _cell(value: str | float | list[float]) -> str:
-    return "…".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 if __name__ == "__main__":

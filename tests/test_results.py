@@ -71,7 +71,25 @@ def test_a_file_says_how_to_measure_it_again(name):
     for row in result["rows"]:
         assert list(row) == ["claim", "number", "spread", "baseline"]
         assert row["claim"]
-        assert row["number"] != ""
+        assert row["number"]
+
+
+def is_measured(number: str) -> bool:
+    """Return whether a row of a file has a number, at the digits that README gives it."""
+    digits = len(number.partition(".")[2])
+    for result in numbers.load_results().values():
+        if "machine" in result:
+            for row in result["rows"]:
+                found = (
+                    row["value"],
+                    row["low"],
+                    row["high"],
+                    row["n"],
+                    *row["baselines"].values(),
+                )
+                if number in {f"{value:.{digits}f}" for value in found if value is not None}:
+                    return True
+    return False
 
 
 def test_every_number_of_readme_is_in_a_file():
@@ -80,7 +98,7 @@ def test_every_number_of_readme_is_in_a_file():
         for row in result["rows"]:
             measured |= numbers_of(" ".join(map(str, row.values())))
         measured |= numbers_of(result["title"] + result["note"])
-    assert numbers_of(claims_of_readme()) - measured == set()
+    assert [x for x in numbers_of(claims_of_readme()) - measured if not is_measured(x)] == []
 
 
 def test_seconds_of_the_tasks_are_those_of_the_file():
