@@ -6,16 +6,7 @@ from typing import Any
 
 import bilens
 from bilens.analyses import find_analysis
-from bilens.cli.console import (
-    DataDir,
-    Device,
-    ModelName,
-    RunDir,
-    check_own,
-    choose_device,
-    out,
-    show_table,
-)
+from bilens.cli.console import Device, ModelName, RunDir, check_own, choose_device, out, show_table
 from bilens.cli.readings import EXPORTERS, show_reading
 from bilens.errors import BilensError
 from bilens.options import Basis, Metric, layer_of, token_list
@@ -26,7 +17,7 @@ from bilens.settings import Count, Share, Tolerance
 def decompose(
     run_dir: RunDir,
     *,
-    data_dir: DataDir = None,
+    data_dir: Path | None = None,
     basis: Basis | None = None,
     paths: Count | None = None,
     bonds: bool = False,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich import box
@@ -77,11 +77,21 @@ def show_table(
     out.print(table)
 
 
-DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+PRETRAINED_HELP = (
+    "folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file."
+)
+PretrainedName = Annotated[ModelName, tyro.conf.arg(help=PRETRAINED_HELP)]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 DEVICE_HELP = "auto takes a GPU if the machine has one; cpu, cuda:1, ..."
 Device = Annotated[str, tyro.conf.arg(help=DEVICE_HELP)]
+TRAINING_DEVICE_HELP = "auto takes a GPU if the machine has one; cpu ignores it."
+TrainingDevice = Annotated[Literal["auto", "cpu"], tyro.conf.arg(help=TRAINING_DEVICE_HELP)]
+TEXT_DIR_HELP = (
+    "folder that holds tinystories; by default the environment variable BILENS_DATA, and without "
+    "that the Hugging Face hub."
+)
+TextDir = Annotated[Path | None, tyro.conf.arg(help=TEXT_DIR_HELP)]
 
 
 def choose_device(name: str) -> "torch.device":

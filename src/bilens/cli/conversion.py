@@ -2,14 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import bilens
 from bilens.cli.console import (
-    DataDir,
     Device,
-    ModelName,
+    PretrainedName,
     RunDir,
+    TextDir,
+    TrainingDevice,
     choose_device,
     out,
     own_place,
@@ -24,12 +25,11 @@ from bilens.train.settings import AnnealTraining, Distillation, TensoriseTrainin
 if TYPE_CHECKING:
     import torch
 
-TheDevice = Literal["auto", "cpu"]
 ANNEALING, TENSORISING = AnnealTraining(), TensoriseTraining()
 
 
 def process(
-    model: ModelName,
+    model: PretrainedName,
     *,
     steps: tuple[StepName, ...] = (),
     output: Path | None = None,
@@ -46,7 +46,6 @@ def process(
         bilens process gpt2 --steps fold_norms --output gpt2-folded
 
     Args:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         steps: which to apply; by default every step that leaves the model's function unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.
@@ -77,14 +76,14 @@ def process(
 
 
 def anneal(
-    model: ModelName,
+    model: PretrainedName,
     *,
     data: str,
-    data_dir: DataDir = None,
+    data_dir: TextDir = None,
     output: Path | None = None,
     shortest: Count | None = None,
     resume: bool = False,
-    device: TheDevice = "auto",
+    device: TrainingDevice = "auto",
     training: AnnealTraining = ANNEALING,
 ) -> dict[str, Any] | None:
     """Train a pretrained gated model further while its activation becomes a straight line.
@@ -97,15 +96,11 @@ def anneal(
         bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
 
     Args:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
         output: run directory; by default runs/annealed-NAME.
         shortest: keep only texts of this many tokens up to length, each on its own (384 in the
             paper); by default all are joined and cut.
         resume: continue an earlier annealing in output.
-        device: auto takes a GPU if the machine has one; cpu ignores it.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
     """
     output = own_place(output, _place("annealed", model), resume=resume)
 
@@ -146,14 +141,14 @@ def export(run_dir: RunDir, *, output: Path | None = None) -> dict[str, Any]:
 
 
 def linearise(
-    model: ModelName,
+    model: PretrainedName,
     *,
     data: tuple[str, ...],
-    data_dir: DataDir = None,
+    data_dir: TextDir = None,
     output: Path | None = None,
     held_out: Count = 8192,
     resume: bool = False,
-    device: TheDevice = "auto",
+    device: TrainingDevice = "auto",
     low_memory: bool = False,
     layers: tuple[int, ...] | None = None,
     budget: float | None = None,
@@ -170,7 +165,6 @@ def linearise(
         bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
     Args:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
         output: folder for the model; by default runs/linear-NAME. Layers that have learned are in
             its folder stages.
@@ -179,11 +173,8 @@ def linearise(
         steps: of Adam, by which each layer then learns, by itself, to return its former output.
         tokens: to fit on, as 8192, 32K or 1M.
         length: tokens of a text.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         held_out: tokens of other texts of each name to measure on.
         resume: continue from the last finished layer or checkpoint in output.
-        device: auto takes a GPU if the machine has one; cpu ignores it.
         low_memory: leave weights and streams in files, except for those of one layer.
     """
     output = own_place(output, _place("linear", model), resume=resume)
@@ -248,14 +239,14 @@ def linearise(
 
 
 def tensorise(
-    model: ModelName,
+    model: PretrainedName,
     *,
     data: tuple[str, ...] = (),
-    data_dir: DataDir = None,
+    data_dir: TextDir = None,
     output: Path | None = None,
     held_out: Count = 16_384,
     resume: bool = False,
-    device: TheDevice = "auto",
+    device: TrainingDevice = "auto",
     low_memory: bool = False,
     training: TensoriseTraining = TENSORISING,
 ) -> dict[str, Any] | None:
@@ -268,15 +259,11 @@ def tensorise(
         bilens tensorise HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/tensor
 
     Args:
-        model: folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file.
         data: texts to measure on, and to learn from besides own text: tinystories, or a text,
             parquet or jsonl file, or a folder of them. Without any, held-out own text is measured.
         output: run directory; by default runs/tensor-NAME.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         held_out: tokens of other texts of each name to measure on.
         resume: continue from the last finished layer or checkpoint in output.
-        device: auto takes a GPU if the machine has one; cpu ignores it.
         low_memory: leave weights and streams in files, except for those of one layer.
     """
     output = own_place(output, _place("tensor", model), resume=resume)
@@ -314,7 +301,7 @@ def _open(source: str | Path, **options: Any) -> tuple[Any, Any]:
 
 
 def _texts(
-    name: str, tokenizer: Any, length: int, data_dir: DataDir, **options: Any
+    name: str, tokenizer: Any, length: int, data_dir: TextDir, **options: Any
 ) -> "bilens.data.Corpus":
     """Load texts in the model's tokens; one process fills the cache, and the others open it."""
     from bilens.processes import this_process
@@ -339,7 +326,7 @@ class _Staged(NamedTuple):
 def _begin(
     source: str,
     data: tuple[str, ...],
-    data_dir: DataDir,
+    data_dir: TextDir,
     length: int,
     *,
     held_out: int,

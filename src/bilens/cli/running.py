@@ -16,7 +16,6 @@ from bilens import __version__
 from bilens.analyses import find_analysis
 from bilens.cli.arrays import decompose
 from bilens.cli.console import (
-    DataDir,
     Device,
     ModelName,
     check_own,
@@ -152,7 +151,7 @@ def report(
     model: ModelName,
     *,
     data: str | None = None,
-    data_dir: DataDir = None,
+    data_dir: Path | None = None,
     output: Path | None = None,
     figures: Literal["png", "svg", "pdf"] | None = None,
     add: tuple[str, ...] = (),
@@ -230,7 +229,7 @@ def explore(
     model: ModelName,
     *,
     data: str | None = None,
-    data_dir: DataDir = None,
+    data_dir: Path | None = None,
     host: str = HERE,
     port: int | None = None,
     share: bool = False,
@@ -410,7 +409,7 @@ def reproduce(
     seeds: int | None = None,
     seed: int = 0,
     write: bool = False,
-    data_dir: DataDir = None,
+    data_dir: Path | None = None,
     output: Path | None = None,
 ) -> dict[str, Any]:
     """Reproduce a figure or table of the papers: its numbers as JSON, its figures as a page.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bilens.cli.console import DataDir, choose_device, out, own_place
+from bilens.cli.console import TextDir, choose_device, out, own_place
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
 from bilens.settings import Between
 from bilens.train.settings import PRESETS, ClassifierTraining, LanguageTraining, check_precision
@@ -33,7 +33,7 @@ ARCHITECTURE, IMAGES, PAPER = Architecture(), ClassifierTraining(), PRESETS["pap
 def train_images(
     *,
     data: str = "digits",
-    data_dir: DataDir = None,
+    data_dir: Path | None = None,
     output: Path | None = None,
     seeds: Annotated[int, Between(1, 1024)] = 1,
     resume: bool = False,
@@ -93,7 +93,7 @@ def train_images(
 def train_language(
     *,
     data: str = "grammar",
-    data_dir: DataDir = None,
+    data_dir: TextDir = None,
     preset: Literal["grammar", "tiny", "paper", "500m"] | None = None,
     device: Literal["auto", "cpu"] = "auto",
     model: LanguageSettings = PAPER.model,
@@ -113,8 +113,6 @@ def train_language(
     Args:
         data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
             jsonl file, or a folder of them.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         preset: grammar, tiny (minutes on two cores), paper (a GPU) or 500m (several GPUs): values
             of the settings below. By default grammar for the grammar and tiny for other data.
         device: auto takes a GPU if the machine has one; cpu does not use it.
