@@ -175,7 +175,7 @@ class CircuitReading(Reading):
 
     def _of_circuit(self, circuit: Circuit) -> dict[str, Any]:
         ordering, deciding, measuring = circuit.questions
-        core = circuit.core
+        needed, core = parts_in(circuit.needed), parts_in(circuit.core)
         numbers: dict[str, Any] = {
             "task": circuit.task,
             "holds": circuit.found.holds,
@@ -230,8 +230,8 @@ class CircuitReading(Reading):
                     "denoising": effect.denoising,
                     "raises": list(effect.raises),
                     "lowers": list(effect.lowers),
-                    "needed": part in parts_in(circuit.needed),
-                    "core": part in parts_in(core),
+                    "needed": part in needed,
+                    "core": part in core,
                     "exchanged for": None if other is None else str(other),
                 }
             )

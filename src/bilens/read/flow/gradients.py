@@ -133,7 +133,6 @@ def eap_ig(
         raise BilensError("questions is empty, expected at least one")
     points = [(step + 1) / steps for step in range(steps)]
     rows = []
-    for question in questions:
-        (case,) = make_cases(model, [question])
-        rows.append(gradient_effects(case.passes, case.score.of_streams, points))
+    for case in make_cases(model, questions):
+        rows.append(gradient_effects(case.alone, case.score.of_streams, points))
     return Attributions(torch.stack(rows))
