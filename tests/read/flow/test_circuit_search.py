@@ -219,7 +219,7 @@ def test_templates_that_other_parts_answer_are_said_to_be(view, reading):
     (found,) = reading.circuits
     said = "these templates are answered by other parts. Alone, "
     expected = [x.template for x in found.left_out if x.restored[x.template].value < 0.5]
-    assert found.strangers == expected
+    assert found.unlike_templates == expected
     assert (said in reading.answer(found)) == bool(expected)
     assert [next(iter(own.by_template)) for own in found.own] == ["short", "long"] * bool(expected)
     enough = dict.fromkeys(found.by_template, found.measured.restored)

@@ -118,7 +118,8 @@ class Circuit:
         edges: those between the parts that carry the answer, if they were asked for.
         wrong: first texts of questions that were left out, since the model answers otherwise.
         repeated: number of questions that were left out, since they repeat others.
-        strange: number of questions that measure, of a single template, whose sentences are others.
+        of_other_templates: number of questions that measure, of a single name of a template, whose
+            sentences are like none that found the circuit.
     """
 
     task: str
@@ -137,7 +138,7 @@ class Circuit:
     edges: EdgeCircuit | None = None
     wrong: tuple[str, ...] = ()
     repeated: int = 0
-    strange: int = 0
+    of_other_templates: int = 0
 
     @property
     def size(self) -> int:
@@ -165,7 +166,7 @@ class Circuit:
         return sum(shared) / len(shared)
 
     @property
-    def strangers(self) -> list[str]:
+    def unlike_templates(self) -> list[str]:
         """Names of the templates of which the circuit of the others restores less than half."""
         return [x.template for x in self.left_out if x.restored[x.template].value < 0.5]
 

@@ -183,7 +183,7 @@ class CircuitReading(Reading):
             "questions that order": ordering,
             "questions that decide the size": deciding,
             "questions that measure": measuring,
-            "of other templates": circuit.strange,
+            "of other templates": circuit.of_other_templates,
             "the other way round": circuit.opposite,
             "answered otherwise": list(circuit.wrong),
             "repeated": circuit.repeated,
@@ -449,10 +449,10 @@ def circuit(
             left_out=left_out(splits, keep),
             wrong=plan.wrong,
             repeated=plan.repeated,
-            strange=0 if plan.alone or len(splits) > 1 else _strangers(splits[0]),
+            of_other_templates=_of_other_templates(splits[0]) if len(splits) == 1 else 0,
         )
         of_task = replace(of_task, exchanged=exchanges(of_task, splits))
-        if of_task.strangers:
+        if of_task.unlike_templates:
             own = tuple(found_circuit([of_template], keep, left) for of_template in splits)
             of_task = replace(of_task, own=own)
         if level == "edges":
@@ -553,7 +553,7 @@ def _of_the_others(circuit: Circuit) -> str:
         share = left.restored[left.template].value
         shares.append(f"{share:z.0%} ({left.template or 'without a name'})")
     text = f"Found without one template, circuits restore on it: {', '.join(shares)}"
-    if not circuit.strangers:
+    if not circuit.unlike_templates:
         return text
     alone = []
     for own in circuit.own:
@@ -569,12 +569,12 @@ def _measuring(circuit: Circuit) -> str:
         return "this question"
     if count > 1:
         template = f" of the same {count} templates"
-    elif not circuit.strange:
+    elif not circuit.of_other_templates:
         template = " of the same template"
-    elif circuit.strange == measuring:
+    elif circuit.of_other_templates == measuring:
         template = " of other templates"
     else:
-        template = f", of which {circuit.strange} are of other templates"
+        template = f", of which {circuit.of_other_templates} are of other templates"
     text = f"{_counted(measuring, 'other question')}{template}"
     if measuring < LEAST:
         text += " (too few for an interval)"
@@ -583,7 +583,7 @@ def _measuring(circuit: Circuit) -> str:
     return text
 
 
-def _strangers(split: Split) -> int:
+def _of_other_templates(split: Split) -> int:
     """Return the number of questions that measure whose sentences are not among those that find."""
     finding = [*split.ordering.cases, *split.deciding.cases]
     return sum(
