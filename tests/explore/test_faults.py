@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from bilens.read import read_bonds
 from bilens.read.flow import Question, circuit, read_flow
 from bilens.read.language import TokenDirection
+from bilens.read.language.names import shown_tokens
 from bilens.read.summary import read_summary
 from bilens.report import write_report
 from bilens.residual import ResidualModel
@@ -48,7 +50,10 @@ def tasks_page(path: Path) -> None:
     questions = []
     for task, token in (("agreement of number", "t7"), ("capitals", "t8"), ("gender", "t9")):
         for question in asked(task):
-            questions.append(Question(question.text, token, (), question.against, task=task))
+            # A circuit leaves out what the model answers otherwise.
+            least = int(model.logits(model.ids(question.text)[None])[0, -1].argmin())
+            (minus,) = shown_tokens(model, torch.tensor([least]))
+            questions.append(Question(question.text, token, (minus,), question.against, task=task))
     write_report(path, [circuit(model, questions)], title=ABOUT)
 
 
