@@ -229,7 +229,7 @@ class Summary:
                 of_tasks.setdefault(task, []).append(set(row[method]["mask"]))
             means[method] = [jaccard(masks) for masks in of_tasks.values()]
         baselines = {name: float(np.median(means[name])) for name in self.baselines}
-        claim = f"{self.name}: parts that two circuits of a task share, of those of either"
+        claim = f"{self.name}: parts that two circuits of a task share"
         return Row.of_range(claim, means[OURS], baselines=baselines)
 
     def of_task(self, task: str) -> Row:
@@ -254,23 +254,20 @@ def rows_of(name: str, measured_folds: Sequence[dict[str, Any]]) -> list[Row]:
             folds.setdefault((row["task"], row["template"]), {})[row["method"]] = row
     of, (least, most) = Summary(name, folds), LEVEL
     rows = [
-        of.row("a circuit of two templates is found", lambda x: x["holds"], found=False),
-        of.row("f on the template that nobody saw, median", lambda x: x["unseen"]["value"]),
+        of.row("a circuit is found", lambda x: x["holds"], found=False),
+        of.row("f there, median", lambda x: x["unseen"]["value"]),
         of.row(f"f from {least} to {most} there", lambda x: least <= x["unseen"]["value"] <= most),
         of.row(f"f at least {least} there", lambda x: x["unseen"]["value"] >= least),
         of.row("f below half there", lambda x: x["unseen"]["value"] < 0.5),
         of.row(
-            f"of all folds, found or not, f from {least} to {most} there",
+            f"found or not, f from {least} to {most} there",
             lambda x: least <= x["unseen"]["value"] <= most,
             found=False,
         ),
-        of.row("f on other words of the same templates, median", lambda x: x["own"]["value"]),
+        of.row("f on other words, median", lambda x: x["own"]["value"]),
         of.row("parts, median", lambda x: x["parts"]),
         of.row(f"at most {LEFT} left there", lambda x: x["left"]["value"] <= LEFT),
-        of.row(
-            "right there with the circuit alone, of what the model answers, median",
-            lambda x: x["right"] / x["questions"],
-        ),
+        of.row("right there, median", lambda x: x["right"] / x["questions"]),
         of.row("closeness there, median", lambda x: x["closeness"]),
         of.row("search and measurement, median", lambda x: x["seconds"], unit="s"),
     ]

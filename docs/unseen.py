@@ -38,17 +38,25 @@ def tables(results: Mapping[str, Row]) -> str:
     parts = [f"`{unseen['command']}` · unseen_templates.json, {unseen['commit']}\n"]
     of_all: list[Sequence[str]] = []
     of_tasks: list[Sequence[str]] = []
+    baselines = [*unseen["rows"][0]["baselines"]]
     for row in unseen["rows"]:
         name, _, claim = row["claim"].partition(": ")
-        baseline = number(row["baselines"].get("EAP-IG"))
+        others = [number(row["baselines"].get(baseline)) for baseline in baselines]
         if ", " in name:
             found = "yes" if row["held"] else "no"
-            of_tasks.append((name, number(row["value"]), between(row), baseline, found))
+            of_tasks.append((name, number(row["value"]), between(row), *others, found))
         else:
-            count = f"{row['n']}"
-            of_all.append((claim, number(row["value"]), between(row), count, baseline))
-    parts.append(lines(("of circuits found", "number", "95 %", "n", "EAP-IG"), of_all))
-    columns = ["f on the template left out", "median", "range", "EAP-IG", "all found"]
+            of_all.append((name, claim, number(row["value"]), between(row), f"{row['n']}", *others))
+    columns = [
+        "model",
+        "of circuits found, on the template left out",
+        "number",
+        "95 %",
+        "n",
+        *baselines,
+    ]
+    parts.append(lines(columns, of_all))
+    columns = ["f on the template left out", "median", "range", *baselines, "all found"]
     parts.append(lines(columns, of_tasks))
     parts.append(f"`{proposals['command']}` · proposals.json, {proposals['commit']}\n")
     by_behaviour: dict[str, list[str]] = {}

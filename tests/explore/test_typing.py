@@ -188,7 +188,11 @@ WAYS: dict[str, tuple[list[Do], dict[str, str], str]] = {
         "once lily ate",
     ),
     "typed on after Enter": (
-        [write("prompt", "once ben ate", "Enter"), lambda page: page.keyboard.type(" the", delay=120), pause],
+        [
+            write("prompt", "once ben ate", "Enter"),
+            lambda page: page.keyboard.type(" the", delay=120),
+            pause,
+        ],
         {"prompt": "once ben ate the", "against": "once tom ate"},
         "once ben ate",
     ),
