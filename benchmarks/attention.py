@@ -1,22 +1,28 @@
 """Bilinear attention on the CPU: chunked against the whole pattern, softmax and longer texts.
 
-Each ratio is the median of several turns, with the least and the most of them after it. In a turn
-both sides are timed one after the other.
+Each ratio is the median of several turns, with the least and the most of them. In a turn both sides
+are timed one after the other. `python -m benchmarks.attention` writes `results/attention.json`.
 """
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
+from experiments.results import Recording, Row
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.clock import by_turns, machine, seconds
+from benchmarks.clock import by_turns, seconds
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.kernels.attention import SHORT, KernelName
 
-LENGTH, TURNS = 8192, 7
+LENGTH, TURNS, WIDTH, HEADS = 8192, 7, 32, 4
+WIDTHS = (16, 32, 64, 128)
+LENGTHS, FLAT, DECODED = (2048, 4096, 8192, 16384), (4096, 65536), (1024, 65536)
+"""Tokens of texts beside softmax, of the shortest and the longest text, and before a token."""
 FORWARD = {32: 25.0, 64: 8.0}
 """Least ratio of the whole pattern's time to that of chunks, by d_head."""
 
@@ -52,99 +58,110 @@ def ratios(above: Callable[[], object], below: Callable[[], object]) -> list[flo
     return [first / second for first, second in by_turns(above, below, turns=TURNS)]
 
 
-def line(what: str, result: list[float], floor: str, reached: Callable[[float], bool]) -> None:
-    """Print a figure beside its aim."""
-    middle = statistics.median(result)
-    spread = f"{min(result):.2f} to {max(result):.2f}"
-    verdict = "reached" if reached(middle) else "MISSED"
-    print(f"{what:58} {middle:8.2f}  {spread:16} {floor:14} {verdict}", flush=True)
+def row(what: str, result: list[float], reached: Callable[[float], bool] | None = None) -> Row:
+    """Return and print a ratio of each turn, and whether the median reached an aim."""
+    held = None if reached is None else reached(statistics.median(result))
+    print(stated := replace(Row.of_range(what, result), held=held), flush=True)
+    return stated
 
 
 def whole_over_chunks(
-    length: int, width: int, heads: int, floor: str, reached: Callable[[float], bool]
-) -> None:
-    """Print the whole pattern's time as a multiple of that of chunks."""
-    given = inputs(length, width, heads)
+    length: int, width: int, heads: int, reached: Callable[[float], bool]
+) -> list[Row]:
+    """Return the whole pattern's time as a multiple of that of chunks."""
+    given, rows = inputs(length, width, heads), []
     for name, selected in (("two scores", given), ("squared", given[:3])):
         full, parts = (
             partial(bilinear_attention, *selected, kernel=kernel)
             for kernel in ("reference", "chunked")
         )
-        what = f"T={length}, d_head {width}, {heads} heads, {name}: reference / chunked"
-        line(what, ratios(full, parts), floor, reached)
+        what = f"{length} tokens, d_head {width}, {heads} heads, {name}: whole pattern over chunks"
+        rows.append(row(what, ratios(full, parts), reached))
+    return rows
 
 
-def forward() -> None:
-    """Print that ratio for a long text."""
-    for width, floor in FORWARD.items():
-        whole_over_chunks(LENGTH, width, 1, f"at least {floor:g}", floor.__le__)
+def forward() -> list[Row]:
+    """Return that ratio for a long text."""
+    found = (whole_over_chunks(LENGTH, width, 1, floor.__le__) for width, floor in FORWARD.items())
+    return [*chain.from_iterable(found)]
 
 
-def softmax() -> None:
+def softmax() -> list[Row]:
     """Return the time of torch's fused causal attention as a multiple of that of chunks."""
-    for length in (2048, 4096, 8192, 16384):
-        q1, k1, v, q2, k2 = inputs(length, 32, heads=4)
+    rows = []
+    for length in LENGTHS:
+        q1, k1, v, q2, k2 = inputs(length, WIDTH, HEADS)
         fused = partial(scaled_dot_product_attention, q1, k1, v, is_causal=True)
         parts = partial(bilinear_attention, q1, k1, v, q2, k2, kernel="chunked")
-        what = f"T={length}, d_head 32, 4 heads: SDPA / chunked"
-        floor = 1.0 if length >= 4096 else 0.0
-        line(what, ratios(fused, parts), f"above {floor:g}", floor.__lt__)
+        rows.append(row(f"{length} tokens: softmax over chunks", ratios(fused, parts)))
+    return rows
 
 
-def crossing() -> None:
-    """Print that ratio at the length at which `kernel="auto"` changes."""
-    for width in (16, 32, 64, 128):
-        whole_over_chunks(SHORT * width, width, 4, "about 1", lambda ratio: 0.5 < ratio < 2)
+def crossing() -> list[Row]:
+    """Return that ratio at the length at which `kernel="auto"` changes."""
+    found = (
+        whole_over_chunks(SHORT * width, width, HEADS, lambda ratio: 0.5 < ratio < 2)
+        for width in WIDTHS
+    )
+    return [*chain.from_iterable(found)]
 
 
-def training() -> None:
-    """Forward and backward, time and memory."""
-    given = [x.requires_grad_() for x in inputs(LENGTH, 64)]
+def training() -> list[Row]:
+    """Return time and memory of forward and backward."""
+    given, rows = [x.requires_grad_() for x in inputs(LENGTH, 64)], []
     for name, selected in (("two scores", given), ("squared", given[:3])):
         full, parts = (partial(both_ways, kernel, selected) for kernel in ("reference", "chunked"))
-        what = f"T={LENGTH}, d_head 64, both ways, {name}: reference / chunked"
-        line(what, ratios(full, parts), "at least 5", (5.0).__le__)
-        share = peak_bytes(parts) / peak_bytes(full)
-        line("the same, peak memory: chunked / reference", [share], "at most 0.1", (0.1).__ge__)
+        what = f"both ways, {name}: whole pattern over chunks"
+        rows.append(row(f"{what}, time", ratios(full, parts), (5.0).__le__))
+        memory = [peak_bytes(full) / peak_bytes(parts)]
+        rows.append(row(f"{what}, memory", memory, (10.0).__le__))
+    return rows
 
 
-def flatness() -> None:
-    """Cost per token of the longest text over that of the shortest."""
+def flatness() -> list[Row]:
+    """Return the cost per token of the longest text over that of the shortest."""
     short, long = (
-        partial(bilinear_attention, *inputs(length, 32, heads=4), kernel="chunked")
-        for length in (4096, 65536)
+        partial(bilinear_attention, *inputs(length, WIDTH, HEADS), kernel="chunked")
+        for length in FLAT
     )
-    result = [ratio / 16 for ratio in ratios(long, short)]
-    line("per token, T = 64k / 4k", result, "at most 1.2", (1.2).__ge__)
+    result = [ratio * FLAT[0] / FLAT[1] for ratio in ratios(long, short)]
+    what = f"time per token, {FLAT[1]} over {FLAT[0]} tokens"
+    return [row(what, result, (1.2).__ge__)]
 
 
-def decoding() -> None:
-    """Return a step after 64k tokens over one after 1k, in turns on the same machine."""
+def decoding() -> list[Row]:
+    """Return a step after many tokens over one after few, in turns on the same machine."""
     q1, k1, v, q2, k2 = inputs(1, 64)
     near, far = (
         partial(resume_attention, q1, k1, v, q2, k2, state=resume_attention(*given)[1])
-        for given in (inputs(1024, 64), inputs(65536, 64))
+        for given in (inputs(DECODED[0], 64), inputs(DECODED[1], 64))
     )
     result = [seconds(far, 50, warm=False) / seconds(near, 50, warm=False) for _ in range(TURNS)]
-    line("a step at position 64k / at 1k", result, "at most 1.1", (1.1).__ge__)
+    what = f"a token after {DECODED[1]} tokens over one after {DECODED[0]}"
+    return [row(what, result, (1.1).__ge__)]
 
 
 @torch.no_grad()
-def inference() -> None:
-    """All figures without gradients."""
-    forward()
-    softmax()
-    crossing()
-    flatness()
-    decoding()
+def inference() -> list[Row]:
+    """Return all rows without gradients."""
+    return [*forward(), *softmax(), *crossing(), *flatness(), *decoding()]
 
 
 def main() -> None:
-    """Print every figure."""
-    torch.set_num_threads(2)
-    print(machine())
-    inference()
-    training()
+    """Measure, print and write every ratio."""
+    recording = Recording()
+    recording.write(
+        "attention",
+        title="Attention without softmax",
+        command="python -m benchmarks.attention",
+        rows=[*inference(), *training()],
+        settings={
+            **{"tokens": [LENGTH, *LENGTHS, *FLAT, *DECODED], "d_head": WIDTHS},
+            **{"shortest text in chunks, tokens by d_head": SHORT, "heads": [1, HEADS]},
+            **{"crossing": [SHORT * width for width in WIDTHS]},
+            **{"turns": TURNS, "low and high": "least and most of the turns"},
+        },
+    )
 
 
 if __name__ == "__main__":

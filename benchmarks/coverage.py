@@ -11,13 +11,13 @@ import sys
 import numpy as np
 import torch
 from experiments.patching import resampled
+from experiments.results import Recording, Row
 
-from benchmarks.clock import write_results
 from bilens.read.flow.interval import Interval
 
 KINDS = ("symmetric", "skewed")
 SIZES = (5, 8, 12, 24)
-TRUE, SPREAD = 0.8, 0.25
+TRUE, SPREAD, SETS = 0.8, 0.25, 20_000
 
 
 def questions(kind: str, size: int, sets: int, random: np.random.Generator) -> np.ndarray:
@@ -52,22 +52,27 @@ def covered_by_bootstraps(kind: str, size: int, sets: int, random: np.random.Gen
 
 def main() -> None:
     """Simulate, print, and write if asked to."""
+    recording = Recording() if "--write" in sys.argv else None
     rows = []
     for kind in KINDS:
-        shares, told, bootstraps = [], [], []
         for size in SIZES:
-            share, has_one = covered(kind, size, 20_000, np.random.default_rng(size))
-            shares.append(share)
-            told.append(has_one)
-            of_kind = covered_by_bootstraps(kind, size, 2000, np.random.default_rng(size))
-            bootstraps.append(of_kind)
-        print(kind, "sets that have an interval:", *(f"{x:.3f}" for x in told))
-        sizes, found = ", ".join(map(str, SIZES)), ", ".join(f"{x:.3f}" for x in shares)
-        others = f"bootstrap {min(bootstraps):.3f}…{max(bootstraps):.3f}"
-        rows.append((f"{kind}, {sizes} questions", found, others))
-        print(*rows[-1], sep="  ", flush=True)
-    if "--write" in sys.argv:
-        write_results("coverage", "Coverage of intervals", "coverage --write", "", rows)
+            share, has_one = covered(kind, size, SETS, np.random.default_rng(size))
+            others = {
+                "bootstrap": covered_by_bootstraps(kind, size, 2000, np.random.default_rng(size)),
+                "sets that have an interval": has_one,
+            }
+            claim = f"{kind}, {size} questions: share of intervals that hold the truth"
+            rows.append(Row(claim, share, n=SETS, baselines=others))
+            print(rows[-1], flush=True)
+    if recording is not None:
+        recording.write(
+            "coverage",
+            title="Coverage of intervals",
+            command="python -m benchmarks.coverage --write",
+            rows=rows,
+            settings={"questions": SIZES, "level": 0.95},
+            seeds=SIZES,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Time of imports: rooms over torch, and help and errors of commands over tyro and rich.
 
 Each runs in a fresh interpreter. Times are of the processor, user and system, in the median of
-five runs by turns.
+five runs by turns. They are written to `results/help.json`.
 """
 
 import os
@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 
-from benchmarks.clock import machine
+from experiments.results import Recording, Row
 
 ROOMS = {
     "import bilens": "import bilens",
@@ -17,28 +17,44 @@ ROOMS = {
     "and its image models": "from bilens.nn import ImageClassifier",
     "and opening a model": "from bilens import load",
 }
+TURNS = 5
 COMMANDS = ("flow", "report --help", "train images --help")
 
 
 def main() -> None:
-    """Print the median time of each, and the ratio to that of the libraries below it."""
-    print(machine())
+    """Print the ratio of each time to that of the libraries below it, and write them."""
+    recording = Recording()
     calls = {name: ["-c", code] for name, code in ROOMS.items()}
-    _print({"import torch": ["-c", "import torch"]} | calls)
     commands = {f"bilens {words}": ["-m", "bilens", *words.split()] for words in COMMANDS}
-    _print({"import tyro, rich": ["-c", "import tyro, rich"]} | commands)
+    recording.write(
+        "help",
+        title="Imports, help and errors of usage",
+        command="python -m benchmarks.imports",
+        rows=[
+            *_rows("import torch", ["-c", "import torch"], calls),
+            *_rows("import tyro, rich", ["-c", "import tyro, rich"], commands),
+        ],
+        settings={"turns": TURNS, "low and high": "least and most of the turns"},
+    )
 
 
-def _print(calls: dict[str, list[str]]) -> None:
-    """Print the times of calls, and their ratios to the first."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(5):
-        for name, words in calls.items():
+def _rows(below: str, first: list[str], calls: dict[str, list[str]]) -> list[Row]:
+    """Return the times of calls as multiples of that of the first, all by turns."""
+    times: dict[str, list[float]] = {name: [] for name in (below, *calls)}
+    for _ in range(TURNS):
+        for name, words in {below: first, **calls}.items():
             times[name].append(_processor_seconds([sys.executable, *words]))
-    first = statistics.median(next(iter(times.values())))
-    for name, runs in times.items():
-        middle = statistics.median(runs)
-        print(f"{name}: {middle:.2f} s ({min(runs):.2f} to {max(runs):.2f}), {middle / first:.2f}")
+    least = times.pop(below)
+    rows = [
+        Row.of_range(
+            f"{name}: time over that of {below}",
+            [above / below for above, below in zip(runs, least, strict=True)],
+            baselines={f"{below}, seconds": statistics.median(least)},
+        )
+        for name, runs in times.items()
+    ]
+    print(*rows, sep="\n", flush=True)
+    return rows
 
 
 def _processor_seconds(command: list[str]) -> float:

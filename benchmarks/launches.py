@@ -3,7 +3,7 @@
 A launch is an operation of torch that is no view. A wait is one for whose result the host stops.
 `python -m benchmarks.launches` counts those of flows of 8 tokens through a Llama with the 16 layers
 and 32 heads of one with 1.24 billion parameters, of width 256, which their number does not depend
-on.
+on, and writes `results/launches.json`.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from experiments.results import Recording, Row
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -68,7 +69,8 @@ def count(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Print the numbers of a flow of one text and of two."""
+    """Print and write the numbers of a flow of one text and of two."""
+    recording, rows = Recording(), []
     config = LlamaConfig(
         vocab_size=2000,
         hidden_size=256,
@@ -91,6 +93,17 @@ def main() -> None:
         call()
         launches, waits = count(call)
         print(f"{name}: {launches:,} launches, {waits:,} waits", flush=True)
+        rows += [
+            Row(f"flow of {name}: launches", launches, n=1),
+            Row(f"flow of {name}: waits", waits, n=1),
+        ]
+    recording.write(
+        "launches",
+        title="Launches and waits of flows",
+        command="python -m benchmarks.launches",
+        rows=rows,
+        settings={"tokens": len(ids), "layers": config.num_hidden_layers, "d_model": 256},
+    )
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from experiments.results import Recording, Row
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from benchmarks.clock import machine, seconds, write_results
+from benchmarks.clock import machine, seconds
 from benchmarks.launches import count
 from bilens.convert.loading import open_model
 from bilens.tensor import BilinearTensor, Spectrum
@@ -120,8 +121,8 @@ def main() -> None:
 
 
 def compare_with_arpack(widths: list[int], directions: int) -> None:
-    """Measure seconds of the processor in turns, and write the least of each."""
-    rows = []
+    """Measure seconds of the processor in turns, and write their ratios."""
+    recording, rows = Recording(), []
     for width in widths:
         tensor, along = random_layer(directions, width, 3 * width)
         form = tensor.interaction(along)
@@ -148,17 +149,23 @@ def compare_with_arpack(widths: list[int], directions: int) -> None:
                 eigsh(form[number].dense().numpy(), k=K, tol=TOLERANCE)
 
         turns = [(both_clocks(arpack)[1], both_clocks(builds)[1], *ours()) for _ in range(REPEATS)]
-        reference, *others = map(min, zip(*turns, strict=True))
-        baselines = {"building alone": f"{reference:.2f} s", "eigh(k)": "aim 0.9", "its search": ""}
-        for (claim, of_claim), taken in zip(baselines.items(), others, strict=True):
-            rows.append((f"d {width}: {claim}", f"{taken / reference:.2f}", of_claim))
-            print(*rows[-1], sep=" | ", flush=True)
-    note = (
-        f"{directions} directions, top {K}, a random layer, 1 thread; time over ARPACK's on the "
-        "built matrices. A test proves that no pair was missed; ARPACK has none."
+        least = min(reference for reference, *_ in turns)
+        for number, what in enumerate(("building alone", "eigh(k)", "its search"), start=1):
+            ratios = [turn[number] / turn[0] for turn in turns]
+            claim = f"d {width}, {what}: time over that of ARPACK on the built matrices"
+            rows.append(Row.of_range(claim, ratios, baselines={"ARPACK, seconds": least}))
+            print(rows[-1], flush=True)
+    recording.write(
+        "eigenpairs",
+        title="Eigenpairs of small forms",
+        command=f"python -m benchmarks.spectra --arpack {' '.join(map(str, widths))}",
+        rows=rows,
+        settings={
+            **{"d_model": widths, "directions": directions, "eigenpairs": K, "turns": REPEATS},
+            "low and high": "least and most of the turns",
+        },
+        seeds=[0],
     )
-    command = f"spectra --arpack {' '.join(map(str, widths))}"
-    write_results("eigenpairs", "Eigenpairs of small forms", command, note, rows)
 
 
 def both_clocks(call: Callable[[], object]) -> tuple[float, float]:

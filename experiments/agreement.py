@@ -36,6 +36,7 @@ from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts
 from experiments.pretrained import SMOLLM2, smollm2
+from experiments.results import Row
 
 HEADS = 2
 PROMPTS, AMONG, EACH = 50, 100, 10
@@ -65,7 +66,37 @@ def run(context: RecipeContext) -> Outcome:
         "turned_along_number": turned,
     }
     results = [result for group in checked.values() for result in group]
-    return Outcome(numbers, {"interventions": ablation_figure(results)})
+    figures = {"interventions": ablation_figure(results)}
+    settings = {"prefixes": len(values), "heads": HEADS, "among": AMONG}
+    return Outcome(numbers, figures, rows=_rows(numbers), settings=settings)
+
+
+def _rows(numbers: dict[str, Any]) -> list[Row]:
+    """Return how well a flow of one text predicts removals, and what each edit changes."""
+    rows = [
+        Row(
+            f"one text, {kind}: R² of a removal's effect by its flow",
+            fit["r2"],
+            n=fit["nodes"],
+            baselines={"the best line": fit["r2_of_a_line"]},
+        )
+        for kind, fit in numbers["interventions"].items()
+        if "r2" in fit
+    ]
+    for name, edit in numbers["turned_along_number"]["edits"].items():
+        mean, half = edit["agreement_change"]
+        rows.append(
+            Row(
+                f"{name}: BLiMP's agreement lost",
+                -mean,
+                -mean - half,
+                -mean + half,
+                numbers["pairs"]["agreement"],
+                "points",
+                {"mean absolute change of a paradigm of others": edit["others_mean_absolute"]},
+            )
+        )
+    return rows
 
 
 def open_model(folder: Path) -> ResidualModel:

@@ -52,6 +52,7 @@ class Outcome:
         parts: further tables and texts of its page.
         rows: what the file of results states.
         settings: those that the rows' texts name, beside the scale.
+        details: what a page of its own shows beside the rows.
     """
 
     numbers: dict[str, Any]
@@ -59,6 +60,7 @@ class Outcome:
     parts: Sequence[Table | ContextList] = ()
     rows: Sequence[Row] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    details: Any = None
 
     @classmethod
     def of_tables(cls, tables: dict[str, pd.DataFrame]) -> "Outcome":

@@ -36,6 +36,7 @@ from bilens.read.flow.rules import RELEVANCE, SECANTS, Rules, UnknownOperationEr
 from bilens.residual.places import find_places
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
 EXACT = 1e-4
 """Relative errors of an exact sum are smaller."""
@@ -231,7 +232,22 @@ def run(context: RecipeContext) -> Outcome:
     """Make each type of model small and measure the sums of its flows."""
     rows = measure_all(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
     table = Table(pd.DataFrame(rows), "Types of causal models")
-    return Outcome({"types": rows, "counts": counts(rows)}, parts=[table])
+    of_types = counts(rows)
+    numbers = {"types": rows, "counts": of_types}
+    return Outcome(numbers, parts=[table], rows=stated(of_types), details=numbers)
+
+
+def stated(of_types: dict[str, int]) -> list[Row]:
+    """Return the rows of the file of results."""
+    return [
+        Row(
+            f"{name}: types whose sum is exact",
+            of_types[f"{name}: exact"],
+            n=of_types["made"],
+            baselines={kind: of_types[f"{name}: {kind}"] for kind in ("refused", "off")},
+        )
+        for name in ("two texts", "one text", "places")
+    ]
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

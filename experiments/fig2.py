@@ -12,8 +12,9 @@ eigenvalue: its rank is recorded for each class. It also says that digit 1's fir
 eigenvector reacts most to three 4s: the classes of those images are recorded. The source has an
 accuracy of 98.05 % for the MNIST model (section 5.2) and none for Fashion-MNIST.
 
-Both scales do the same, with seed 0 (the source may train for up to 100 epochs). Training takes
-about 1.5 minutes for each model on one core, everything else seconds.
+Pictures are of the first seed, accuracies of all (the source may train for up to 100 epochs).
+
+Small: 3 initialisations, about 1.5 minutes for each model on one core. Paper: 5.
 """
 
 from typing import Any
@@ -29,13 +30,13 @@ from experiments.context import Outcome, RecipeContext
 from experiments.fig9 import class_figures, describe_ends
 from experiments.results import Row
 
-SEEDS = (1, 1)
+SEEDS = (3, 5)
 """Initialisations at either scale."""
-CLASSES, SHOWN, ONE, SECOND = 7, 3, 1, 2
+CLASSES, SHOWN, ONE, SECOND, OTHER = 7, 3, 1, 2, "4"
 
 
 def run(context: RecipeContext) -> Outcome:
-    """Decompose one model of either data set."""
+    """Decompose the first model of either data set; measure all."""
     numbers: dict[str, Any] = {}
     figures: dict[str, go.Figure] = {}
     for key, data, weight_decay, source in (
@@ -43,8 +44,8 @@ def run(context: RecipeContext) -> Outcome:
         ("fashion_mnist", context.fashion, 1.0, None),
     ):
         training = ClassifierTraining(weight_decay=weight_decay, input_noise=1.0)
-        (model,) = context.classifiers(data, training, context.seed_range(SEEDS)[:1])
-        spectrum = spectra(model)
+        models = context.classifiers(data, training, context.seed_range(SEEDS))
+        spectrum = spectra(models[0])
         names = data.class_names[:CLASSES]
         for label, name in enumerate(names):
             size = spectrum[label].activations(data.test_images).mean(0).abs()
@@ -53,7 +54,7 @@ def run(context: RecipeContext) -> Outcome:
                 ordered, data.test_images, data.shape, title=f"{data.name}: {name}", k=SHOWN
             )
         numbers[key] = {
-            "accuracy": model.accuracy(data.test_images, data.test_labels),
+            "accuracies": [m.accuracy(data.test_images, data.test_labels) for m in models],
             "source_accuracy": source,
             "eigenvalue_rank_of_most_active": {
                 name: eigenvalue_rank_of_most_active(spectrum[label], data)
@@ -63,11 +64,19 @@ def run(context: RecipeContext) -> Outcome:
         if key == "mnist":
             figures |= class_figures(spectrum[ONE], data, ONE, k=SHOWN)
             numbers["digit_1"] = describe_ends(spectrum[ONE], data, SHOWN)
+    of_one = numbers["digit_1"]["positive"][0]["top_inputs"]
     rows = [
-        Row("MNIST: accuracy", 100 * numbers["mnist"]["accuracy"], n=1, unit="%", source=98.05),
-        Row("Fashion-MNIST: accuracy", 100 * numbers["fashion_mnist"]["accuracy"], n=1, unit="%"),
+        Row(
+            "MNIST: fours among the three top images of the first eigenvector of a one",
+            sum(name == OTHER for name in of_one),
+            n=1,
+            source=SHOWN,
+            held=all(name == OTHER for name in of_one),
+        )
     ]
-    for key, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
+    for key, name, source in (("mnist", "MNIST", 98.05), ("fashion_mnist", "Fashion-MNIST", None)):
+        accuracies = numbers[key]["accuracies"]
+        rows.append(Row.of(f"{name}: accuracy", accuracies, scale=100, unit="%", source=source))
         ranks = numbers[key]["eigenvalue_rank_of_most_active"].values()
         often = sum(rank <= SECOND for rank in ranks) / len(ranks)
         claim = f"{name}: share of classes whose most active eigenvector is the first or second"

@@ -19,13 +19,14 @@ PROGRAM = re.compile(r"bilens reproduce (\w+)|python -m benchmarks\.(\w+)")
 
 def main() -> None:
     """Print each file with the modules that changed since its commit, or how many."""
-    for _name, result in load_results().items():
+    for name, result in load_results().items():
         modules = programs(result["command"])
         changed = sorted(path for path in dependencies(modules) if has_changed(path, result))
+        about = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if changed[3:] else "")
         if not modules:
-            pass
-        elif changed:
-            f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            about = "its program is no longer here"
+        if about:
+            print(f"{name}.json ({result['commit']}): {about}")
 
 
 def programs(command: str) -> list[str]:

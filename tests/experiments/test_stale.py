@@ -2,6 +2,8 @@
 
 from experiments.stale import code, dependencies, programs
 
+from experiments import stale
+
 
 def test_the_programs_of_a_command():
     assert programs("bilens reproduce fig3 --write") == ["experiments.fig3"]
@@ -21,3 +23,20 @@ def test_only_code_is_a_change():
     before = 'def f(x):\n    """Return x."""\n    return x\n'
     assert code(before) == code("def f(x):\n    # The same.\n    return x\n")
     assert code(before) != code(before.replace("return x\n", "return -x\n"))
+
+
+def test_files_older_than_their_code_are_printed(capsys, monkeypatch):
+    files = {
+        "old": {"command": "bilens reproduce fig3", "commit": "0123abcd"},
+        "new": {"command": "bilens reproduce fig3", "commit": "now"},
+        "lost": {"command": "bilens reproduce nothing", "commit": "now"},
+    }
+    monkeypatch.setattr(stale, "load_results", lambda: files)
+    monkeypatch.setattr(
+        stale, "has_changed", lambda path, result: result["commit"] != "now" and "fig3" in path
+    )
+    stale.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "old.json (0123abcd): experiments/fig3.py",
+        "lost.json (now): its program is no longer here",
+    ]

@@ -119,6 +119,7 @@ def run_recipe(
             rows=outcome.rows,
             settings={"scale": scale, **outcome.settings},
             seeds=used,
+            details=outcome.details,
         )
     return record
 
