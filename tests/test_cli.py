@@ -220,6 +220,7 @@ def test_ctrl_c_names_resume_where_there_is_one(args, message, monkeypatch, caps
 
 def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "bilens.cli", Stopping("bilens.cli"))
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # which stays
     with pytest.raises(SystemExit) as ended:
         start()
     assert ended.value.code == 130
@@ -230,6 +231,51 @@ class Stopping(ModuleType):
 
     def __getattr__(self, name):
         raise KeyboardInterrupt
+
+
+LOST = {
+    "in an import": """
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(1000))
+except BaseException:
+    pass
+""",
+    "where nothing can be raised": """
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+Dropped()
+""",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="ctrl-C cannot be sent there")
+@pytest.mark.parametrize("place", LOST)
+def test_ctrl_c_is_not_lost(place, tmp_path):
+    """Libraries take it for a missing module, and Python drops it in __del__."""
+    within = "".join(f"    {line}\n" for line in LOST[place].splitlines())
+    if place == "in an import":
+        (tmp_path / "library.py").write_text("import os, signal\n" + LOST[place])
+        within = "    import library\n"
+    code = f"""
+import os, signal, sys, time
+import bilens.cli
+from bilens.__main__ import main
+
+def command():
+{within}
+    time.sleep(10)
+    print("not stopped")
+
+bilens.cli.main = command
+main()
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, check=False, env=env, capture_output=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"")
 
 
 def test_what_is_left_to_do_is_done_at_the_end():

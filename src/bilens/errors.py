@@ -19,3 +19,8 @@ class DataError(BilensError):
 
 class CheckpointError(BilensError):
     """A saved model or run that is missing, damaged or does not fit."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return True for a panic of Rust, which is no Exception, and whose class has no home."""
+    return type(error).__name__ == "PanicException"

@@ -1,12 +1,18 @@
 """Texts and tokens by name, with tokenizers of each kind, are those of the tokenizer itself."""
 
+import ast
+import re
+
 import pytest
 import torch
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 
 import bilens
+from bilens.data.texts import write_out
 from bilens.errors import BilensError, CheckpointError
+from bilens.read.language.contexts import corpus_for, generate_text
 from bilens.read.language.names import answer_ids, exact_names
+from tests.source import nodes_of_files
 from tests.tokenizers_of_all_kinds import KINDS, PREFIXING, small_llama, tokenizer_of, view_with
 
 TEXTS = ("The keys to the cabinet are", "The key", "keys are", "then Tom gave it to Paris")
@@ -103,11 +109,53 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
         bilens.load(tmp_path)
 
 
-def test_a_pattern_that_takes_too_many_steps_is_an_error_of_the_text():
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+def test_a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read(part, tmp_path):
     """The library's panic is no Exception, so that it would end a command with a raw message."""
     tokenizer = tokenizer_of("byte-level")
     view = view_with(tokenizer)
-    pattern = pre_tokenizers.Split(Regex("^(a+)+$"), "isolated")
-    tokenizer.backend_tokenizer.pre_tokenizer = pattern
-    with pytest.raises(BilensError, match="text='aaaa.* stops the tokenizer: .*retry-limit"):
-        view.ids("a" * 40 + "!")
+    pattern = Regex("^(a+)+$")
+    kinds = {
+        "pre_tokenizer": pre_tokenizers.Split(pattern, "isolated"),
+        "normalizer": normalizers.Replace(pattern, "b"),
+    }
+    setattr(tokenizer.backend_tokenizer, part, kinds[part])
+    evil = "a" * 40 + "!"
+    texts = (f"{'a' * length}!" for length in range(40, 140))
+    (tmp_path / "texts.txt").write_text("\n\n".join(texts))
+    uses = {
+        "a text": lambda: view.ids(evil),
+        "a name": lambda: view.token(evil),
+        "an answer": lambda: answer_ids(view, evil),
+        "a flow": lambda: bilens.flow(view, evil, "are"),
+        "a second text": lambda: bilens.flow(view, "keys", "are", against=evil),
+        "texts": lambda: [*corpus_for(view, str(tmp_path / "texts.txt")).train],
+        "a prompt": lambda: generate_text(view, evil),
+    }
+    for use, call in uses.items():
+        with pytest.raises(BilensError, match="aaaa.* stops the tokenizer: .*retry-limit"):
+            pytest.fail(f"{use}: {call()}")
+
+
+def test_tokens_that_cannot_be_written_out_are_an_error():
+    tokenizer = tokenizer_of("byte-level")
+    view = view_with(tokenizer)
+    slow = decoders.Replace(Regex("^(a+)+$"), "b")
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), slow])
+    letters = tokenizer.convert_tokens_to_ids(["a", "!"])
+    with pytest.raises(BilensError, match="ids=.* stops the tokenizer: .*retry-limit"):
+        write_out(view.tokenizer, [letters[0]] * 40 + letters[1:])
+
+
+def test_all_texts_are_tokenized_and_written_out_in_one_place():
+    """There its errors are caught."""
+    found = []
+    for path, nodes in nodes_of_files().items():
+        for node in nodes:
+            called = node.func if isinstance(node, ast.Call) else None
+            name = ast.unparse(called) if called is not None else ""
+            if re.search(r"(^|\.)tokenizer$|tokenizer\.(batch_)?(de|en)code|\.tokenize$", name):
+                found.append(f"{path.name}: {name}")
+    allowed = ["texts.py: tokenizer", "texts.py: tokenizer.decode"]
+    made = "corpus.py: language.tokenizer"  # of a language
+    assert sorted(call for call in found if call != made) == allowed

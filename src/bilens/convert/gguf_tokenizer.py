@@ -12,6 +12,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from bilens.convert.gguf_header import read_header
 from bilens.convert.weights import reading_files
+from bilens.data.texts import tokenize
 from bilens.errors import CheckpointError
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -73,7 +74,7 @@ def gguf_tokenizer(path: Path, model: PreTrainedModel) -> PreTrainedTokenizerBas
             if rules.begins and "tokenizer.ggml.add_bos_token" not in settings:
                 tokenizer.add_bos_token = True
         # A tokenizer without its token for unknown words opens, and fails at the first one.
-        tokenizer("\U000f0000")
+        tokenize(tokenizer, "\U000f0000")
     return tokenizer
 
 

@@ -21,6 +21,7 @@ from bilens.convert import gates, layouts, weights
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
 from bilens.convert.gguf_tokenizer import gguf_tokenizer
+from bilens.data.texts import tokenize
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_downloaded, check_target, file_errors, written_whole
 from bilens.hub import hub_options, place_options, write_card
@@ -249,7 +250,7 @@ def open_tokenizer(
         )
         # A tokenizer that lacks its token for unknown words opens, and fails at the first one,
         # such as this letter, which no vocabulary holds.
-        tokenizer("\U000f0000")
+        tokenize(tokenizer, "\U000f0000")
     # Fewer tokens are usual: embeddings are padded to multiples of 64 or so.
     size = model.config.vocab_size
     added = tokenizer.get_added_vocab()

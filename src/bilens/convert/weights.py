@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from bilens.checks import FLOATS
-from bilens.errors import CheckpointError
+from bilens.errors import CheckpointError, is_panic
 from bilens.files import check_downloaded
 from bilens.memory import MemoryLimitError
 from bilens.progress import no_progress
@@ -168,13 +168,14 @@ def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
             yield
     except (CheckpointError, MemoryLimitError):
         raise
-    except Exception as error:
+    except BaseException as error:
         # Errors that transformers raises for a damaged file: those of its libraries, of which
         # tokenizers has no class of its own, and those of its own code on values that do not fit.
         of_libraries = SafetensorError | StrictDataclassError | OSError | RuntimeError | ImportError
         of_values = ArithmeticError | ValueError | LookupError | TypeError | AttributeError
         tells_damage = isinstance(error, of_libraries | of_values | AssertionError)
-        if not (tells_damage or type(error) is Exception) or is_out_of_memory(error):
+        tells_damage |= type(error) is Exception or is_panic(error)
+        if not tells_damage or is_out_of_memory(error):
             raise
         # Names of folders and of repositories look alike.
         is_here = os.path.exists(source)  # noqa: PTH110  pathlib raises for names that are too long
@@ -188,6 +189,6 @@ def complaints(report: dict[str, Any]) -> str:
     return "; ".join(f"{complaint}: {names}" for complaint, names in wrong.items())
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error says that memory is short, which is no damage of a file."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

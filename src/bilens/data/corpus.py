@@ -17,6 +17,7 @@ from bilens.data.texts import (
     clean,
     read_texts,
     text_files,
+    tokenize,
     train_tokenizer,
     with_special_tokens,
 )
@@ -169,7 +170,7 @@ def load_documents(
     Source: Pearce et al. 2024, appendix D, where texts have 384 to 512 tokens.
     """
     settings = _Settings(n_ctx, validation_share, shortest=shortest)
-    bare = tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]
+    bare = tokenize(tokenizer, "a")[:1] != [tokenizer.bos_token_id]
     # A tokenizer that begins texts marks where each starts; without that the end has to.
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
     texts = _distinct_texts(name, data_dir, cache_dir, cleaned=False)
@@ -332,7 +333,7 @@ def _tokenized(
 
     def rows(batch: list[str]) -> dict[str, list[list[int]]]:
         # A text may spell a special token, which is then text.
-        encoded = tokenizer(batch, split_special_tokens=True, verbose=False, **how)["input_ids"]
+        encoded = tokenize(tokenizer, batch, split_special_tokens=True, verbose=False, **how)
         texts = [[*start, *ids, *end] for ids in encoded]
         if least is not None:
             return {"input_ids": [ids for ids in texts if least <= len(ids) <= most]}

@@ -10,12 +10,13 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 from bilens.checks import checked
-from bilens.errors import BilensError, DataError
+from bilens.errors import BilensError, DataError, is_panic
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Size
@@ -211,6 +212,43 @@ SPECIAL_TOKENS = {
     "bos_token": "[BOS]",
     "eos_token": "[EOS]",
 }
+
+
+def tokenize(tokenizer: Any, text: str | list[str], **how: Any) -> list[Any]:
+    """Return the token ids of a text, or of each of several; all tokenizing is done here.
+
+    Raises:
+        BilensError: the tokenizer stops on a text.
+    """
+    try:
+        with _errors_of(tokenizer, f"text={text[:80]!r}"):
+            return list(tokenizer(text, **how)["input_ids"])
+    except BilensError:
+        if not isinstance(text, str):  # which of them it is
+            for one in text:
+                tokenize(tokenizer, one, **how)
+        raise
+
+
+def write_out(tokenizer: Any, ids: Iterable[int], **how: Any) -> str:
+    """Return the text of tokens; what `tokenize` is for texts."""
+    numbers = list(map(int, ids))
+    with _errors_of(tokenizer, f"ids={numbers[:20]}"):
+        return str(tokenizer.decode(numbers, **how))
+
+
+@contextmanager
+def _errors_of(tokenizer: Any, given: str) -> Iterator[None]:
+    """Say that a tokenizer stops, such as at a pattern that takes too many steps."""
+    try:
+        yield
+    except BaseException as error:
+        # The library tokenizers raises panics, and Exception itself.
+        if not is_panic(error) and type(error) is not Exception:
+            raise
+        raise BilensError(
+            f"{given} stops the tokenizer: {error}. Change the text, or the rules in tokenizer.json"
+        ) from error
 
 
 @checked

@@ -15,6 +15,7 @@ from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.data.corpus import first_texts
+from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
@@ -207,7 +208,7 @@ def largest_margin(
     """
     tokenizer = require_tokenizer(model.tokenizer)
     for place in [p for p in places if p.right == wanted] or places:
-        text = str(tokenizer.decode(list(place.ids), skip_special_tokens=True)).strip()
+        text = write_out(tokenizer, place.ids, skip_special_tokens=True).strip()
         try:
             again = model.ids(text).tolist()
         except BilensError:  # tokens that the text begins with, and no words
@@ -217,7 +218,7 @@ def largest_margin(
             return text, TokenDirection(names[0], (names[1],))
     # Tokens that the model puts before a text, or drops, make it another one: its own best token.
     for place in places:
-        text = str(tokenizer.decode(list(place.ids), skip_special_tokens=True)).strip()
+        text = write_out(tokenizer, place.ids, skip_special_tokens=True).strip()
         if text:
             return text, None
     raise BilensError("prompt='': no beginning of a held-out text can be written out; give one")
@@ -276,12 +277,12 @@ def contrasting_text(
     if direction is None:
         best = model.logits(ids[None])[0, -1].topk(2).indices.tolist()
         direction = TokenDirection.of(model, best[0], best[1:])
-    decode = require_tokenizer(model.tokenizer).decode
+    tokenizer = require_tokenizer(model.tokenizer)
     fitting: dict[str, torch.Tensor] = {}
     for row in islice(first_texts(corpus), 50):
         # The model may begin a text with a token of its own, so that it has one word more or less.
         for length in (len(ids), len(ids) + 1):
-            other = str(decode(row[:length], skip_special_tokens=True)).strip()
+            other = write_out(tokenizer, row[:length], skip_special_tokens=True).strip()
             with suppress(BilensError):  # no words
                 of_other = model.ids(other)
                 if other != prompt and len(of_other) == len(ids):

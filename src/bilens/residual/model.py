@@ -13,6 +13,7 @@ from transformers.activations import LinearActivation
 
 from bilens.checks import check_index, check_text, check_weights, checked
 from bilens.data.corpus import batched
+from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.families import check_merged, config_numbers, known_families, parts_of
@@ -176,7 +177,7 @@ class ResidualModel:
         """Return the number of the token of a name, whose text has these pieces."""
         assert self.tokenizer is not None
         # A tokenizer returns one piece for an unknown name, too.
-        text = str(self.tokenizer.decode(pieces))
+        text = write_out(self.tokenizer, pieces)
         if len(pieces) == 1 and text.strip().casefold() == name.strip().casefold():
             return pieces[0]
         # The whole vocabulary as a dictionary takes seconds where it is large.

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bilens.analysis import Reading
 from bilens.checks import check_text, detached
-from bilens.data.texts import clean
+from bilens.data.texts import clean, tokenize, write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.lazy_imports import pd
@@ -221,27 +221,13 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
 
 
 def plain_ids(text: str, tokenizer: Any) -> list[int]:
-    """Return the token ids of a text without those that the tokenizer adds to it.
-
-    Raises:
-        BilensError: the tokenizer stops on this text.
-    """
-    try:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    except BaseException as error:
-        # A panic of Rust, such as of a pattern that takes too many steps. It is no Exception, and
-        # its class cannot be imported.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise BilensError(
-            f"text={text[:80]!r} stops the tokenizer: {error}. Change the text, or the pattern "
-            "in tokenizer.json"
-        ) from error
+    """Return the token ids of a text without those that the tokenizer adds to it."""
+    return tokenize(tokenizer, text, add_special_tokens=False)
 
 
 def _beginning(tokenizer: Any) -> list[int]:
     """Return the tokens that a tokenizer puts before every text."""
-    bare, whole = plain_ids("a", tokenizer), list(tokenizer("a")["input_ids"])
+    bare, whole = plain_ids("a", tokenizer), tokenize(tokenizer, "a")
     for start in range(len(whole)):
         if whole[start : start + len(bare)] == bare:
             return whole[:start]
@@ -304,7 +290,7 @@ class Trace(Reading):
         numbers = likely.indices.tolist()
         names: list[Any] = numbers
         if self.tokenizer is not None:
-            names = [repr(self.tokenizer.decode([number])) for number in numbers]
+            names = [repr(write_out(self.tokenizer, [number])) for number in numbers]
         return pd.DataFrame({"next token": names, "probability": likely.values.tolist()})
 
     @property

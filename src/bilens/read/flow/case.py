@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.memory import check_memory
 from bilens.read.flow.question import BothTexts, Question, Score
@@ -90,7 +91,7 @@ class Case:
         elif model.tokenizer is None:
             shown = " ".join(shown_tokens(model, ids))
         else:
-            shown = str(model.tokenizer.decode(ids))
+            shown = write_out(model.tokenizer, ids)
         return f"“{shown}”"
 
     @property

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import checked
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.read.flow.question import Question
 from bilens.read.flow.words import Words, form
@@ -435,10 +436,8 @@ class _Search:
         return _after(opening, text, lowers=self.openings[opening].lowers) if opening else text
 
     def _decoded(self, row: Tensor) -> str:
-        tokenizer = self.model.tokenizer
-        assert tokenizer is not None  # the question's texts have been read by it
-        text = tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return write_out(self.model.tokenizer, row, **how)
 
     @cached_property
     def openings(self) -> dict[str, "_Opening"]:

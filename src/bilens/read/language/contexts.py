@@ -17,6 +17,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_finite, check_index, check_sum, checked, detached
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 from bilens.processes import this_process
@@ -277,7 +278,7 @@ def generate_text(
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
     tokenizer = require_tokenizer(model.tokenizer)
-    return str(tokenizer.decode(written[0], skip_special_tokens=True)).removeprefix(" ")
+    return write_out(tokenizer, written[0], skip_special_tokens=True).removeprefix(" ")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
+from bilens.residual.trace import plain_ids
 
 FAR = log(100)
 """Difference of logits of a token with a space in front and without, from which on it is noted."""
@@ -53,7 +54,7 @@ def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:
         return None
     own = answer_ids(model, name).tolist()
     # Not by `model.token`, which takes a second to say what is like an unknown name.
-    other = tokenizer(f" {name}", add_special_tokens=False)["input_ids"]
+    other = plain_ids(f" {name}", tokenizer)
     if own[1:] != other[1:] or own[:1] == other[:1] or tokenizer.unk_token_id in other:
         return None
     return own[0], other[0]

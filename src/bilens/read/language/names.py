@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_finite, checked
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.residual.trace import ids_within_text
@@ -169,7 +170,7 @@ def _is_piece(model: ResidualModel, number: int, name: str) -> bool:
     """Return whether a token is some of the bytes of a letter, which are no text alone."""
     if name.isascii() and not name.startswith("<0x"):
         return False
-    return model.tokenizer is not None and "�" in model.tokenizer.decode([number])
+    return model.tokenizer is not None and "�" in write_out(model.tokenizer, [number])
 
 
 def token_text(name: str) -> str:
