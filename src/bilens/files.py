@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.sections import distinct
 
 UNFINISHED = ".unfinished-"
@@ -210,13 +210,15 @@ BINARY = (".safetensors", ".bin", ".gguf")
 """Endings of files that do not begin with a text."""
 
 
-def check_downloaded(path: Path) -> Path:
-    """Return the path of a model's file, unless something else stands in its place.
+def check_downloaded(
+    path: Path, what: str = "a part of a model", error: type[BilensError] = CheckpointError
+) -> Path:
+    """Return the path of a file of a model or of data, unless another stands in its place.
 
     A clone without Git LFS leaves a pointer there, a download that was refused a page or a message.
 
     Raises:
-        CheckpointError: it is one of these, or cannot be read.
+        BilensError: it is one of these, or cannot be read, of the class `error`.
     """
     with file_errors(path, "read"), path.open("rb") as file:
         start = file.read(100)
@@ -229,7 +231,7 @@ def check_downloaded(path: Path) -> Path:
         content = f"a text, {text!r}. Fetch the file again"
     else:
         return path
-    raise CheckpointError(f"{path} should hold a part of a model, and holds {content}.")
+    raise error(f"{path} should hold {what}, and holds {content}.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -54,7 +54,9 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
             line has other columns, no text or no token.
     """
     path = _found(path)
-    lines = enumerate(StringIO(_decoded(path), newline=""), 1)
+    # A mark within is that of a file that another one was joined to.
+    unmarked = (line.removeprefix("\ufeff") for line in StringIO(_decoded(path), newline=""))
+    lines = enumerate(unmarked, 1)
     questions: list[QuestionLine] = []
     header: tuple[str, Sequence[str]] | None = None
     is_first = True
@@ -69,6 +71,8 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
         # A field in quotes may go on in the next lines.
         following = (text for _, text in lines)
         fields = _fields(place, chain([line], following), header[0] if header else "\t")
+        if header and [field.strip().lower() for field in fields] == header[1]:
+            raise BilensError(f"{place} is the header again, expected a question")
         if any(map(str.strip, fields)):
             names = header[1] if header else COLUMNS
             questions.append(_question(place, fields, names, has_header=bool(header)))
@@ -118,13 +122,32 @@ def _found(path: str | Path) -> Path:
     )
 
 
+KINDS = {
+    codecs.BOM_UTF32_LE: "is in UTF-32",
+    codecs.BOM_UTF32_BE: "is in UTF-32",
+    codecs.BOM_UTF16_LE: "is in UTF-16",
+    codecs.BOM_UTF16_BE: "is in UTF-16",
+    b"\x1f\x8b": "is packed by gzip",
+    b"PK\x03\x04": "is a zip archive, such as a spreadsheet",
+    b"version https://git-lfs": "is a pointer of Git LFS (`git lfs pull` fetches the file itself)",
+}
+"""Beginnings of files that are no text in UTF-8."""
+
+
 def _decoded(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise BilensError(f"{path} cannot be read: {error.strerror}") from error
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
-        raise BilensError(f"{path} is in UTF-16, expected UTF-8: save it as text in UTF-8")
+    kind = next((kind for start, kind in KINDS.items() if content.startswith(start)), "")
+    # Without a mark every second byte of most letters is zero.
+    if not kind and 4 * content.count(b"\0") >= len(content) > 0:
+        kind = "is in UTF-16"
+    if kind:
+        raise BilensError(f"{path} {kind}, expected UTF-8: save it as text in UTF-8")
+    if b"\0" in content:
+        number = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise BilensError(f"{path}, line {number} holds a zero byte, which is no text")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import bilens
 from bilens.convert import save_model
@@ -59,6 +59,12 @@ def sentencepiece_file(folder):
     (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
 
 
+def whole_numbers(folder):
+    weights = load_file(folder / WEIGHTS)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.ones(20, 16, dtype=torch.int8)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
 OPENED = {
     "as it was saved": lambda folder: None,
     "in shards": shards,
@@ -93,6 +99,14 @@ REFUSED = {
     "a token for padding beyond the vocabulary": (
         setting(pad_token_id=372),
         "pad_token_id=372 in config.json, expected 0 to 371",
+    ),
+    "an end beyond the vocabulary": (setting(eos_token_id=[2, 400]), "eos_token_id=400 in config"),
+    "more tokens than weights": (setting(vocab_size=373), r"do not fit .*lm_head.weight.*372.*373"),
+    "wider heads": (setting(head_dim=8), r"do not fit config.json .*q_proj.weight"),
+    "weights as whole numbers": (whole_numbers, "mlp.up_proj.weight holds numbers of type I8"),
+    "a pointer of the tokenizer's settings": (
+        write("tokenizer_config.json", POINTER),
+        "tokenizer_config.json .* pointer of Git LFS",
     ),
     "nothing": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "no config.json; expected"),
     "no weights": (remove(WEIGHTS), "holds no complete language model: "),
@@ -129,6 +143,7 @@ def test_a_folder_is_refused_with_the_cause(folder, case, packages, monkeypatch)
         bilens.load(folder)
     assert str(folder) in str(refused.value)
     assert "by this name" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_gguf_file_that_is_a_pointer(tmp_path):

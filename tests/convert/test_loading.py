@@ -252,7 +252,7 @@ def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
         ("config.json", {"pad_token_id": 10**12}, "pad_token_id=1000000000000 in config.json, exp"),
         ("config.json", {"pad_token_id": 30}, "pad_token_id=30 in config.json, expected 0 to 29"),
         ("config.json", {"vocab_size": 0}, "holds no complete language model"),
-        ("config.json", {"intermediate_size": 21}, "holds no complete language model"),
+        ("config.json", {"intermediate_size": 21}, "do not fit config.json .*mlp.down_proj"),
         ("tokenizer.json", {"version": None}, "holds no complete tokenizer: invalid type: null"),
         ("tokenizer.json", {"model": {}}, "holds no complete tokenizer: data did not match"),
     ],

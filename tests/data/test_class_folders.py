@@ -1,3 +1,5 @@
+from itertools import product
+
 import datasets
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ from PIL import Image, ImageOps
 
 from bilens.data import load_images
 from bilens.data.images import BYTE_MODES, DEEP_MODES, grey_levels
+from bilens.data.texts import read_texts
 from bilens.errors import DataError
 
 CLASSES = ("ant", "bee", "wasp")
@@ -192,6 +195,30 @@ def test_two_pictures_and_a_broken_link_are_named(tmp_path):
     (tmp_path / "b" / "2.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(DataError, match="b/2.png is a link to .*nowhere.png, which is not"):
         load_images(str(tmp_path))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"), [(POINTER, "a pointer of Git LFS"), ("<!DOCTYPE html>", "a web page")]
+)
+def test_what_stands_in_the_place_of_data_is_named(tmp_path, content, cause):
+    for name in "ab":
+        (tmp_path / "c" / name).mkdir(parents=True)
+        GREY.save(tmp_path / "c" / name / "1.png")
+    (tmp_path / "c" / "b" / "2.png").write_text(content)
+    (tmp_path / "d").mkdir()
+    for split, kind in product(("train", "t10k"), ("images-idx3", "labels-idx1")):
+        (tmp_path / "d" / f"{split}-{kind}-ubyte").write_text(content)
+    (tmp_path / "texts.txt").write_text(content)
+    (tmp_path / "texts.parquet").write_text(content)
+    for place, named in (("c", "2.png"), ("d", "ubyte")):
+        with pytest.raises(DataError, match=f"{named} should hold .* and holds {cause}"):
+            load_images(str(tmp_path / place))
+    for name in ("texts.txt", "texts.parquet"):
+        with pytest.raises(DataError, match=f"{name} should hold texts, and holds {cause}"):
+            next(read_texts(tmp_path / name))
 
 
 @pytest.mark.parametrize("below", [".", "data"])

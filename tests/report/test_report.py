@@ -198,6 +198,9 @@ def test_a_report_of_readings_refuses_all_but_the_path(reading, tmp_path, settin
         ([], r"source holds \[\], expected at least one reading"),
         ([1], r"source holds \['int'\], expected at least one reading"),
         ((), "expected at least one reading"),
+        ([None], r"source holds \['NoneType'\]"),
+        (None, "source is NoneType, expected a model that bilens.load returns"),
+        (5, "source is int, expected a model"),
     ],
 )
 def test_a_report_needs_readings(source, message, tmp_path):

@@ -125,7 +125,12 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             logging.set_verbosity_error()
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
         loaded: Any = model_class.from_pretrained(
-            source, config=config, output_loading_info=True, use_safetensors=True, **hub
+            source,
+            config=config,
+            output_loading_info=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            **hub,
         )
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
@@ -174,12 +179,21 @@ def _check_sizes(
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
     with weights.reading_files(source):
-        n_stored = weights.stored_numbers(source, **place)
-    if n_stored is None:
+        stored = weights.stored_weights(source, **place)
+    if stored is None:
         return
+    n_stored = sum(count for count, _ in stored.values())
     with weights.reading_files(source), torch.device("meta"):
         empty = model_class(config)
-    n_described = sum(weight.numel() for weight in empty.parameters())
+    described = dict(empty.named_parameters())
+    # transformers would take numbers of another kind for values; masks and positions are such.
+    for name, (_, kind) in stored.items():
+        if kind not in ("F64", "F32", "F16", "BF16") and name in described:
+            raise CheckpointError(
+                f"{source}: {name} holds numbers of type {kind}, expected F32, F16, BF16 or F64; "
+                "open the model that it was made from, or dequantise it first"
+            )
+    n_described = sum(weight.numel() for weight in described.values())
     # Smaller differences are named weight by weight, once the model is there.
     if n_described > 2 * n_stored:
         raise CheckpointError(
@@ -191,17 +205,19 @@ def _check_sizes(
 
 
 def _check_special_tokens(source: str | Path, config: Any) -> None:
-    """Raise if the token that begins texts, or that which pads them, is not in the vocabulary."""
+    """Raise if a token that begins, ends or pads texts is not in the vocabulary."""
     vocab_size = getattr(config, "vocab_size", None)
     if not isinstance(vocab_size, int):
         return
     # torch counts a negative number of the token that pads from the end.
-    for name, least in (("bos_token_id", 0), ("pad_token_id", -vocab_size)):
-        number = getattr(config, name, None)
-        if number is not None and not (type(number) is int and least <= number < vocab_size):
-            raise CheckpointError(
-                f"{source}: {name}={number!r} in config.json, expected 0 to {vocab_size - 1}"
-            )
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        least = -vocab_size if name == "pad_token_id" else 0
+        given = getattr(config, name, None)
+        for number in given if isinstance(given, list) else [given]:
+            if number is not None and not (type(number) is int and least <= number < vocab_size):
+                raise CheckpointError(
+                    f"{source}: {name}={number!r} in config.json, expected 0 to {vocab_size - 1}"
+                )
 
 
 def _check_no_adapter(source: str | Path, **place: Any) -> None:
@@ -354,6 +370,11 @@ def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: 
 def _check_tokenizer_files(source: str | Path, **place: Any) -> None:
     """Raise if the files of a tokenizer hold something else, or take packages that are missing."""
     files = [check_downloaded(path) for path in _tokenizer_files(source, **place)]
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        with weights.reading_files(source, "tokenizer"):
+            path = weights.stored_file(source, name, **place, **hub_options(source))
+        if path is not None:
+            check_downloaded(path)
     alone = {path.name for path in files} <= {"tokenizer_config.json", *SENTENCEPIECE}
     # Of tiktoken's files, which have the same names, each line is a text.
     is_sentencepiece = files and alone and files[-1].read_bytes()[:1] == b"\n"

@@ -85,19 +85,22 @@ def _described(value: Any) -> str:
     return f"a {'meta' if value.is_meta else kind} tensor of {value.dtype}"
 
 
-def stored_numbers(source: str | Path, **place: Any) -> int | None:
-    """Return how many numbers the safetensors files of a model hold, by their headers.
+def stored_weights(source: str | Path, **place: Any) -> dict[str, tuple[int, str]] | None:
+    """Return how many numbers each tensor of the safetensors files of a model has, and their type.
 
-    None if the model has no such files; opening it then raises.
+    They are those of the headers, such as "BF16". None if the model has no such files; opening it
+    then raises.
     """
     path = _weights_file(source, **place)
     if path is None or not path.name.startswith("model.safetensors"):
         return None
-    total = 0
+    found: dict[str, tuple[int, str]] = {}
     for shard in _shards(source, path, **place):
         with safetensors.safe_open(shard, "pt") as file:
-            total += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-    return total
+            for key in file.keys():  # noqa: SIM118
+                stored = file.get_slice(key)
+                found[key] = prod(stored.get_shape()), str(stored.get_dtype())
+    return found
 
 
 def stored_tensors(source: str | Path, names: set[str], **place: Any) -> dict[str, Tensor]:
@@ -180,7 +183,8 @@ def reading_files(source: str | Path, what: str = MODEL) -> Iterator[None]:
         # Names of folders and of repositories look alike.
         is_here = os.path.exists(source)  # noqa: PTH110  pathlib raises for names that are too long
         where = "" if is_here else ", and none could be fetched from the hub by this name"
-        raise CheckpointError(f"{source} holds no complete {what}{where}: {error}") from error
+        message = " ".join(str(error).split())  # those of transformers have several lines
+        raise CheckpointError(f"{source} holds no complete {what}{where}: {message}") from error
 
 
 def complaints(report: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ from torch.nn.functional import one_hot
 from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
+from bilens.files import check_downloaded
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, go, lazy_import, pd, px
 from bilens.memory import MemoryLimitError, check_memory
@@ -338,7 +339,7 @@ def _grey_rows(
     """Return named pictures in grey from 0 to 1, (count, height, width), and their labels."""
     images: list[np.ndarray] = []
     labels: list[int] = []
-    current = "image 0"
+    current, picture = "image 0", None
     try:
         for name, picture, label in pictures:
             current = name
@@ -352,6 +353,8 @@ def _grey_rows(
                     "images to one size"
                 )
     except UNREADABLE as error:
+        if isinstance(picture, Path):
+            check_downloaded(picture, "a picture", DataError)
         raise DataError(
             f"{place}: {current} cannot be read: {error}. Save it in another form, or remove it."
         ) from error
@@ -591,6 +594,8 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
     except BilensError:
         raise
     except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
+        if path.is_file():
+            check_downloaded(path, "an IDX file", DataError)
         raise DataError(
             f"{path} cannot be read as an IDX file of bytes: {error}. Fetch it again."
         ) from error

@@ -10,13 +10,14 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 from bilens.checks import checked
-from bilens.errors import BilensError, DataError, is_panic
+from bilens.errors import BilensError, CheckpointError, DataError, is_panic
+from bilens.files import check_downloaded
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Size
@@ -101,6 +102,8 @@ def _suffix(path: Path) -> str | None:
 
 def _read_file(path: Path) -> Iterator[str]:
     """Yield the stories of a file that are not blank, in order."""
+    with suppress(CheckpointError):  # what cannot be read is said below
+        check_downloaded(path, "texts", DataError)
     read = _read_lines if SUFFIXES[_suffix(path) or ""] == "text" else _read_column
     empty = True
     try:

@@ -13,6 +13,7 @@ from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
 from bilens.read.language import TokenDirection, read_language
 from bilens.read.summary import is_bilinear, read_summary
+from bilens.residual import ResidualModel
 
 
 def report_readings(
@@ -25,6 +26,11 @@ def report_readings(
     """
     given = {name: value for name, value in settings.items() if value is not None}
     added = [entry for name in add for entry in named_analyses(name)]
+    if not isinstance(model, ImageClassifier | ResidualModel):
+        raise BilensError(
+            f"source is {type(model).__name__}, expected a model that bilens.load returns, its "
+            "folder or name, or a reading"
+        )
     if not isinstance(model, ImageClassifier):
         names = {"token", "minus", "prompt", "layer"}
         if given.get("layer") is not None or is_bilinear(model):
