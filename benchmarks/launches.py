@@ -52,7 +52,9 @@ class Counting(TorchDispatchMode):
             self.waits[name] += 1
         if not func.is_view and not name.startswith(HOST):
             self.launches[name] += 1
-        return func(*args, **(kwargs or {}))
+        # An operation that is counted has met the rules of a flow already.
+        with torch._C.DisableTorchFunction():
+            return func(*args, **(kwargs or {}))
 
 
 def count(call: Callable[[], object]) -> tuple[int, int]:

@@ -14,19 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from experiments.results import Recording, Row
 from tests.explore.browser import FAULTS
 
 import bilens
-from benchmarks.clock import write_results
 from bilens.report.page import report
 
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""
-NOTE = (
-    "Words until the end of the answer; height in pixels, desktop, phone; smallest label; texts "
-    "that overlap, are cut off, too small or too pale, in both windows and schemes, closed and "
-    "open. Baseline: 0.3.0."
-)
 ENDS = """() => document.documentElement.scrollHeight"""
 OPEN = "document.querySelectorAll('section > details').forEach((part) => { part.open = true; })"
 SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
@@ -85,34 +80,37 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--write", action="store_true")
-    counts = ("SCREENS", "FOUND", "MENDED", "LEFT")
-    parser.add_argument("--looked", nargs=4, type=int, metavar=counts, help="by eye")
     parser.add_argument("--report")
     parser.add_argument("--data", default="tinystories")
     options = parser.parse_args()
+    recording = Recording() if options.write else None
     rows = []
     chrome = shutil.which("chromium") or shutil.which("google-chrome")
     sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
     for page in options.pages:
         name = f"{page.stem} of {page.parent.name}"
-        numbers = [str(words_until_answered(page.read_text(encoding="utf-8")))]
+        words = words_until_answered(page.read_text(encoding="utf-8"))
+        rows.append(Row(f"{name}: words until the end of the answer", words))
         if of := sizes.get(page):
-            numbers.append(f"{of['desktop']:,}, {of['phone']:,}")
-            numbers.append(f"{min(of[f'{window}, smallest label'] for window in SIZES):g}")
-            numbers.append(f"{of['faults']}")
-        before = "nine cards first; 10,180, 16,463" if name == "report of grammar" else ""
-        rows.append((name, "; ".join(numbers), before))
+            least = min(of[f"{window}, smallest label"] for window in SIZES)
+            rows += [
+                *(Row(f"{name}: height, {window}", of[window], unit="pixels") for window in SIZES),
+                Row(f"{name}: smallest label", least, unit="pixels"),
+                Row(f"{name}: texts that overlap, are cut off, too small or pale", of["faults"]),
+            ]
     if options.report:
         taken = report_seconds(options.report, options.data, Path("runs"))
         name = Path(options.report).stem
-        rows.append((f"report of {name}, seconds of the processor", f"{taken:.1f}", "14.5"))
-    if options.looked:
-        name = "screens looked at; kinds of faults found, mended, left"
-        rows.append((name, "; ".join(map(str, options.looked)), "several faults"))
-    for row in rows:
-        print(*row, sep=" | ")
-    if options.write:
-        write_results("pages", "Pages", "pages --write PAGE ...", NOTE, rows)
+        rows.append(Row(f"report of {name}: time of the processor", taken, unit="s"))
+    print(*rows, sep="\n")
+    if recording is not None:
+        recording.write(
+            "pages",
+            title="Pages",
+            command="python -m benchmarks.pages --write PAGE ...",
+            rows=rows,
+            settings={"widths of windows in pixels": SIZES, "schemes": ["light", "dark"]},
+        )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """The page of results, from the files of `results/`: `python -m docs.results` writes it.
 
-A file is what a recipe measured: title, command, commit, date, hardware, seeds, a note, and rows of
-claim, number, spread and baseline. Do not edit the page; run the recipe again.
+Do not edit the page; run the program of a file again.
 """
 
-import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "OF_THE_PROJECT", "load_results", "page"]
+from experiments.results import load_results
 
-ROOT = Path(__file__).parents[1]
+__all__ = ["GROUPS", "OF_THE_PROJECT", "PAGE", "page", "shown"]
+
+PAGE = Path(__file__).with_name("results.md")
 GROUPS = {
     "Images": [
-        *("accuracy", "ten_eigenvectors", "fig3", "fig4", "noises", "fig5", "pictures"),
+        *("accuracy", "fig3", "fig4", "noises", "fig5"),
         *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
     ],
     "Language models": [
@@ -21,86 +23,84 @@ GROUPS = {
         *("tensorise", "tensor_readings"),
     ],
     "Circuits and flows": [
-        "coverage",
-        "labels",
-        "task_directions",
-        "head_directions",
-        "part_weights",
-        "patching",
-        "unseen",
-        "truth",
-        "agreement",
-        "one_direction",
-        "stream_directions",
+        *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
+        *("unseen", "truth", "agreement", "one_direction", "stream_directions"),
     ],
     "Exactness and speed": [
-        *(
-            "exactness",
-            "robustness",
-            "flow_memory",
-            "flow_time",
-            "attention",
-            "kernels",
-            "kernel_launches",
-            "launches",
-            "report_time",
-            "eigenpairs",
-            "processes",
-        ),
+        *("exactness", "robustness", "flow_memory", "flow_time", "attention", "short_attention"),
+        *("kernels", "kernel_launches", "launches", "report_time", "eigenpairs", "processes"),
         *("gpu", "peers", "speed", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = (*("areas", "circuits"), *("families", "help", "pages", "size", "suite"))
-"""Files that the page leaves out: about the project itself, or of an earlier search."""
-COLUMNS = ("claim", "number", "spread", "baseline")
-"""Columns of a table; those that are empty in all of its rows are left out."""
+OF_THE_PROJECT = (
+    *("areas", "circuits", "families", "help", "pages", "proposals", "right", "size", "suite"),
+    "unseen_templates",
+)
+"""Files that the page leaves out: about the project itself, or with a page of their own."""
+HELD = {True: "yes", False: "no", None: ""}
 INTRODUCTION = """# Results
 
-Numbers of README and these pages: command, file in `results/`, commit. Files of b0b1e92 copy
-the tables of 0.3.0. Spread: standard deviation over seeds (±), 95 % interval, or values. Times are
-of the processor, on two cores or the machine named. "Pearce" is *Weight-based Decomposition: A Case
-for Bilinear MLPs*, "the study" *Bilinear Layers for Mech-Interp: an MNIST case study*, both 2024.
+Numbers of README and these pages: command, file in `results/`, commit. Between *low* and *high* are
+95 %, or what the settings in the file say; *beside* are simple alternatives of the same run;
+*source* is the number of the papers. Times are of the processor. A file that was not measured again
+at the code of today says why.
 """
 
 
-def load_results(folder: Path = ROOT / "results") -> dict[str, dict[str, Any]]:
-    """Return the content of each file of results by its name without ending.
-
-    Those of `experiments.results` have numbers as numbers, and pages of their own.
-    """
-    results = {}
-    for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text("utf-8"))
-        if "machine" not in result:
-            results[path.stem] = result
-    return results
-
-
-def page(results: dict[str, dict[str, Any]]) -> str:
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page of results as Markdown."""
     parts = [INTRODUCTION]
     for heading, names in GROUPS.items():
         parts.append(f"## {heading}\n")
-        parts += [_section(name, results[name]) for name in names]
+        parts += [_section(name, results[name]) for name in names if "machine" in results[name]]
     return "\n".join(parts)
 
 
-def _section(name: str, result: dict[str, Any]) -> str:
-    hardware = "" if result["hardware"].startswith("2 cores") else f", {result['hardware']}"
+def shown(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Return a number with the digits that its interval leaves, of four places without one."""
+    known = [number for number in (value, low, high) if number is not None]
+    if value is None:
+        return ""
+    if all(number == int(number) for number in known):
+        return f"{int(value):,}"
+    if low is None or high is None or low == high:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    digits = max(0, min(4, 1 - math.floor(math.log10(high - low))))
+    return f"{value:,.{digits}f}"
+
+
+def _section(name: str, result: Mapping[str, Any]) -> str:
     # Seconds of tasks stand beside their calls, on a page of their own.
-    rows = result["rows"][:2] if name == "tasks" else result["rows"]
-    columns = [column for column in COLUMNS if any(row[column] for row in rows)]
+    rows = [_cells(row) for row in (result["rows"][:2] if name == "tasks" else result["rows"])]
+    columns = [key for key in rows[0] if any(row[key] for row in rows)]
+    machine = "" if "no GPU" in result["machine"] else f", {result['machine']}"
     lines = [
         f"### {result['title']}\n",
-        f"`{result['command']}` · {name}.json, {result['commit']}{hardware}\n",
-        *([f"{result['note']}\n"] if result["note"] else []),
-        "| ".join(columns),
+        f"`{result['command']}` · {name}.json, {result['commit']}{machine}\n",
+        *([f"{result['note']}\n"] if "note" in result else []),
+        "|".join(columns),
         "|".join("---" for _ in columns),
     ]
-    lines += ["| ".join(str(row[column]) for column in columns).rstrip() for row in rows]
+    lines += ["|".join(row[column] for column in columns).rstrip("|") + "|" for row in rows]
     return "\n".join(lines) + "\n"
 
 
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    value, low, high = (row[key] for key in ("value", "low", "high"))
+    unit = f" {row['unit']}" if row["unit"] else ""
+    ends = [shown(end, low, high) for end in (low, high)] if low is not None else []
+    beside = ", ".join(f"{name} {shown(number)}" for name, number in row["baselines"].items())
+    return {
+        "claim": row["claim"].replace("|", "/"),
+        "number": shown(value, low, high) + (unit if value is not None else ""),
+        "low…high": "…".join(ends),
+        "n": "" if row["n"] is None else f"{row['n']:,}",
+        "beside": beside,
+        "source": shown(row["source"]),
+        "held": HELD[row["held"]],
+    }
+
+
 if __name__ == "__main__":
-    (ROOT / "docs" / "results.md").write_text(page(load_results()), encoding="utf-8")
+    PAGE.write_text(page(load_results()), encoding="utf-8")

@@ -73,7 +73,7 @@ def _rows(d_model: int, curves: Sequence[TruncationCurve], n_samples: int) -> li
     name, few = f"d = {d_model}", min(FEW, len(curves[0].accuracy))
     needed = {drop: [needed_under(c, drop / 100, n_samples) for c in curves] for drop in (1, 0.1)}
     lost = [100 * curve.drop(few) for curve in curves]
-    of_source = d_model == 300
+    of_source, all_of_them = d_model == 300, {"all": len(curves[0].accuracy)}
     return [
         Row.of(f"{name}: accuracy", [c.full for c in curves], scale=100, unit="%"),
         Row.of(
@@ -82,10 +82,15 @@ def _rows(d_model: int, curves: Sequence[TruncationCurve], n_samples: int) -> li
             source=1 if of_source else None,
             held=sum(lost) / len(lost) < 1 if of_source else None,
         ),
-        Row.of(f"{name}: eigenvectors of each class for a loss under 1 point", needed[1]),
+        Row.of(
+            f"{name}: eigenvectors of each class for a loss under 1 point",
+            needed[1],
+            baselines=all_of_them,
+        ),
         Row.of(
             f"{name}: eigenvectors of each class for a loss under 0.1 points",
             needed[0.1],
+            baselines=all_of_them,
             source=NEEDED_BY_OTHERS[d_model],
         ),
     ]

@@ -3,7 +3,8 @@
 `results/NAME.json` has a title, the command, commit, date, machine, seconds, settings and seeds of
 the run, and rows. A row is one claim with its value, its interval, and its baselines of the same
 run. Texts have no numbers but those of the settings, so that every number has a name. Recipes and
-benchmarks write these files with `Recording`, pages and tests read them.
+benchmarks write these files with `Recording`, pages and tests read them. A file that is older than
+this form has a note on why it was not measured again, and its seconds are unknown.
 """
 
 import json
@@ -141,7 +142,7 @@ def check(result: Mapping[str, Any]) -> None:
     if not result["rows"]:
         raise BilensError(f"{result['title']}: expected at least one row")
     for row in result["rows"]:
-        for text in (row["claim"], row["unit"], *row["baselines"]):
+        for text in (row["claim"], row["unit"], *row["baselines"], result.get("note", "")):
             if found := values_of(text) - settings:
                 raise BilensError(
                     f"{text!r} of {result['title']!r} has the number {min(found):g}, which is no "
