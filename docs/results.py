@@ -4,7 +4,8 @@ Do not edit the page; run the program of a file again.
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,8 @@ HELD = {True: "yes", False: "no", None: ""}
 INTRODUCTION = """# Results
 
 Numbers of README and these pages: command, file in `results/`, commit. Between *low* and *high* are
-95 %, or what the settings in the file say; *beside* are simple alternatives of the same run;
-*source* is the number of the papers. Times are of the processor. A file that was not measured again
-at the code of today says why.
+95 %, or what the file's settings say. Columns named by a method, and *beside*, are alternatives of
+the same run; *source* is the papers' number; … is as in the line above.
 """
 
 
@@ -72,7 +72,11 @@ def shown(value: float | None, low: float | None = None, high: float | None = No
 
 def _section(name: str, result: Mapping[str, Any]) -> str:
     # Seconds of tasks stand beside their calls, on a page of their own.
-    rows = [_cells(row) for row in (result["rows"][:2] if name == "tasks" else result["rows"])]
+    of_file = result["rows"][:2] if name == "tasks" else result["rows"]
+    together = _baselines(of_file)
+    rows = [_cells(row, together) for row in of_file]
+    for row, claim in zip(rows, short([row["claim"] for row in rows]), strict=True):
+        row["claim"] = claim
     columns = [key for key in rows[0] if any(row[key] for row in rows)]
     machine = "" if "no GPU" in result["machine"] else f", {result['machine']}"
     lines = [
@@ -86,17 +90,39 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+def short(claims: Sequence[str]) -> list[str]:
+    """Return claims without the half, before or after a colon, that the claim above has too."""
+    shown, above = [], ("", "")
+    for claim in claims:
+        first, _, second = halves = claim.partition(": ")
+        if second and first == above[0]:
+            shown.append(f"… {second}")
+        elif second and second == above[1]:
+            shown.append(f"{first}: …")
+        else:
+            shown.append(claim)
+        above = halves[0], second
+    return shown
+
+
+def _baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the baselines that most rows of a file have, which get columns."""
+    counts = Counter(name for row in rows for name in row["baselines"])
+    return [name for name, count in counts.items() if count > len(rows) / 2 and len(rows) > 1]
+
+
+def _cells(row: Mapping[str, Any], together: Sequence[str]) -> dict[str, str]:
     value, low, high = (row[key] for key in ("value", "low", "high"))
     unit = f" {row['unit']}" if row["unit"] else ""
     ends = [shown(end, low, high) for end in (low, high)] if low is not None else []
-    beside = ", ".join(f"{name} {shown(number)}" for name, number in row["baselines"].items())
+    others = {name: number for name, number in row["baselines"].items() if name not in together}
     return {
         "claim": row["claim"].replace("|", "/"),
         "number": shown(value, low, high) + (unit if value is not None else ""),
         "low…high": "…".join(ends),
         "n": "" if row["n"] is None else f"{row['n']:,}",
-        "beside": beside,
+        **{name: shown(row["baselines"].get(name)) for name in together},
+        "beside": ", ".join(f"{name} {shown(number)}" for name, number in others.items()),
         "source": shown(row["source"]),
         "held": HELD[row["held"]],
     }

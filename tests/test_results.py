@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from docs import results, unseen
-from docs.results import GROUPS, OF_THE_PROJECT, shown
+from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
 from experiments.results import check, load_results, numbers_of
 from scipy import stats
@@ -117,6 +117,11 @@ def test_seconds_of_the_tasks_are_those_of_the_file():
 )
 def test_a_number_has_the_digits_that_its_interval_leaves(numbers, text):
     assert shown(*numbers) == text
+
+
+def test_a_claim_is_short_where_the_one_above_says_the_rest():
+    claims = ["a: x", "a: y", "b: y", "c", "c", "b: y"]
+    assert short(claims) == ["a: x", "… y", "b: …", "c", "c", "b: y"]
 
 
 @cache
