@@ -1,7 +1,7 @@
-"""Texts a second through a model, one by one and in batches: traces, and contexts of eigenvectors.
+"""Texts a second through a model, one by one and in batches: passes, and contexts of eigenvectors.
 
-`python -m benchmarks.texts FILE` takes random tokens in texts of 8 to 32, in the model's dtype. The
-times are the processor's on a CPU, beside which other work may run. On a GPU they are wall time.
+`python -m benchmarks.texts FILE` takes random tokens, in contexts of 8 to 32 and in passes of 32.
+Times are the processor's on a CPU, beside which other work may run. On a GPU they are wall time.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 import bilens
 from benchmarks.clock import machine, spent
 from bilens.read.language import top_contexts
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.tensor import BilinearTensor
 
 TEXTS, LEAST, MOST, TURNS = 32, 8, 32, 3
@@ -43,16 +43,18 @@ def main() -> None:
     form = BilinearTensor(torch.eye(width), torch.eye(width), torch.randn(width, width))
     spectrum = form.interaction(model.direction(5).cpu()).eigh(4)
 
-    def traces(size: int) -> None:
-        for _ in model.traces(texts, batch_size=size):
-            pass
+    of_one_length = torch.randint(model.vocab_size, (TEXTS, MOST))
+
+    def passes(size: int) -> None:
+        for batch in of_one_length.split(size):
+            Pass.of(model, batch, patterns=True)
 
     def contexts(size: int) -> None:
         top_contexts(model, spectrum, texts, layer=layer, batch_size=size)
 
     print(machine())
     print(f"{given.model.name}, {TEXTS} texts of {LEAST} to {MOST} tokens, medians of {TURNS}")
-    for name, call in (("traces", traces), ("contexts", contexts)):
+    for name, call in (("passes", passes), ("contexts", contexts)):
         call(SIZES[-1])
         turns = [[spent(partial(call, size)) for size in SIZES] for _ in range(TURNS)]
         for size, column in zip(SIZES, zip(*turns, strict=True), strict=True):

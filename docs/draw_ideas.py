@@ -17,7 +17,7 @@ from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.report import save_figure
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language
 
@@ -170,16 +170,19 @@ def parts_figure(model: ResidualModel) -> go.Figure:
     """Draw the output of each part at the end of a text, in the logits of six words."""
     words = ("soup", "bread", "rice", "corn", "fish", "jam")
     tokens = ("then", "ben", "was", "happy", "and", "ate")
-    trace = model.trace(torch.tensor([*map(model.token, tokens)]))
-    layer = trace.layers[0]
+    of_text = Pass.of(model, torch.tensor([*map(model.token, tokens)]))
+    before, after = of_text.streams
+    between = of_text.layer(0).mlp_input
     written = {
-        "embedding of “ate”": layer.stream,
-        "both heads": layer.mlp_input - layer.stream,
-        "MLP": trace.stream - layer.mlp_input,
-        "sum: the logit": trace.stream,
+        "embedding of “ate”": before,
+        "both heads": between - before,
+        "MLP": after - between,
+        "sum: the logit": after,
     }
     reads = model.parts.logit_weights([*map(model.token, words)])[0].T
-    figure = _map(torch.stack([part[-1] @ reads.T for part in written.values()]), words, [*written])
+    figure = _map(
+        torch.stack([part[0, -1] @ reads.T for part in written.values()]), words, [*written]
+    )
     figure.update_traces(texttemplate="%{z:.1f}", showscale=False)
     figure.update_yaxes(autorange="reversed")
     return dress(figure, height=240).update_layout(margin={"l": 140, "r": 4})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bilens.read.flow import Question, edit_head_along
 from bilens.read.flow.split import flows as flows_of
 from bilens.read.language.names import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import Layer
 
 NOUNS = (
@@ -78,7 +78,8 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
     changes = z[0] - z[1]
     out = torch.stack([layer.heads.weights().out for layer in _layers(model)])
     u = torch.stack([model.direction(pair.token, pair.minus) for pair in directions])
-    scales = torch.stack([model.trace(text).scale[-1] for text in plurals])
+    streams = torch.stack([Pass.of(model, text).stream[0, -1] for text in plurals])
+    scales = model.parts.scale(streams)
     written = torch.einsum("tlhd,lhdm,tm->tlh", changes, out, u)
     scores = {
         "contrastive flow": by_flow,

@@ -49,7 +49,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.read.flow.circuit_search import Cases, search
 from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader, edge_sizes
 from bilens.read.flow.question import Question
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
@@ -116,7 +116,7 @@ def compiled(path: Path) -> dict[str, Any]:
             torch.randint(len(about["tokens"]), (2, 6), generator=generator)
         ]
         ids = functional.pad(drawn, (1, 0), value=about["first"])
-        streams = [model.trace(text).stream[-1, outputs] for text in ids]
+        streams = [Pass.of(model, text).stream[0, -1, outputs] for text in ids]
         change = streams[0] - streams[1]
         if float(change.abs().max()) < 1e-3:
             continue
@@ -196,7 +196,7 @@ def compiled_model(path: Path) -> tuple[ResidualModel, dict[str, Any]]:
     model.load_state_dict(state)
     view = ResidualModel(model.requires_grad_(False))
     for ids, output in zip(weights["ids"], weights["outputs"], strict=True):
-        if not torch.allclose(view.trace(ids).stream[:, :width], output, atol=1e-4):
+        if not torch.allclose(Pass.of(view, ids).stream[0, :, :width], output, atol=1e-4):
             raise BilensError(f"{path} computes something else here than where it was compiled")
     return view, about
 
@@ -386,8 +386,9 @@ def induction_heads(model: ResidualModel) -> tuple[list[tuple[int, int]], list[t
     before = torch.zeros(model.n_layers, model.n_heads)
     after = torch.zeros_like(before)
     for text in ids:
-        for layer, of_layer in enumerate(model.trace(text).layers):
-            pattern = of_layer.pattern
+        of_text = Pass.of(model, text, patterns=True)
+        for layer in range(model.n_layers):
+            pattern = of_text.pattern(layer)[0]
             before[layer] += pattern.diagonal(-1, 1, 2).mean(-1) / len(ids)
             # From t in the second period to t - n + 1.
             after[layer] += pattern.diagonal(1 - n, 1, 2)[:, 1:].mean(-1) / len(ids)

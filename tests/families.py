@@ -98,9 +98,6 @@ EACH_READ = nightly(ALL, ("gpt2", "gemma2", "cohere2", "own-mixed", "own-constan
 EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
 """Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 
-RECORDED = ("stream", "attn_scale", "attn_out_scale", "mlp_scale", "mlp_out_scale", "routing")
-"""Attributes of a `LayerTrace`."""
-
 
 def tiny(
     name: str,

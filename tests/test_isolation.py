@@ -22,7 +22,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read.chain import accuracy, predict
 from bilens.read.flow import Question, patch, remove
 from bilens.read.language.contexts import generate_text
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.residual.families import FAMILIES
 from tests.families import tiny
 from tests.language import TOKENS, random_text
@@ -45,8 +45,9 @@ def numbers(*values):
 
 
 def traced(view):
-    trace = view.trace(TEXT)
-    return numbers(trace.stream, trace.logits, *(layer.pattern for layer in trace.layers))
+    of_text = Pass.of(view, TEXT, patterns=True)
+    patterns = map(of_text.pattern, range(view.n_layers))
+    return numbers(of_text.stream, of_text.logits, *patterns)
 
 
 def flows(view, **options):
@@ -377,7 +378,7 @@ def test_passes_of_two_models_do_not_wait_for_each_other():
     def read(number):
         view = view_of(tiny("llama"))
         with Meeting(number):
-            view.trace(TEXT)
+            Pass.of(view, TEXT)
 
     errors = []
 

@@ -15,6 +15,7 @@ START = """import bilens
 import torch
 model = bilens.load("model")
 from bilens.read.flow import Question
+from bilens.residual import Pass
 question = Question("t3 t4", "t5", ("t6",), "t3 t7")"""
 SHOWN = {
     "bilens.flow(model, 't3 t4', 't5', minus='t6', against='t3 t7')": "picture",
@@ -23,7 +24,7 @@ SHOWN = {
     "bilens.bonds([model.mlp(0)], torch.eye(16))": "table",
     "model.ov(0)[0].svd()": "table",
     "model.mlp(0).svd()": "table",
-    "model.trace('t3 t4')": "table",
+    "Pass.of(model, 't3 t4')": "table",
 }
 """The last line of a cell, and what is seen of it."""
 

@@ -98,9 +98,9 @@ def test_text_goes_in_as_a_string_or_as_ids():
             for name, parameter in inspect.signature(function).parameters.items():
                 if "Int[Tensor, 'time']" in str(parameter.annotation):
                     takes[f"{function.__name__}({name})"] = "str" in str(parameter.annotation)
-    for method in ("ids", "trace", "traces"):
-        parameters = inspect.signature(getattr(bilens.ResidualModel, method)).parameters
-        takes[method] = "str" in str([*parameters.values()][1].annotation)
+    for method in (bilens.ResidualModel.ids, bilens.residual.Pass.of):
+        parameters = inspect.signature(method).parameters
+        takes[method.__qualname__] = "str" in str([*parameters.values()][1].annotation)
     assert len(takes) > 8
     assert [name for name, text in takes.items() if not text] == []
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.residual import Moment, ResidualModel, Trace, queries_keys
+from bilens.residual import Moment, Pass, ResidualModel, queries_keys
 from bilens.residual.sums import mlp_output, sum_of_parts
 
 SOFTMAX_ROUNDING = 1e-6
@@ -34,8 +34,8 @@ class FamilyCase:
     rounding: float = 1e-5
 
     @cached_property
-    def trace(self) -> Trace:
-        return self.view.trace(self.ids)
+    def of_text(self) -> Pass:
+        return Pass.of(self.view, self.ids, patterns=True)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def check_family(
 
 
 def _check_logits(case: FamilyCase) -> None:
-    case.compare(sum_of_parts(case.view, case.trace), case.trace.logits)
+    case.compare(sum_of_parts(case.of_text), case.of_text.logits[0])
 
 
 def _check_patterns(case: FamilyCase) -> None:
@@ -100,13 +100,13 @@ def _check_patterns(case: FamilyCase) -> None:
     cap = getattr(config, "attn_logit_softcapping", None)
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
-        n = case.trace.layers[number].attn_n
+        n = case.of_text.layer(number).attn_n[0]
         rows = [queries_keys(view, number, n[[t]], t)[0] for t in range(time)]
         q, k = map(torch.cat, zip(*rows, strict=True))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
         pattern = score.masked_fill(unseen, -torch.inf).softmax(-1)
-        case.compare(pattern, case.trace.layers[number].pattern, SOFTMAX_ROUNDING)
+        case.compare(pattern, case.of_text.pattern(number)[0], SOFTMAX_ROUNDING)
 
 
 def _check_scores(case: FamilyCase) -> None:
@@ -115,7 +115,7 @@ def _check_scores(case: FamilyCase) -> None:
     if any(view.layer(number).heads.inner for number in case.layers):
         return
     for number, distance in zip(case.layers, (2, 0), strict=False):
-        n = case.trace.layers[number].attn_n
+        n = case.of_text.layer(number).attn_n[0]
         a, b = n[-1:], n[:1]
 
         def scored(x: Tensor, at: int, layer: int = number) -> list[tuple[Tensor, Tensor]]:
@@ -132,38 +132,37 @@ def _check_scores(case: FamilyCase) -> None:
 
 def _check_values(case: FamilyCase) -> None:
     for number in case.layers:
-        n, weights = case.trace.layers[number].attn_n, case.view.layer(number).heads.weights()
+        n, weights = case.of_text.layer(number).attn_n[0], case.view.layer(number).heads.weights()
         expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
         case.compare(n @ case.view.ov(number).dense(), expected)
 
 
 def _check_mlps(case: FamilyCase) -> None:
     """Compare MLPs on the streams of the text, by their modules and by their factors."""
-    view, trace = case.view, case.trace
+    view = case.view
     for number in case.layers:
-        layer = trace.layers[number]
-        scale = layer.mlp_out_scale[:, None]
-        total = scale * mlp_output(view, number, layer.mlp_n, layer.gate_ratio)
-        case.compare(total, view.layer(number).mlp.stream_output(layer.mlp_input))
+        layer = case.of_text.layer(number)
+        total = mlp_output(view, number, layer.mlp_n[0], layer.gate_ratio[0])
+        written = view.layer(number).mlp.stream_output(layer.mlp_input)
+        case.compare(layer.mlp_out_scale[..., None] * total, written)
         # The two runs attend by different kernels.
-        case.compare(view.mlp_inputs(number, case.ids[None])[0], layer.mlp_n, 1e-5)
+        case.compare(view.mlp_inputs(number, case.ids[None]), layer.mlp_n, 1e-5)
 
 
 def _check_streams(case: FamilyCase) -> None:
-    view, last = case.view, case.trace.layers[-1]
-    number = view.n_layers - 1
+    view, number = case.view, case.view.n_layers - 1
     # A parallel MLP does not read what the attention of its layer writes.
     if view.parts.mlp_moment(number) == Moment.attention(number):
-        added = view.layer(number).mlp.stream_output(last.mlp_input)
-        case.compare(last.mlp_input + added, case.trace.stream)
+        x = case.of_text.layer(number).mlp_input
+        case.compare(x + view.layer(number).mlp.stream_output(x), case.of_text.stream)
 
 
 def _check_directions(case: FamilyCase) -> None:
-    view, logits = case.view, case.trace.next_logits
+    view, logits = case.view, case.of_text.next_logits[0]
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     first, second = 1, 2
-    n = view.parts.normalised(case.trace.stream[-1])
+    n = view.parts.normalised(case.of_text.stream[0, -1])
     _, b = view.parts.logit_weights([first, second])
     total = n @ view.direction(first, [second]) + b[0] - b[1]
     size = logits.abs().max()
@@ -186,7 +185,8 @@ def _check_processing(case: FamilyCase) -> None:
 def _check_untouched(case: FamilyCase) -> None:
     view = case.view
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
-    view.trace(case.ids)
+    of_text = Pass.of(view, case.ids, patterns=True)
+    of_text.layer(0), of_text.pattern(0)
     view.qk(0, 1)
     view.mlp_inputs(0, case.ids[None])
     after = view.model.state_dict()

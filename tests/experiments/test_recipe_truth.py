@@ -10,6 +10,7 @@ from experiments.edges import AttributedEdges
 from safetensors.torch import load_file, save_file
 
 from bilens.errors import BilensError
+from bilens.residual import Pass
 from experiments import truth as recipe
 
 LABELS = ["indices:0", "one", "output_1", "share_2", "tokens:a", "tokens:b", "tokens:BOS", "unused"]
@@ -71,7 +72,7 @@ def program(tmp_path):
 
 def test_a_compiled_program_runs_as_its_weights_say(program):
     model, about = recipe.compiled_model(program)
-    output = model.trace(torch.tensor(IDS)).stream[:, about["labels"].index("output_1")]
+    output = Pass.of(model, torch.tensor(IDS)).stream[0, :, about["labels"].index("output_1")]
     torch.testing.assert_close(output, SHARES)
     weights = load_file(program)
     weights["transformer/layer_0/mlp/linear_2/b"][2] += 1
@@ -136,11 +137,9 @@ def test_induction_heads_are_named_by_their_patterns(tmp_path, monkeypatch):
     after = torch.zeros(time, time)
     after[torch.arange(n, time), torch.arange(1, time - n + 1)] = 1
 
-    class Layer:
-        def __init__(self, *patterns):
-            self.pattern = torch.stack(patterns)
-
     nothing = torch.zeros(time, time)
-    layers = [Layer(before, nothing, nothing, nothing), Layer(nothing, nothing, nothing, after)]
-    monkeypatch.setattr(type(model), "trace", lambda *_: type("T", (), {"layers": layers}))
+    patterns = torch.stack([before, *[nothing] * 3, *[nothing] * 3, after]).view(
+        2, 1, 4, time, time
+    )
+    monkeypatch.setattr(Pass, "pattern", lambda _, layer: patterns[layer])
     assert recipe.induction_heads(model) == ([(0, 0)], [(1, 3)])

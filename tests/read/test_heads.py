@@ -19,7 +19,7 @@ from bilens.read.language import (
     skip_trigram_matrix,
     token_components,
 )
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.tensor import FactoredMatrix
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
@@ -56,7 +56,7 @@ def last_row(view, ids, layer=0):
 @given(**parts, length=st.integers(1, 6))
 def test_scores_make_the_pattern_of_the_model(length, **options):
     view, ids = view_of(**options), random_text(length)
-    expected = view.trace(ids).layers[0].pattern[:, -1]
+    expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
     torch.testing.assert_close(last_row(view, ids), expected)
 
 
@@ -64,7 +64,7 @@ def test_scores_make_the_pattern_of_the_model(length, **options):
 def test_scores_make_the_pattern_of_every_family(name):
     with exact_norms():
         view, ids = family_view(name), some_text()[0][:5]
-        expected = view.trace(ids).layers[0].pattern[:, -1]
+        expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
         result = last_row(view, ids)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 

@@ -24,7 +24,7 @@ from bilens.read.language import (
 )
 from bilens.read.language.contexts import _Best, contributions
 from bilens.read.language.names import shown_tokens
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from tests.families import EACH_READ, exact_norms, family_view, some_text, tiny
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 
@@ -66,7 +66,7 @@ def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
 def test_logits_of_every_family_are_split(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
-        terms, logits = split_logits(view, ids), view.trace(ids).logits[-1]
+        terms, logits = split_logits(view, ids), Pass.of(view, ids).next_logits[0]
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     torch.testing.assert_close(terms.total(), logits)
@@ -403,7 +403,7 @@ def test_a_split_shows_itself():
     view = view_of(bias=True, norm="rms")
     terms = split_logits(view, "t3 t4 t5")
     frame, record = terms.frame(), terms.record()
-    logits = view.trace("t3 t4 t5").logits[-1]
+    logits = Pass.of(view, "t3 t4 t5").next_logits[0]
     assert numbers(frame.token) == logits.topk(10).indices.tolist()
     assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
     assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())

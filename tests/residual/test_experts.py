@@ -10,7 +10,7 @@ from bilens.convert.language_model import as_language_model
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import edit, flow
 from bilens.read.flow.nodes import LEAVES
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
 from tests.families import of_order_one
@@ -65,15 +65,15 @@ def test_a_router_that_is_ignored_is_noticed(monkeypatch):
 @pytest.mark.parametrize("name", ["mixtral", "qwen3"])
 def test_experts_add_up_to_the_mlp(name):
     view = ResidualModel(mixture(name))
-    layer, mlp = view.trace(TEXT).layers[1], view.layer(1).mlp
+    layer, mlp = Pass.of(view, TEXT).layer(1), view.layer(1).mlp
     size = mlp.up.n_out // 4
     total = torch.zeros_like(layer.mlp_n)
     for number in range(4):
         tensor, units = mlp.expert(number), slice(number * size, (number + 1) * size)
         hidden = (layer.mlp_n @ tensor.left.T) * (layer.mlp_n @ tensor.right.T)
-        total += hidden * layer.gate_ratio[:, units] @ tensor.out.T
+        total += hidden * layer.gate_ratio[..., units] @ tensor.out.T
     torch.testing.assert_close(total, mlp.stream_output(layer.mlp_input))
-    runs = (layer.routing.unflatten(1, (4, size))[..., 0] != 0).sum(1)
+    runs = (layer.routing[0].unflatten(1, (4, size))[..., 0] != 0).sum(1)
     assert runs.tolist() == [2] * len(TEXT)
     with pytest.raises(BilensError, match="number=4, expected 0 to 3, an expert of the layer"):
         mlp.expert(4)

@@ -13,7 +13,7 @@ from bilens.checks import check_sum
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.read.language.contexts import _run_texts
-from bilens.residual import ResidualModel, queries_keys
+from bilens.residual import Pass, ResidualModel, queries_keys
 from bilens.testing import sum_of_parts
 from tests.families import FAMILIES, TIME, some_text, tiny
 from tests.language import random_model
@@ -63,27 +63,28 @@ def test_every_kind_of_rotary_scaling_is_tested():
 
 
 @pytest.mark.parametrize(("kind", "name"), nightly(ROTATING, DAILY))
-def test_texts_of_different_lengths_have_the_traces_of_each_with_scaled_positions(kind, name):
+def test_texts_of_different_lengths_have_their_own_logits_with_scaled_positions(kind, name):
     text = some_text()[0]
     texts = [text[:4], text, text[2:10]]
     # In both orders: dynamic positions keep the frequencies of the longest text so far, until one
     # is shorter than those of the training.
     view, reverse = ResidualModel(rotating(kind, name)), ResidualModel(rotating(kind, name))
-    traces = [*view.traces(texts), *reverse.traces(texts[::-1])]
-    for trace in traces:
-        expected = rotating(kind, name)(trace.ids[None], use_cache=False).logits[0]
-        torch.testing.assert_close(trace.logits, expected, rtol=1e-5, atol=1e-5)
+    passes = [Pass.of(view, x) for x in texts] + [Pass.of(reverse, x) for x in texts[::-1]]
+    for of_text in passes:
+        expected = rotating(kind, name)(of_text.ids, use_cache=False).logits
+        torch.testing.assert_close(of_text.logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)
 def test_queries_and_keys_are_those_of_a_text_of_any_length(kind):
     view = ResidualModel(rotating(kind))
-    layer = view.trace(some_text()[0]).layers[0]
-    rows = [queries_keys(view, 0, layer.attn_n[[at]], at, length=TIME)[0] for at in range(TIME)]
+    of_text = Pass.of(view, some_text()[0], patterns=True)
+    n = of_text.layer(0).attn_n[0]
+    rows = [queries_keys(view, 0, n[[at]], at, length=TIME)[0] for at in range(TIME)]
     q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
     unseen = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
     score = torch.einsum("thd,shd->hts", q, k).masked_fill(unseen, -torch.inf)
-    torch.testing.assert_close(score.softmax(-1), layer.pattern, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(score.softmax(-1), of_text.pattern(0)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_models_that_are_not_causal_are_refused():
@@ -107,7 +108,7 @@ def test_the_models_own_attention_is_compared_with_that_of_the_patterns():
     # Eager attention takes its mask and ignores this one.
     view.model.model.layers[1].self_attn.is_causal = False
     with pytest.raises(BilensError, match="eager attention of this LlamaForCausalLM.* own, sdpa"):
-        view.trace(some_text()[0])
+        Pass.of(view, some_text()[0], patterns=True)
 
 
 def doubled(module):
@@ -214,8 +215,9 @@ def test_a_factor_of_zero_is_zero(name):
     settings = {**FAMILIES["granite"][1], name: 0.0}
     config = transformers.GraniteConfig(**settings)
     view = ResidualModel(transformers.GraniteForCausalLM(config))
-    trace = view.trace(some_text()[0])
-    torch.testing.assert_close(sum_of_parts(view, trace), trace.logits, rtol=1e-4, atol=1e-5)
+    of_text = Pass.of(view, some_text()[0], patterns=True)
+    logits = of_text.logits[0]
+    torch.testing.assert_close(sum_of_parts(of_text), logits, rtol=1e-4, atol=1e-5)
     settings = {**FAMILIES["cohere2"][1], "logit_scale": 0.0}
     view = ResidualModel(transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**settings)))
     assert not view.W_U.any()
@@ -255,7 +257,7 @@ def test_other_threads_run_the_model_as_it_is_while_one_reads():
         thread.start()
     for _ in range(30):
         view.qk(0, 1)
-        view.trace(ids[0])
+        Pass.of(view, ids[0], patterns=True)
     stop.set()
     for thread in threads:
         thread.join()
@@ -278,5 +280,5 @@ def test_contexts_of_different_lengths_are_those_of_each(kind):
     batches = list(_run_texts(view, [text[:4], text], 0, 8, None, 1))
     for (ids, _, n), expected in zip(batches, (text[:4], text), strict=True):
         assert torch.equal(ids[0], expected)
-        alone = view.trace(expected).layers[0].mlp_n
+        alone = Pass.of(view, expected).layer(0).mlp_n[0]
         torch.testing.assert_close(n[0], alone, rtol=1e-4, atol=1e-5)

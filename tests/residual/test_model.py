@@ -17,13 +17,10 @@ from bilens.read.flow import Question, flow
 from bilens.read.flow.circuit_measures import part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from bilens.residual import trace as tracing
-from bilens.residual.layer_trace import FOLLOWING
-from bilens.residual.passes import embedded
+from bilens.residual import Pass, ResidualModel
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
-from tests.families import EACH, EACH_GATED, FAMILIES, RECORDED, exact_norms, some_text, tiny
+from tests.families import EACH, EACH_GATED, FAMILIES, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
 from tests.tokenizers_of_all_kinds import small_llama
@@ -45,8 +42,8 @@ def test_a_family_passes_every_check(name, check):
 @given(st.fixed_dictionaries(parts), st.sampled_from(["bilinear", "swiglu", "relu2"]))
 def test_own_models_of_all_parts_add_up(settings, mlp):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings))
-    trace = view.trace(random_text())
-    total, logits = sum_of_parts(view, trace), trace.logits
+    of_text = Pass.of(view, random_text(), patterns=True)
+    total, logits = sum_of_parts(of_text), of_text.logits[0]
     assert (total - logits).abs().max() < 1e-10 * logits.abs().max()
 
 
@@ -97,47 +94,49 @@ def test_small_weights_are_read_in_float32(dtype):
     give_swish(model).beta = 0.0
     view = ResidualModel(model)
     assert view.mlp(0).out.dtype == view.W_U.dtype == view.qk(0)[0].left.dtype == torch.float32
-    assert view.trace(some_text()[0]).layers[0].pattern.dtype == torch.float32
+    assert Pass.of(view, some_text(), patterns=True).pattern(0).dtype == torch.float32
     assert view.mlp(0).interaction(view.direction(3)).eigh(3).values.isfinite().all()
 
 
 @pytest.mark.parametrize("name", [*EACH, *MIXTURES])
-def test_texts_in_batches_have_the_traces_of_each(name):
+def test_texts_side_by_side_have_the_numbers_of_each(name):
     view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
-    first, second, third = some_text()
-    texts = [first[:3], second, third[2:7]]
-    for ids, trace in zip(texts, view.traces(iter(texts), batch_size=2), strict=True):
-        alone = view.trace(ids)
-        assert torch.equal(trace.ids, ids)
-        pairs = [(getattr(trace, x), getattr(alone, x)) for x in ("stream", "scale", "logits")]
-        for layer, expected in zip(trace.layers, alone.layers, strict=True):
-            pairs += [(getattr(layer, x), getattr(expected, x)) for x in RECORDED + FOLLOWING]
-        for batched, expected in pairs:
+    texts = some_text()
+    together = Pass.of(view, texts, patterns=True)
+    for row, ids in enumerate(texts):
+        alone = Pass.of(view, ids, patterns=True)
+        pairs = [(getattr(together, x), getattr(alone, x)) for x in ("stream", "logits", "tokens")]
+        pairs.append((together.next_logits, alone.logits[:, -1]))
+        for layer in range(view.n_layers):
+            pairs.append((together.pattern(layer), alone.pattern(layer)))
+            pairs.append((together.streams[layer], alone.streams[layer]))
+            first, second = (vars(x.layer(layer)) for x in (together, alone))
+            pairs += [(first[x], second[x]) for x in first if second[x] is not None]
+        for several, expected in pairs:
             # transformers computes softmax in float32.
-            torch.testing.assert_close(batched, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(several[[row]], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*EACH, *MIXTURES])
-def test_numbers_of_long_texts_are_computed_again(name, monkeypatch):
-    view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
-    first, second, _ = some_text()
-    kept = list(view.traces([first, second[:4]]))
-    monkeypatch.setattr(tracing, "KEPT_BYTES", 0)
-    for trace, expected in zip(view.traces([first, second[:4]]), kept, strict=True):
-        pairs = [(trace.logits, expected.logits), (trace.next_logits, trace.logits[-1])]
-        for layer, other in zip(trace.layers, expected.layers, strict=True):
-            pairs += [(getattr(layer, x), getattr(other, x)) for x in FOLLOWING]
-        for again, number in pairs:
-            torch.testing.assert_close(again, number, rtol=1e-5, atol=1e-6)
+def test_a_pass_without_patterns_says_how_to_get_them():
+    with pytest.raises(BilensError, match=r"no patterns; make it by Pass.of\(..., patterns=True\)"):
+        Pass.of(view_of("llama"), some_text()).pattern(0)
 
 
-def test_logits_of_long_texts_are_those_of_given_embeddings(monkeypatch):
-    monkeypatch.setattr(tracing, "KEPT_BYTES", 0)
-    view, ids = ResidualModel(tiny("llama")), some_text()[0]
-    with embedded(view, view.W_E[: len(ids)]):
-        trace = view.trace(ids)
-        torch.testing.assert_close(trace.logits, view.logits(ids[None])[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(trace.logits[-1], trace.next_logits)
+def test_a_pass_shows_the_likeliest_next_tokens():
+    view, ids = ResidualModel(random_model(), toy_tokenizer()), random_text()
+    one, two = Pass.of(view, ids), Pass.of(view, torch.stack([ids.flip(0), ids]))
+    best = view.logits(ids[None])[0, -1].softmax(-1).max()
+    assert list(one.frame().columns) == ["next token", "probability"]
+    assert one.frame().probability[0] == pytest.approx(float(best))
+    assert two.frame().probability[10] == pytest.approx(float(best))
+    assert two.frame()["text"].tolist() == [0] * 10 + [1] * 10
+
+
+def test_logits_of_a_pass_are_those_of_given_embeddings():
+    view, ids = ResidualModel(tiny("llama")), some_text()[:1]
+    tokens = view.W_E[: ids.shape[1]][None]
+    own = view.model(inputs_embeds=tokens, use_cache=False).logits
+    torch.testing.assert_close(Pass.of(view, ids, tokens).logits, own, rtol=1e-5, atol=1e-6)
 
 
 def test_tokens_by_name():
@@ -159,10 +158,13 @@ def test_tokens_by_name():
         (lambda v: v.qk(0, -1), "distance=-1, expected a whole number, at least 0"),
         (lambda v: v.direction(30), "token=30, expected 0 to 29"),
         (lambda v: v.direction(3, [2, -1]), "minus=-1, expected 0 to 29"),
-        (lambda v: v.trace(torch.tensor([3, 30])), "ids holds the number 30, expected 0 to 29"),
-        (lambda v: v.trace(torch.tensor([3, -1])), "ids holds the number -1, expected 0 to 29"),
-        (lambda v: v.trace(torch.zeros(0).long()), r"ids has shape \(0,\), expected at least one"),
-        (lambda v: v.trace(torch.zeros(3)), "text is a tensor of shape .* expected text or a tens"),
+        (lambda v: Pass.of(v, torch.tensor([3, 30])), "ids holds the number 30, expected 0 to"),
+        (
+            lambda v: Pass.of(v, torch.tensor([[3, -1]])),
+            "ids holds the number -1, expected 0 to 29",
+        ),
+        (lambda v: Pass.of(v, torch.zeros(0).long()), r"ids has shape \(0,\), expected at"),
+        (lambda v: Pass.of(v, torch.zeros(3)), "text is a tensor of shape .* expected text"),
         (lambda v: v.logits(torch.zeros(3).long()), "ids is a tensor of shape .* expected a tenso"),
     ],
 )
@@ -181,8 +183,8 @@ def test_activations_that_are_not_zero_at_zero(name, act):
     mlp.reads[0].module.weight[:3] = 0
     view = ResidualModel(model, toy_tokenizer())
     with exact_norms():
-        trace = view.trace(some_text()[0])
-        total, logits = sum_of_parts(view, trace), trace.logits
+        of_text = Pass.of(view, some_text()[0], patterns=True)
+        total, logits = sum_of_parts(of_text), of_text.logits[0]
         split = flow(view, some_text()[0], TokenDirection("t3"))
     assert (total - logits).abs().max() < 1e-11 * logits.abs().max()
     leaves = sum(node.flow for node in split.nodes if node.kind in ("token", "position", "bias"))
@@ -208,7 +210,7 @@ def test_forward_hooks_are_refused_by_name():
     def double(module, args, output):
         return 2 * output
 
-    readings = [lambda: view.trace(ids), lambda: view.layer(1), lambda: view.ov(1)]
+    readings = [lambda: Pass.of(view, ids), lambda: view.layer(1), lambda: view.ov(1)]
     for hook in (mlp.register_forward_hook(double), mlp.register_forward_pre_hook(double)):
         for read in (*readings, lambda: ResidualModel(view.model)):
             with pytest.raises(BilensError, match=r"layers\.1\.mlp has a forward hook, .*double"):
@@ -220,27 +222,6 @@ def test_forward_hooks_are_refused_by_name():
     prune.remove(mlp.up_proj, "weight")
     for read in readings:
         read()
-
-
-def test_a_trace_inside_a_trace(monkeypatch):
-    """Hooks of bilens are there while it traces, and are not taken for a user's."""
-    view, ids = ResidualModel(tiny("llama")), some_text()[0]
-    alone, inner = view.trace(ids), []
-    attention = type(view.layer(1).heads.module)
-
-    def forward(*args, run=attention.forward, **kwargs):
-        if not inner:
-            inner.append(None)
-            inner.append(view.trace(ids[:5]))
-        return run(*args, **kwargs)
-
-    monkeypatch.setattr(attention, "forward", forward)
-    outer = view.trace(ids)
-    torch.testing.assert_close(outer.logits, alone.logits)
-    for a, b in zip(outer.layers, alone.layers, strict=True):
-        torch.testing.assert_close(a.gate_ratio, b.gate_ratio)
-        torch.testing.assert_close(a.pattern, b.pattern)
-    torch.testing.assert_close(inner[1].logits, alone.logits[:5])
 
 
 def test_what_is_not_a_number_is_not_read():
@@ -268,7 +249,7 @@ def test_texts_go_in_as_strings_or_ids():
     ids = view.ids("t7 t3 t9")
     assert ids.tolist()[-3:] == [7, 3, 9]
     assert torch.equal(view.ids(ids), ids)
-    torch.testing.assert_close(view.trace("t7 t3 t9").logits, view.trace(ids).logits)
+    torch.testing.assert_close(Pass.of(view, "t7 t3 t9").logits, Pass.of(view, ids).logits)
     with pytest.raises(BilensError, match="text='' holds no token"):
         view.ids("")
     with pytest.raises(BilensError, match="text has .* tokens, expected up to"):

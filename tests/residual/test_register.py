@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bilens.errors import BilensError
-from bilens.residual import Family, ResidualModel, queries_keys, register_family
+from bilens.residual import Family, Pass, ResidualModel, queries_keys, register_family
 from bilens.residual.families import FAMILIES
 from bilens.testing import check_family
 from tests.families import tiny
@@ -158,8 +158,7 @@ def test_queries_and_keys_of_ones_own(made):
     register_family("MadeUp", replace(FAMILY, queries_keys=scored_rows))
     check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
-    run = view.trace(ids).layers[0]
-    n = view.layer(0).heads.norm.normalised(run.attn_input)
-    [(q, k)] = queries_keys(view, 0, n, 0)
+    of_text = Pass.of(view, ids, patterns=True)
+    [(q, k)] = queries_keys(view, 0, of_text.layer(0).attn_n[0], 0)
     scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
-    torch.testing.assert_close(scores.softmax(-1), run.pattern)
+    torch.testing.assert_close(scores.softmax(-1), of_text.pattern(0)[0])

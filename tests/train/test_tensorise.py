@@ -276,7 +276,7 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
     # Every layer is a tensor, and a logit is accounted for through the patterns.
     assert opened.mlp(0).out.shape[0] == 16
     split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
-    assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
+    assert split.value == pytest.approx(float(opened.logits(texts()[:1])[0, -1, 3]), rel=1e-4)
     stages = {path.name for path in (run / "stages").iterdir()}
     assert stages == {"gates", "attention", "text.safetensors", "training.json", ".lock"}
     card = (run / "README.md").read_text()

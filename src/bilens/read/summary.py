@@ -22,7 +22,7 @@ from bilens.read.language.names import TokenDirection, exact_names, in_words, to
 from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
 from bilens.residual.passes import last_streams, logit_of
-from bilens.residual.trace import require_tokenizer
+from bilens.residual.tokens import require_tokenizer
 from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
 

@@ -6,6 +6,7 @@ Importing it takes as long as transformers does.
 from bilens.residual.families import Family, register_family
 from bilens.residual.layers import Moment
 from bilens.residual.model import ResidualModel
-from bilens.residual.trace import Trace, queries_keys
+from bilens.residual.passes import Pass
+from bilens.residual.queries import queries_keys
 
-__all__ = ["Family", "Moment", "ResidualModel", "Trace", "queries_keys", "register_family"]
+__all__ = ["Family", "Moment", "Pass", "ResidualModel", "queries_keys", "register_family"]

@@ -287,7 +287,7 @@ class MLP(NormedInput):
     def factors(self, slope: float = 1.0) -> BilinearTensor:
         """Return the tensor of the MLP with its activation replaced by act(z) = slope z.
 
-        With the gate ratios of a `Trace` as weights of its hidden units the same factors are the
+        With the gate ratios of a text as weights of its hidden units the same factors are the
         MLP on a text, exactly. An MLP without a gate is D (up(x) * 1), with the constant
         coordinate. If act(0) is not 0, a second set of hidden units holds up(x) * 1.
         """

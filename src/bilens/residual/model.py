@@ -1,7 +1,7 @@
 """One view of any transformer that adds to a residual stream, the start of all readings."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,23 +12,17 @@ from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
 from bilens.checks import check_index, check_text, check_weights, checked
-from bilens.data.corpus import batched
 from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
+from bilens.hooks import first_call
 from bilens.nn import Gate
 from bilens.residual.families import check_merged, config_numbers, known_families, parts_of
 from bilens.residual.layers import Layer, check_ids
 from bilens.residual.places import find_places, is_causal_model, known_places
-from bilens.residual.running import check_attention, run
-from bilens.residual.trace import (
-    Trace,
-    ids_within_text,
-    mlp_inputs,
-    query_key_maps,
-    text_ids,
-    traces,
-)
-from bilens.settings import Count, Place
+from bilens.residual.queries import query_key_maps
+from bilens.residual.running import first_input, run, wide_passes
+from bilens.residual.tokens import ids_within_text, text_ids
+from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
 
@@ -76,7 +70,6 @@ class ResidualModel:
             self._numbers = config_numbers(model)
         else:
             self.places = find_places(model)
-        self._attention_checked = False
 
     def __getattr__(self, name: str) -> Any:
         # Only the parts of an unknown family are missing: whoever asks for them is refused.
@@ -128,19 +121,19 @@ class ResidualModel:
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
         """Embedding of each token, without positions, one row for each token."""
-        self._check_model()
+        self.check_intact()
         return self.parts.embed.weight() * self.parts.embed.scale
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
         """Unembedding of the normalised stream after the last layer, one column for each token."""
-        self._check_model()
+        self.check_intact()
         return self.parts.logit_weights()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """Bias of each logit, from the final norm and the unembedding."""
-        self._check_model()
+        self.check_intact()
         return self.parts.logit_weights()[1]
 
     def token(self, name: str) -> int:
@@ -224,7 +217,7 @@ class ResidualModel:
         numbers = [self._number("token", token), *(self._number("minus", x) for x in others)]
         if numbers[0] in numbers[1:]:
             raise BilensError(f"minus has the token {token!r} itself, expected other tokens")
-        self._check_model()
+        self.check_intact()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
@@ -236,10 +229,10 @@ class ResidualModel:
 
     def layer(self, layer: int) -> Layer:
         """Return the parts of a layer."""
-        self._check_model()
+        self.check_intact()
         return self.parts.layers[check_index("layer", layer, self.n_layers)]
 
-    def _check_model(self) -> None:
+    def check_intact(self) -> None:
         """Check that the model still computes what its weights and this view's numbers say."""
         check_unhooked(self.model)
         numbers = config_numbers(self.model) if self._numbers else {}
@@ -341,34 +334,16 @@ class ResidualModel:
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
         return ids[: until % len(ids) + 1]
 
-    def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
-        """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
-        return next(self.traces([text]))
-
-    def traces(
-        self, texts: Iterable[str | Int[Tensor, " time"]], *, batch_size: Count = 16
-    ) -> Iterator[Trace]:
-        """Run the model on texts in batches and yield the trace of each, in their order.
-
-        Texts of a batch, which are strings or token ids, may differ in length: they are padded to
-        that of the longest. The traces of a batch share its memory.
-        """
-        for batch in batched(texts, batch_size):
-            rows = [self.ids(text) for text in batch]
-            self._check_model()
-            traced = traces(self.model, self.parts, rows, self.tokenizer)
-            longest = max(traced, key=lambda trace: len(trace.ids))
-            if not self._attention_checked and len(longest.ids) > 1:
-                check_attention(self.model, longest.ids, longest.logits)
-                self._attention_checked = True
-            yield from traced
-
+    @torch.no_grad()
     def mlp_inputs(
         self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
         check_ids(self.vocab_size, ids)
-        return mlp_inputs(self.model, self.layer(layer).mlp, ids.to(self.device))
+        mlp, ids = self.layer(layer).mlp, ids.to(self.device)
+        with wide_passes(self.model):
+            args, kwargs = first_call(mlp.norm_or_module, lambda: run(self.model, ids))
+        return mlp.normalised(first_input(args, kwargs).to(self.places.dtype))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
@@ -381,8 +356,8 @@ class ResidualModel:
 def check_unhooked(model: nn.Module) -> None:
     """Check that each module of a model runs its own forward pass: no hook, patch or compiled one.
 
-    Weights would not tell of it. Hooks of bilens are there while it traces or ablates, those of
-    transformers only record, those of accelerate move tensors between devices.
+    Weights would not tell of it. Hooks of bilens are there in its own passes, those of transformers
+    only record, those of accelerate move tensors between devices.
     """
     everywhere = (
         *torch.nn.modules.module._global_forward_hooks.values(),

@@ -2,21 +2,36 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.analysis import Reading
+from bilens.checks import checked
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
+from bilens.lazy_imports import pd
 from bilens.residual.changes import EMBEDDING, Change, Function, Site, token_site
+from bilens.residual.layers import check_ids
 from bilens.residual.model import ResidualModel
-from bilens.residual.running import run, wide_passes
+from bilens.residual.on_text import LayerOnText, layer_on_text, pattern_of_call
+from bilens.residual.running import (
+    allowed_change,
+    attends_by,
+    attention_choice,
+    first_input,
+    run,
+    wide_passes,
+)
+from bilens.sections import Fact
 
 Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer."""
@@ -24,9 +39,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call of a layer, by position and by name, without the stream."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pass:
+@dataclass(frozen=True, eq=False, repr=False)
+class Pass(Reading):
     """A forward pass of a model on texts of one length, from which changed passes start.
+
+    What is not recorded follows from the streams: it is computed again, by one layer alone.
 
     Attributes:
         model: the model.
@@ -34,10 +51,7 @@ class Pass:
         tokens: the embeddings of their tokens.
         streams: the stream before each layer, and after the last one.
         arguments: of each layer, without the stream.
-        by_text: layers and numbers of the arguments' tensors whose first axis has the texts.
-        mixed: mixed values of the heads of each layer, all heads side by side.
-        outputs: outputs of the MLP of each layer, before a norm.
-        by_position: outputs of the maps and MLPs, which take each position by itself.
+        patterns: whether the model attends eagerly, as patterns need.
     """
 
     model: ResidualModel
@@ -45,53 +59,156 @@ class Pass:
     tokens: Float[Tensor, "texts time d_model"]
     streams: list[Float[Tensor, "texts time d_model"]]
     arguments: list[Arguments]
-    by_text: frozenset[tuple[int, int]]
-    mixed: list[Float[Tensor, "texts time all_heads"]]
-    outputs: list[Float[Tensor, "texts time d_model"]]
-    by_position: dict[nn.Module, Float[Tensor, "texts time width"]]
+    patterns: bool = False
+
+    axes: ClassVar[dict[str, str]] = {"x": "next token", "y": "probability"}
 
     @classmethod
+    @checked
     def of(
         cls,
         model: ResidualModel,
-        ids: Int[Tensor, "texts time"],
-        tokens: Float[Tensor, "texts time d_model"] | None = None,
+        text: str | Int[Tensor, "*texts time"],
+        tokens: Float[Tensor, "*texts time d_model"] | None = None,
+        *,
+        patterns: bool = False,
     ) -> "Pass":
-        """Run a model on texts of one length, whose tokens may have other embeddings."""
-        layers = model.places.layers
+        """Run a model on a text, or on texts of one length; in float32 or float64.
+
+        Args:
+            model: any.
+            text: a text, its token ids, or those of several texts of one length.
+            tokens: other embeddings of the tokens.
+            patterns: let the model attend eagerly, as its patterns need. The logits are compared
+                with those of its own attention.
+
+        Raises:
+            BilensError: the model does not know the text, or it changes streams between layers, or
+                its eager attention differs from its own.
+        """
+        if isinstance(text, str) or text.dim() == 1:
+            text = model.ids(text)[None]
+        check_ids(model.vocab_size, text)
+        model.check_intact()
+        ids = text.to(model.device)
         tokens = model.places.rows(ids) if tokens is None else tokens
+        with torch.no_grad(), _attending(model, patterns), embedded(model, tokens):
+            streams, arguments = _recorded(model, ids)
+        of_texts = cls(model, ids, tokens, streams, arguments, patterns)
+        if patterns and model not in _CHECKED and ids.shape[1] > 1:
+            check_attention(of_texts)
+            _CHECKED.add(model)
+        return of_texts
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return the context in which layers run again as in this pass."""
+        return _attending(self.model, self.patterns)
+
+    def facts(self) -> list[Fact]:
+        texts, time = self.ids.shape
+        size = [("layers", self.model.n_layers), ("width", self.model.d_model)]
+        return [("texts", texts), ("tokens", time), *size]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the ten most likely next tokens of each text, with their probabilities."""
+        likely = self.next_logits.softmax(-1).topk(min(10, self.model.vocab_size))
+        tokenizer, rows = self.model.tokenizer, []
+        for text, of_text in enumerate(zip(*likely, strict=True)):
+            for value, number in zip(*(x.tolist() for x in of_text), strict=True):
+                name = number if tokenizer is None else repr(write_out(tokenizer, [number]))
+                rows.append((text, name, value))
+        frame = pd.DataFrame(rows, columns=["text", "next token", "probability"])
+        return frame.drop(columns="text") if len(self.ids) == 1 else frame
+
+    @property
+    def logits(self) -> Float[Tensor, "texts time vocab"]:
+        """Logits of the model itself, computed from the last stream at each use."""
+        return self._logits(self.stream)
+
+    @property
+    def next_logits(self) -> Float[Tensor, "texts vocab"]:
+        """Logits of the token after each text, by the model itself."""
+        return self._logits(self.stream[:, -1:])[:, 0]
+
+    @torch.no_grad()
+    def _logits(self, x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, "texts time vocab"]:
+        return self.model.places.own_logits(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    @torch.no_grad()
+    def layer(self, number: int) -> LayerOnText:
+        """Return the numbers of a layer, which is run again."""
+        run = partial(self.run_layer, number)
+        return layer_on_text(self.model.layer(number), len(self.ids), run)
+
+    @torch.no_grad()
+    def pattern(self, layer: int) -> Float[Tensor, "texts heads time time"]:
+        """Return the weight of every earlier position (columns) at every position (rows), by head.
+
+        Raises:
+            BilensError: the pass has been made without `patterns`.
+        """
+        if not self.patterns:
+            raise BilensError("the pass has no patterns; make it by Pass.of(..., patterns=True)")
+        module, seen = self.model.layer(layer).heads.module, list[Tensor]()
+
+        def keep(*call: Any) -> None:
+            seen.append(pattern_of_call(*call))
+
+        with hooked(after=[(module, keep)]):
+            self.run_layer(layer)
+        return seen[0]
+
+    # Values of the parts, which other passes take.
+
+    @property
+    def mixed(self) -> list[Float[Tensor, "texts time all_heads"]]:
+        """Mixed values of the heads of each layer, all heads side by side."""
+        return self._values[0]
+
+    @property
+    def outputs(self) -> list[Float[Tensor, "texts time d_model"]]:
+        """Outputs of the MLP of each layer, before a norm."""
+        return self._values[1]
+
+    @property
+    def by_position(self) -> dict[nn.Module, Float[Tensor, "texts time width"]]:
+        """Outputs of the maps and MLPs, which take each position by itself."""
+        return self._values[2]
+
+    @cached_property
+    def _values(self) -> tuple[list[Tensor], list[Tensor], dict[nn.Module, Tensor]]:
+        layers, nothing = self.model.places.layers, self.tokens[..., :0]
         inputs: dict[nn.Module, Tensor] = {}
         outputs: dict[nn.Module, Tensor] = {}
 
         def of_texts(x: Tensor) -> Tensor:
             # Some modules take the tokens of all texts as one list.
-            return x.reshape(len(ids), -1, x.shape[-1])
+            return x.reshape(len(self.ids), -1, x.shape[-1])
 
-        def keep(module: nn.Module, args: tuple[Tensor, ...], _: Any, y: Any) -> None:
-            inputs[module], outputs[module] = of_texts(args[0]), of_texts(_first(y))
+        def keep_input(module: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
+            inputs[module] = of_texts(args[0])
+
+        def keep_output(module: nn.Module, _: Any, __: Any, y: Any) -> None:
+            outputs[module] = of_texts(_first(y))
 
         # Queries, keys and values may be one module, whose output is kept once.
         by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
-        parts = {x for layer in layers for x in (layer.heads, layer.mlp) if x is not None}
-        with (
-            torch.no_grad(),
-            wide_passes(model.model),
-            embedded(model, tokens),
-            hooked(after=[(module, keep) for module in parts | by_position.keys()]),
-        ):
-            streams, arguments = _recorded(model, ids)
-        nothing = tokens[..., :0]
-        return cls(
-            model=model,
-            ids=ids,
-            tokens=tokens,
-            streams=streams,
-            arguments=arguments,
-            by_text=_by_text(model, ids, arguments),
-            mixed=[inputs[x.heads] if x.heads else nothing for x in layers],
-            outputs=[outputs[x.mlp] if x.mlp else nothing for x in layers],
-            by_position={module: outputs[module] for module in by_position},
+        heads = [layer.heads for layer in layers if layer.heads is not None]
+        mlps = dict.fromkeys(layer.mlp for layer in layers if layer.mlp is not None)
+        hooks = [(module, keep_input) for module in heads]
+        after = [(module, keep_output) for module in mlps | by_position]
+        with torch.no_grad(), hooked(hooks, after):
+            for number in range(len(layers)):
+                self.run_layer(number)
+        return (
+            [inputs[x.heads] if x.heads else nothing for x in layers],
+            [outputs[x.mlp] if x.mlp else nothing for x in layers],
+            {module: outputs[module] for module in by_position},
         )
+
+    @cached_property
+    def _by_text(self) -> frozenset[tuple[int, int]]:
+        return _by_text(self)
 
     @property
     def stream(self) -> Float[Tensor, "texts time d_model"]:
@@ -112,16 +229,21 @@ class Pass:
         arguments = [
             _mapped(chosen, call, self._numbers(layer)) for layer, call in enumerate(self.arguments)
         ]
-        return replace(
+        some = replace(
             self,
             ids=self.ids[index],
             tokens=self.tokens[index],
             streams=[x[index] for x in self.streams],
             arguments=arguments,
-            mixed=[x[index] for x in self.mixed],
-            outputs=[x[index] for x in self.outputs],
-            by_position={module: x[index] for module, x in self.by_position.items()},
         )
+        mixed, outputs, by_position = self._values
+        values = (
+            [x[index] for x in mixed],
+            [x[index] for x in outputs],
+            {module: x[index] for module, x in by_position.items()},
+        )
+        vars(some).update(_values=values, _by_text=self._by_text)
+        return some
 
     @property
     def nbytes(self) -> int:
@@ -161,14 +283,14 @@ class Pass:
                     results[number] = stream
         return torch.stack(results)
 
-    def layer(self, number: int, changes: Sequence[Change], copies: int = 1) -> None:
+    def run_layer(self, number: int, changes: Sequence[Change] = (), copies: int = 1) -> None:
         """Run one layer on its own stream, in copies side by side, with the same changes of all.
 
         The functions of the changes get all copies at once, (copies * texts, time, width).
         """
         stream = self.streams[number].repeat(copies, 1, 1)
         sites = _by_site([changes])
-        with wide_passes(self.model.model), _changing(sites, [0], len(stream)):
+        with self.running(), _changing(sites, [0], len(stream)):
             self._through(number, stream)
 
     def _batch(
@@ -187,7 +309,7 @@ class Pass:
         # The sets that run now: others are not changed yet, or step over a layer.
         running: list[int] = []
         hooks = _changing(sites, running, texts)
-        with wide_passes(self.model.model), _cut(known), hooks:
+        with self.running(), _cut(known), hooks:
             if first[0] == EMBEDDING:
                 running[:] = range(len(sets))
                 return self._from_embeddings(len(sets), of_tokens)
@@ -218,7 +340,7 @@ class Pass:
         return stream.unflatten(0, (sets, -1))
 
     def _numbers(self, layer: int) -> set[int]:
-        return {number for of_layer, number in self.by_text if of_layer == layer}
+        return {number for of_layer, number in self._by_text if of_layer == layer}
 
     def _through(self, number: int, x: Float[Tensor, "rows time d_model"]) -> Tensor:
         copies = len(x) // len(self.ids)
@@ -229,6 +351,44 @@ class Pass:
             )
         args, kwargs = call
         return _first(self.model.places.layers[number].module(x, *args, **kwargs))
+
+
+_CHECKED: WeakSet[ResidualModel] = WeakSet()
+"""Models whose eager attention is known to be their own."""
+
+
+@contextmanager
+def _attending(model: ResidualModel, eagerly: bool) -> Iterator[None]:
+    attention = attends_by(model.model, "eager") if eagerly else nullcontext()
+    with wide_passes(model.model), attention:
+        yield
+
+
+@torch.no_grad()
+def check_attention(eager: Pass) -> None:
+    """Compare the logits of a pass that attends eagerly with those of the model as it is."""
+    model, change, size = eager.model, 0.0, 0.0
+    if (choice := attention_choice(model.model)) in (None, "eager"):
+        return
+    with wide_passes(model.model), embedded(model, eager.tokens):
+        own = last_streams(model, eager.ids)
+    # Logits of a long text take much memory, so that only some positions have them at once.
+    rows = (x.flatten(0, 1).split(128) for x in (eager.stream, own))
+    for pair in zip(*rows, strict=True):
+        ours, theirs = map(model.places.own_logits, pair)
+        gap = (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max()
+        # A maximum of Python's would lose NaN, which must fail.
+        change = float(torch.maximum(gap, gap.new_tensor(change)))
+        size = max(size, float(ours.abs().max()))
+    # Eager attention computes its softmax in float32, also in models of float64.
+    allowed = max(allowed_change(model.model), 2e-3) + 1e-5 * size
+    if not change <= allowed:
+        raise BilensError(
+            f"The eager attention of this {type(model.model).__name__}, which tells its patterns, "
+            f"and its own, {choice}, differ by {change:.2g} nats in a log-probability where "
+            f"rounding explains {allowed:.2g}. Is it causal? Readings of its texts would not be "
+            "those of the model."
+        )
 
 
 def first_change(passes: Sequence[Pass]) -> int:
@@ -264,18 +424,12 @@ def embedded(
             stored = table.weight()[args[0]]
             wide = output.to(stored)
             scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
-            factor = 1.0 if scaled else 1 / table.scale
+            factor = 1.0 if scaled or not table.scale else 1 / table.scale
         # Logits of a long text are computed again in a run of its last positions.
         rows = embeddings if embeddings.dim() == 1 else embeddings[..., -output.shape[-2] :, :]
         return (factor * rows).expand_as(output).to(output.dtype)
 
     return hooked(after=[(model.places.embed, replace_output)])
-
-
-def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the stream that a module is called with."""
-    stream: Tensor = args[0] if args else kwargs["hidden_states"]
-    return stream
 
 
 def _first(output: Any) -> Tensor:
@@ -315,26 +469,24 @@ def _recorded(
     return streams, arguments
 
 
-def _by_text(
-    model: ResidualModel, ids: Tensor, arguments: Sequence[Arguments]
-) -> frozenset[tuple[int, int]]:
+def _by_text(recorded: Pass) -> frozenset[tuple[int, int]]:
     """Return layers and numbers of the arguments' tensors whose first axis has the texts."""
-    texts = len(ids)
+    ids, arguments, texts = recorded.ids, recorded.arguments, len(recorded.ids)
     candidates = []
     for layer, call in enumerate(arguments):
         for number, x in enumerate(_tensors(call)):
             # Of one text further axes may be folded into the first. In known families an axis of
             # 1 fits any number of texts.
             least = 3 if texts == 1 else 2
-            size = 1 if model.places.parts is None and texts == 1 else 2
+            size = 1 if recorded.model.places.parts is None and texts == 1 else 2
             if x.dim() >= least and len(x) >= size and len(x) % texts == 0:
                 candidates.append((layer, number))
     if not candidates:
         return frozenset()
     # Another number of texts tells that axis from one of as many positions or heads.
     others = ids[:1] if texts > 1 else ids.expand(2, -1)
-    with torch.no_grad(), wide_passes(model.model):
-        _, reference = _recorded(model, others)
+    with torch.no_grad(), recorded.running():
+        _, reference = _recorded(recorded.model, others)
     found = []
     for layer, number in candidates:
         size = len(_tensors(arguments[layer])[number])

@@ -16,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.residual.layers import Parts
 from bilens.residual.parts import working_dtype
-from bilens.residual.running import run, wide_passes
+from bilens.residual.running import run, wide_passes, with_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,20 +93,22 @@ class Places:
 
     def logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer."""
-        if (parts := self.parts) is not None:
-            W, b = parts.logit_weights()
-            return parts.capped(parts.normalised(x.to(parts.dtype)) @ W + b)
+        if (parts := self.parts) is None:
+            return self.own_logits(x)
+        W, b = parts.logit_weights()
+        return parts.capped(parts.normalised(x.to(parts.dtype)) @ W + b)
 
+    def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+        """Return the logits of streams after the last layer, by the model itself."""
+
+        # A text of one token, whose stream is exchanged where only the unembedding follows.
         def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args:
-                return (x[:, None].to(args[0].dtype), *args[1:]), kwargs
-            stream = x[:, None].to(kwargs["hidden_states"].dtype)
-            return args, {**kwargs, "hidden_states": stream}
+            return with_input(x[None], args, kwargs)
 
-        # By the model itself: texts of one token, whose last streams are exchanged.
-        ids = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
         with hooked(before=[(self.last, exchange)]), self.context():
             output = run(self.model, ids)
+        # Some models reshape streams to a text of one token.
         logits: Tensor = getattr(output, "logits", output)
         return logits.reshape(len(x), -1).to(self.dtype)
 

@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any, Literal, NoReturn, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.hooks import StopForwardError, changed, evaluating, hooked
 
@@ -197,6 +196,21 @@ def _rotations(module: nn.Module) -> set[str]:
     return set(kinds.values()) if isinstance(kinds, dict) else {kinds} if kinds else set()
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the stream that a module is called with."""
+    stream: Tensor = args[0] if args else kwargs["hidden_states"]
+    return stream
+
+
+def with_input(
+    x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with another stream."""
+    if args:
+        return (x.to(args[0].dtype), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": x.to(kwargs["hidden_states"].dtype)}
+
+
 def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
     """Return query, key, mask and options of the first call of attention in a run.
 
@@ -227,27 +241,3 @@ def allowed_change(model: nn.Module) -> float:
     """
     dtype = next(model.parameters()).dtype
     return {torch.float64: 1e-4, torch.float32: 2e-3}.get(dtype, 1.0)
-
-
-@detached
-def check_attention(
-    model: Any, ids: Int[Tensor, " time"], logits: Float[Tensor, "time vocab"]
-) -> None:
-    """Compare the logits of a trace, which attends eagerly, with those of the model as it is."""
-    if attention_choice(model) in (None, "eager"):
-        return
-    own, change = run(model, ids[None]).logits[0], 0.0
-    # Logits of a long text take much memory, so that only some positions have logarithms at once.
-    for ours, theirs in zip(logits.split(128), own.split(128), strict=True):
-        gap = ours.log_softmax(-1) - theirs.to(ours.dtype).log_softmax(-1)
-        # A maximum of Python's would lose NaN, which must fail.
-        change = float(torch.maximum(gap.abs().max(), gap.new_tensor(change)))
-    # Eager attention computes its softmax in float32, also in models of float64.
-    allowed = max(allowed_change(model), 2e-3) + 1e-5 * float(logits.abs().max())
-    if not change <= allowed:
-        raise BilensError(
-            f"The eager attention of this {type(model).__name__}, which tells its patterns, and "
-            f"its own, {attention_choice(model)}, differ by {change:.2g} nats in a log-probability "
-            f"where rounding explains {allowed:.2g}. Is it causal? Readings of its texts would not "
-            "be those of the model."
-        )

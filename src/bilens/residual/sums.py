@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from bilens.checks import check_sum
 from bilens.errors import BilensError
 from bilens.hooks import hooked
+from bilens.residual.layers import NormedInput
 from bilens.residual.model import ResidualModel
-from bilens.residual.parts import Norm
+from bilens.residual.passes import Pass
 from bilens.residual.running import allowed_change, run
-from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
 
 
@@ -150,27 +150,32 @@ def mlp_output(
     return hidden @ tensor.out.T
 
 
-def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
+def _normalised(reader: NormedInput, x: Tensor, of_model: Tensor) -> Tensor:
     # The scale is the model's own: it is a number that the text decides.
-    return x if norm is None else norm.centred(x) * scale[:, None]
+    return reader.centred(x) * reader.scale(of_model)[..., None]
 
 
-def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab"]:
+def sum_of_parts(of_text: Pass) -> Float[Tensor, "time vocab"]:
     """Return the logits of a text put together from the parts of the view."""
-    parts, ids = view.parts, trace.ids
+    view, parts, (ids,) = of_text.model, of_text.model.parts, of_text.ids
     x = torch.stack(list(parts.embedding(ids).values())).sum(0)
     embedded, first_values = x, None
-    for number, (layer, on_text) in enumerate(zip(parts.layers, trace.layers, strict=True)):
+    for number, layer in enumerate(parts.layers):
+        on_text = of_text.layer(number)
         if layer.residual_mix is not None:
             x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
         heads, before = view.layer(number).heads.weights(), x
-        n = _normalised(layer.heads.norm, x, on_text.attn_scale)
+        n = _normalised(layer.heads, x, on_text.attn_input[0])
         v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
         if (share := layer.heads.v_first_share) is not None:
             first_values = v / (1 - share) if first_values is None else first_values
             v = v + share * first_values
-        written = torch.einsum("hts,hse,hed->td", on_text.pattern, v, heads.out) + heads.out_bias
-        x = x + written * on_text.attn_out_scale[:, None]
-        n = _normalised(layer.mlp.norm, before if parts.parallel else x, on_text.mlp_scale)
-        x = x + mlp_output(view, number, n, on_text.gate_ratio) * on_text.mlp_out_scale[:, None]
-    return parts.capped(_normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U)
+        written = (
+            torch.einsum("hts,hse,hed->td", of_text.pattern(number)[0], v, heads.out)
+            + heads.out_bias
+        )
+        x = x + written * on_text.attn_out_scale[0, :, None]
+        n = _normalised(layer.mlp, before if parts.parallel else x, on_text.mlp_input[0])
+        written = mlp_output(view, number, n, on_text.gate_ratio[0])
+        x = x + written * on_text.mlp_out_scale[0, :, None]
+    return parts.capped(_normalised(parts, x, of_text.stream[0]) @ view.W_U + view.b_U)

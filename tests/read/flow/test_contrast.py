@@ -18,7 +18,7 @@ from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, SECANTS
 from bilens.read.flow.split import flows
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.residual.passes import embedded
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import parts, random_model, random_text, toy_tokenizer, view_of
@@ -176,16 +176,16 @@ def test_heads_by_source_are_those_of_a_dense_reference(attention):
     """In one layer without norms a head is read by the logit, and by the MLP at its mean input."""
     view = view_of(norm="none", attention=attention)
     result = between(view, *TWO)
-    runs = [view.trace(ids).layers[0] for ids in TWO]
+    runs = [Pass.of(view, ids, patterns=True) for ids in TWO]
     mlp, heads = view.layer(0).mlp, view.layer(0).heads.weights()
     L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
-    n = (runs[0].mlp_input[-1] + runs[1].mlp_input[-1]) / 2
+    n = sum(run.layer(0).mlp_input[0, -1] for run in runs) / 2
     u = view.direction(3, [7, 8])
     w = u + ((u @ D) * (R @ n)) @ L + ((u @ D) * (L @ n)) @ R
     mixed = []
     for ids, run in zip(TWO, runs, strict=True):
         values = torch.einsum("sd,hdv->hsv", view.W_E[ids], heads.value)
-        mixed.append(run.pattern[:, -1, :, None] * values)
+        mixed.append(run.pattern(0)[0, :, -1, :, None] * values)
     expected = torch.einsum("hsv,hvd,d->hs", mixed[0] - mixed[1], heads.out, w)
     pairs = result.pairs[0]
     actual = torch.zeros(4, 9, 9).double().index_put(tuple(pairs.places.T), pairs.flows)
@@ -233,7 +233,7 @@ def test_own_models_of_all_parts(settings, mlp, seed):
 def test_probabilities_are_split_too(target, cap):
     view = view_of(n_layers=2, logit_cap=cap)
     result = between(view, *TWO, target=target)
-    logs = torch.stack([view.trace(ids).logits[-1].log_softmax(-1) for ids in TWO])
+    logs = view.logits(TWO)[:, -1].log_softmax(-1)
     numbers = logs.exp() if target == "probability" else logs
     item = numbers[:, 3] - numbers[:, [7, 8]].mean(1)
     assert result.values == pytest.approx(item.tolist(), abs=1e-12)

@@ -13,7 +13,7 @@ from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
 from bilens.read.flow import edit, edit_head_along, edit_heads, flow, read_flow
 from bilens.read.flow.nodes import LEAVES
-from bilens.residual import ResidualModel
+from bilens.residual import Pass, ResidualModel
 from bilens.tensor import with_constant
 from tests.families import DAILY, EACH_GATED, GATED, family_view, some_text, tiny
 from tests.language import random_text, view_of
@@ -130,9 +130,9 @@ def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
 
 
 def test_patterns_of_a_flow_are_the_mean_of_all_heads(view, split_flow):
-    layers = view.trace(random_text()).layers
-    for of_layer, layer in zip(split_flow.pairs, layers, strict=True):
-        torch.testing.assert_close(of_layer.attention, layer.pattern.abs().mean(0))
+    of_text = Pass.of(view, random_text(), patterns=True)
+    for number, of_layer in enumerate(split_flow.pairs):
+        torch.testing.assert_close(of_layer.attention, of_text.pattern(number)[0].abs().mean(0))
 
 
 def test_what_is_not_there_is_said(split_flow):

@@ -29,7 +29,7 @@ def flow_of(view, second):
 def inputs(view, second):
     """Return the normalised input of the first MLP in each run."""
     texts = TEXTS[: 1 + (second is not None)]
-    return [view.trace(ids).layers[0].mlp_n[AT] for ids in texts]
+    return [view.mlp_inputs(0, ids[None])[0, AT] for ids in texts]
 
 
 @pytest.mark.parametrize("second", [None, TEXTS[1]])

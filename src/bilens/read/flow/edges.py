@@ -144,7 +144,7 @@ class EdgeRuns:
             start, end = graph.first_reader(layer), graph.first_reader(layer + 1)
             readers = [start + i for i in reads[start:end].nonzero().flatten().tolist()]
             if readers:
-                second.layer(layer, self._changes(layer, readers, written), len(masks))
+                second.run_layer(layer, self._changes(layer, readers, written), len(masks))
         return written.into(len(graph.readers) - 1, second.stream[0])
 
     @cached_property

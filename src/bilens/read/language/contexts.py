@@ -23,10 +23,10 @@ from bilens.lazy_imports import accelerate
 from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
-from bilens.read.language.stream import Stream, last_stream
+from bilens.read.language.stream import Stream, read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.running import fresh, rotates_by_length
-from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
+from bilens.residual.tokens import max_tokens, require_tokenizer, trained_on_clean_text
 from bilens.sections import Fact, Section
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum
@@ -170,11 +170,11 @@ def contributions(
     for number, context in contexts:
         _check(spectrum, number)
         check_index("position", context.position, len(context.ids), "a position in the text")
-    texts = (context.ids[: context.position + 1] for _, context in contexts)
-    # The traces of a batch go with it, so that memory does not grow with the contexts.
     return [
-        _contribution(model, spectrum, number, last_stream(model, trace, layer))
-        for (number, _), trace in zip(contexts, model.traces(texts), strict=True)
+        _contribution(
+            model, spectrum, number, read_stream(model, context.ids, context.position, layer=layer)
+        )
+        for number, context in contexts
     ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.trace import plain_ids
+from bilens.residual.tokens import plain_ids
 
 FAR = log(100)
 """Difference of logits of a token with a space in front and without, from which on it is noted."""

@@ -13,7 +13,7 @@ from bilens.checks import check_finite, checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
-from bilens.residual.trace import ids_within_text
+from bilens.residual.tokens import ids_within_text
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 

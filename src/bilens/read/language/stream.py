@@ -12,8 +12,9 @@ from torch.nn import functional
 from bilens.analysis import Reading
 from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names
-from bilens.residual import Moment, ResidualModel, Trace
-from bilens.residual.layers import folded_output
+from bilens.residual import Moment, Pass, ResidualModel
+from bilens.residual.layers import MLP, folded_output
+from bilens.residual.on_text import LayerOnText
 from bilens.residual.sums import check_split
 from bilens.sections import Fact
 from bilens.tensor import FactoredMatrix
@@ -53,58 +54,56 @@ def read_stream(
     """
     ids = model.ids(text)
     check_index("position", position, len(ids), "a position in the text")
-    return last_stream(model, model.trace(ids[: position + 1]), layer)
-
-
-def last_stream(model: ResidualModel, trace: Trace, layer: int) -> Stream:
-    """Split the MLP input of a layer at the last position of a trace."""
-    parts = _parts(model, trace, layer)
+    of_text = Pass.of(model, ids[: position + 1], patterns=True)
+    on_text = of_text.layer(layer)
+    parts = _parts(of_text, layer, on_text)
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
         parts[1:] = 0
-    mlp, of_layer = model.layer(layer).mlp, trace.layers[layer]
+    mlp = model.layer(layer).mlp
     # The norm's scale on the text is held fixed, which makes the split linear.
-    parts = of_layer.mlp_scale[-1] * mlp.centred(parts)
+    parts = mlp.scale(on_text.mlp_input[0, -1]) * mlp.centred(parts)
     heads = parts[1:-1].unflatten(0, (model.n_heads, -1))
     stream = Stream(parts[0], heads, parts[-1])
     check_sum(
         f"The input of {mlp.name}, split by source,",
         stream.total(),
-        of_layer.mlp_n[-1],
+        on_text.mlp_n[0, -1],
         size=float(parts.abs().sum(0).max()),
         dtype=model.parts.embed.module.weight.dtype,
     )
     return stream
 
 
-def _parts(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "parts d_model"]:
+def _parts(of_text: Pass, layer: int, on_text: LayerOnText) -> Float[Tensor, "parts d_model"]:
     """Return the stream after a layer's heads at the last position, as a sum of parts.
 
     These are the stream before the layer, each head from each token, and attention's biases.
     """
-    heads, of_layer = model.parts.layers[layer].heads, trace.layers[layer]
-    sources = model.parts.value_sources(layer)
-    values = [trace.layers[source.layer].attn_n @ source.value for source in sources]
+    parts = of_text.model.parts
+    heads, sources, values = parts.layers[layer].heads, parts.value_sources(layer), []
+    for source in sources:
+        of_source = on_text if source.layer == layer else of_text.layer(source.layer)
+        values.append(of_source.attn_n[0] @ source.value)
     bias = torch.stack([source.bias for source in sources]).sum(0)
     weight, out_bias = folded_output(heads.out, heads.out_norm, heads.residual_scale)
-    weight = of_layer.attn_out_scale[-1] * weight.unflatten(1, (heads.n_heads, -1))
-    pattern = of_layer.pattern[:, -1]
+    weight = on_text.attn_out_scale[0, -1] * weight.unflatten(1, (heads.n_heads, -1))
+    pattern = of_text.pattern(layer)[0, :, -1]
     moved = torch.einsum("ht,hte,dhe->htd", pattern, torch.stack(values).sum(0), weight)
     # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
     constant = torch.einsum("h,he,dhe->d", pattern.sum(-1), bias, weight)
     if out_bias is not None:
-        constant = constant + of_layer.attn_out_scale[-1] * out_bias
-    return torch.cat([of_layer.attn_input[-1:], moved.flatten(0, 1), constant[None]])
+        constant = constant + on_text.attn_out_scale[0, -1] * out_bias
+    return torch.cat([on_text.attn_input[0, -1:], moved.flatten(0, 1), constant[None]])
 
 
 def _pairs_through_mlp(
-    model: ResidualModel, trace: Trace, layer: int, parts: Float[Tensor, "parts d_model"]
+    mlp: MLP, on_text: LayerOnText, parts: Float[Tensor, "parts d_model"]
 ) -> Float[Tensor, "parts parts d_model"]:
     """Return the output of an MLP at the last position for each pair of parts of its input.
 
     Parts are normalised, and gate ratios are held fixed. Biases belong to the last part.
     """
-    mlp, of_layer = model.parts.layers[layer].mlp, trace.layers[layer]
-    tensor, ratio = mlp.factors(), of_layer.gate_ratio[-1]
+    tensor, ratio = mlp.factors(), on_text.gate_ratio[0, -1]
     # A bias after the MLP is one hidden unit more in the tensor; it is no product of inputs.
     first, second = tensor.left[: len(ratio)], tensor.right[: len(ratio)]
     if first.shape[1] > parts.shape[1]:
@@ -123,7 +122,7 @@ def _pairs_through_mlp(
     rows = hidden @ weight.T
     if bias is not None:
         rows[-1, -1] += bias
-    return of_layer.mlp_out_scale[-1] * rows
+    return on_text.mlp_out_scale[0, -1] * rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -215,9 +214,9 @@ def split_logits(
     Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
     # Everything after the position is cut off, as the model is causal.
-    layer, trace = model.n_layers - 1, model.trace(model.ids(prompt, position))
-    position = len(trace.ids) - 1
-    direct, *heads, constant = _parts(model, trace, layer).split(
+    layer, of_text = model.n_layers - 1, Pass.of(model, model.ids(prompt, position), patterns=True)
+    position, on_text = of_text.ids.shape[1] - 1, of_text.layer(layer)
+    direct, *heads, constant = _parts(of_text, layer, on_text).split(
         [1, *[position + 1] * model.n_heads, 1]
     )
     sources = torch.cat([direct, *(part.sum(0, keepdim=True) for part in heads), constant])
@@ -227,9 +226,10 @@ def split_logits(
         inputs[1:] = 0
     # With norms and gate ratios at their values on the text, the last layer is a quadratic map.
     mlp = model.parts.layers[layer].mlp
-    inputs = trace.layers[layer].mlp_scale[-1] * mlp.centred(inputs)
-    pairs = _pairs_through_mlp(model, trace, layer, inputs).flatten(0, 1)
-    rows = trace.scale[-1] * model.parts.centred(torch.cat([sources, pairs]))
+    inputs = mlp.scale(on_text.mlp_input[0, -1]) * mlp.centred(inputs)
+    pairs = _pairs_through_mlp(mlp, on_text, inputs).flatten(0, 1)
+    scale = model.parts.scale(of_text.stream[0, -1])
+    rows = scale * model.parts.centred(torch.cat([sources, pairs]))
     # The unembedding's bias belongs to no part of the stream: it is one more coordinate.
     rows = functional.pad(rows, (0, 1))
     rows[len(sources) - 1, -1] = 1
@@ -239,5 +239,5 @@ def split_logits(
     terms = LogitTerms(model, position, names, matrix)
     sizes = [(part @ matrix.right).abs().sum(0) for part in rows.split(len(sources))]
     size = float(torch.stack(sizes).sum(0).max())
-    check_split(model, terms.total(), trace.next_logits, "The split logit", size=size)
+    check_split(model, terms.total(), of_text.next_logits[0], "The split logit", size=size)
     return terms

@@ -1,0 +1,88 @@
+"""Texts in tokens, by the tokenizer and the configuration of a model."""
+
+from typing import Any
+
+from bilens.checks import check_text
+from bilens.data.texts import clean, tokenize
+from bilens.errors import BilensError
+
+
+def require_tokenizer(tokenizer: Any) -> Any:
+    """Return the tokenizer; raise BilensError if it is None."""
+    if tokenizer is None:
+        raise BilensError(
+            "The model came without a tokenizer, which texts need: pass the numbers of tokens, or "
+            "ResidualModel(model, tokenizer)"
+        )
+    return tokenizer
+
+
+def trained_on_clean_text(tokenizer: Any) -> bool:
+    """Return True for tokenizers of bilens's own models, which learn from cleaned texts."""
+    return getattr(tokenizer, "bos_token", None) == "[BOS]"
+
+
+def max_tokens(config: Any) -> int:
+    """Return the length of the longest text that a model accepts, by its configuration."""
+    return int(getattr(config, "max_position_embeddings", 2**31 - 1))
+
+
+def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
+    """Return the token ids of a text, after the tokens that the model's texts begin with, once.
+
+    A tokenizer that ends texts with a token gives none here: the answer follows the text itself.
+    """
+    tokenizer = require_tokenizer(tokenizer)
+    check_text("text", text)
+    if trained_on_clean_text(tokenizer):
+        text = clean(text)
+        begin = [] if config.bos_token_id is None else [config.bos_token_id]
+    else:
+        begin = _beginning(tokenizer)
+    ids = plain_ids(text, tokenizer)
+    # A text may name its beginning itself, as those of chat templates do.
+    if ids[: len(begin)] != begin:
+        ids = [*begin, *ids]
+    if all(number in tokenizer.all_special_ids for number in ids):
+        raise BilensError(
+            f"text={text[:80]!r} holds no token that the model knows; expected some text"
+        )
+    if len(ids) > max_tokens(config):
+        raise BilensError(
+            f"text has {len(ids)} tokens, expected up to {max_tokens(config)}, the longest text "
+            "that the model reads"
+        )
+    return ids
+
+
+def plain_ids(text: str, tokenizer: Any) -> list[int]:
+    """Return the token ids of a text without those that the tokenizer adds to it."""
+    return tokenize(tokenizer, text, add_special_tokens=False)
+
+
+def _beginning(tokenizer: Any) -> list[int]:
+    """Return the tokens that a tokenizer puts before every text."""
+    bare, whole = plain_ids("a", tokenizer), tokenize(tokenizer, "a")
+    for start in range(len(whole)):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start]
+    raise BilensError(
+        f"The tokenizer changes a text where it adds special tokens to it: {bare} becomes {whole}. "
+        "Pass the numbers of tokens"
+    )
+
+
+def ids_within_text(name: str, tokenizer: Any) -> list[int]:
+    """Return the token ids of some words or signs as they follow a word in a text."""
+    # Tokenizers of SentencePiece put a space before every text, so that "are" alone is the word
+    # " are", and " are" would have two spaces.
+    word = "a"
+    first = tokenizer.convert_ids_to_tokens(plain_ids(word, tokenizer)[:1])
+    if not first or not str(first[0]).startswith(("▁", "Ġ")):
+        return plain_ids(name, tokenizer)
+    # A word is apart from the one before it, a comma or a new line is not.
+    after = f" {name}" if name[:1].isalnum() else name
+    before, both = plain_ids(word, tokenizer), plain_ids(word + after, tokenizer)
+    if both[: len(before)] != before:
+        return plain_ids(name, tokenizer)
+    return both[len(before) :]
