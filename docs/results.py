@@ -1,8 +1,9 @@
-"""The page of results, from the files of `results/`: `python -m docs.results` writes it.
+"""The pages of results and of the sources' claims: `python -m docs.results` writes them.
 
-Do not edit the page; run the program of a file again.
+Do not edit the pages: numbers are of the files of `results/`, claims of `docs/sources.tsv`.
 """
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,19 @@ from typing import Any
 
 from experiments.results import load_results
 
-__all__ = ["GROUPS", "OF_THE_PROJECT", "PAGE", "page", "shown"]
+__all__ = [
+    "DOCUMENTS",
+    "GROUPS",
+    "OF_THE_PROJECT",
+    "claims",
+    "page",
+    "row_of",
+    "short",
+    "shown",
+    "sources_page",
+]
 
-PAGE = Path(__file__).with_name("results.md")
+DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
         *("accuracy", "fig3", "fig4", "noises", "fig5"),
@@ -46,6 +57,19 @@ Numbers of README and these pages: command, file in `results/`, commit. Between 
 95 %, or what the file's settings say. Columns named by a method, and *beside*, are alternatives of
 the same run; *source* is the papers' number; … is as in the line above.
 """
+
+DOCUMENTS = {
+    "paper": "Pearce et al. 2024, *Weight-based Decomposition: A Case for Bilinear MLPs*",
+    "study": "Pearce and Dooms 2024, *Bilinear Layers for Mech-Interp: an MNIST case study*",
+    "post": "A post on tensor-transformer variants, and its comments",
+    "processing": "Weight processing of TransformerLens",
+}
+CLAIMS_INTRODUCTION = """# What the sources claim
+
+Each claim with the source's number, the number here from the [results](results.md), whether it
+held, and where it is or why not.
+"""
+COLUMNS = ("claim", "source", "here", "held", "where, or why not")
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -128,5 +152,42 @@ def _cells(row: Mapping[str, Any], together: Sequence[str]) -> dict[str, str]:
     }
 
 
+def claims() -> list[dict[str, str]]:
+    """Return the rows of the table of claims."""
+    with (DOCS / "sources.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def row_of(claim: Mapping[str, str], results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row of results that a claim names."""
+    (row,) = (row for row in results[claim["file"]]["rows"] if row["claim"] == claim["row"])
+    return row
+
+
+def sources_page(results: Mapping[str, Any]) -> str:
+    """Return the page of the sources' claims as Markdown."""
+    parts = [CLAIMS_INTRODUCTION]
+    for key, document in DOCUMENTS.items():
+        lines = [f"## {document}\n", "|".join(COLUMNS), "|".join("---" for _ in COLUMNS)]
+        for claim in claims():
+            if claim["document"] == key:
+                lines.append("|".join(_claimed(claim, results)) + "|")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str, ...]:
+    source = here = ""
+    held = claim["held"]
+    if claim["file"]:
+        row = row_of(claim, results)
+        source = shown(row["source"])
+        here = shown(row["value"], row["low"], row["high"])
+        held = held or HELD[row["held"]]
+    return claim["claim"], source, here, held, claim["where"]
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(load_results()), encoding="utf-8")
+    of_files = load_results()
+    (DOCS / "results.md").write_text(page(of_files), encoding="utf-8")
+    (DOCS / "sources.md").write_text(sources_page(of_files), encoding="utf-8")

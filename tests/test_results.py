@@ -58,7 +58,9 @@ def unmeasured(text: str) -> list[str]:
 
 
 def test_pages_are_made_from_the_files():
-    assert results.PAGE.read_text(encoding="utf-8") == results.page(RESULTS)
+    for name, page in (("results", results.page), ("sources", results.sources_page)):
+        written = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert written == page(RESULTS), "python -m docs.results"
     text = unseen.PAGE.read_text(encoding="utf-8")
     assert text == unseen.page(text, RESULTS)
     listed = [name for names in GROUPS.values() for name in names]
@@ -122,6 +124,17 @@ def test_a_number_has_the_digits_that_its_interval_leaves(numbers, text):
 def test_a_claim_is_short_where_the_one_above_says_the_rest():
     claims = ["a: x", "a: y", "b: y", "c", "c", "b: y"]
     assert short(claims) == ["a: x", "… y", "b: …", "c", "c", "b: y"]
+
+
+@pytest.mark.parametrize("claim", results.claims(), ids=lambda claim: claim["claim"])
+def test_a_claim_of_a_source_held_or_says_why_not(claim):
+    assert claim["document"] in results.DOCUMENTS
+    held = claim["held"]
+    if claim["file"]:
+        row = results.row_of(claim, RESULTS)
+        held = held or {True: "yes", False: "no"}[row["held"]]
+    assert held in ("yes", "nearly", "partly", "no", "not tried")
+    assert held == "yes" or claim["where"]
 
 
 @cache
