@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import right
 from docs import results, unseen
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
@@ -162,3 +163,12 @@ def test_a_number_comes_out_again(kind, claim):
     wider = stats.t.ppf((1 + LEVEL) / 2, n - 1) / stats.t.ppf(0.975, n - 1)
     predicted = half * wider * (n + 1) ** 0.5
     assert abs(measured(kind)[CLAIMS[claim]] - row["value"]) <= predicted
+
+
+def test_each_fault_of_the_review_has_tests():
+    assert [*right.FAULTS] == [*range(1, 54)]
+    for tests in (*right.FAULTS.values(), *right.CLAIMS.values()):
+        for name in right.names_of(tests):
+            file, _, function = name.partition("::")
+            source = (ROOT / file).read_text(encoding="utf-8")
+            assert f"def {function}(" in source if function else source
