@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.hub import place_options
 from bilens.lazy_imports import lazy_import
@@ -25,6 +26,7 @@ FILES = (".gguf",)
 """Models that are one file have no config.json."""
 
 
+@checked
 @torch.inference_mode(False)
 def load(
     source: str | Path | nn.Module,

@@ -16,7 +16,7 @@ import bilens
 from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
 from bilens.convert.weights import read_weights
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.memory import MemoryLimitError
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
@@ -392,3 +392,9 @@ def test_a_model_with_added_biases_is_of_the_class_of_transformers(saved, caplog
     assert torch.equal(model.lm_head.bias, bias)
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("source", [None, 5, b"runs/mnist", ["runs/mnist"]])
+def test_what_is_no_model_is_refused_by_its_type(source):
+    with pytest.raises(BilensError, match="source=.* expected text or a path or Module"):
+        bilens.load(source)

@@ -50,6 +50,16 @@ def others(view):
     ]
 
 
+def test_tensors_with_gradients_are_read_as_others(view):
+    vector = torch.randn(view.d_model, dtype=torch.float64)
+    second = view.W_E[view.ids(BASE.against)].roll(1, 0).detach()
+    plain = flow(view, BASE.text, vector, against=second)
+    given = flow(
+        view, BASE.text, vector.clone().requires_grad_(), against=second.clone().requires_grad_()
+    )
+    assert [node.flow for node in given.nodes] == [node.flow for node in plain.nodes]
+
+
 def of_circuit(found):
     """Return the numbers of a circuit."""
     effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in found.effects]

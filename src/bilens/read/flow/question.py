@@ -60,6 +60,9 @@ class Question(CheckedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("text", "against", "vector"):  # whose own gradients would be in those of flows
+            if isinstance(given := getattr(self, name), Tensor):
+                object.__setattr__(self, name, given.detach())
         if self.vector is None and not self.token:
             raise BilensError("token is empty, expected the token that is predicted after the text")
         if self.vector is not None and (self.token or self.minus):
