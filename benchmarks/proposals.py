@@ -13,7 +13,8 @@ stops before anything is written.
 import argparse
 import csv
 import time
-from functools import cache, partial
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ import torch
 from experiments.pretrained import SMOLLM2, saved_rows, smollm2
 from experiments.results import Recording, Row
 
-from benchmarks.unseen_templates import KEEP, LEFT, all_of, measured_on, share, splits_of
+from benchmarks.unseen_templates import LEFT, all_of, share, splits_of
 from bilens.models import load
 from bilens.question_files import read_lines
-from bilens.read.flow.circuit_measures import found_parts
-from bilens.read.flow.circuit_search import Cases
+from bilens.read.flow.circuit_measures import found_circuit, measured
+from bilens.read.flow.circuit_search import KEEP, Cases
 from bilens.read.flow.proposals import propose_questions
 from bilens.read.flow.question import Question, read_pairs
 from bilens.residual import ResidualModel
@@ -57,14 +58,14 @@ def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
     kinds["by hand"] = [*splits_of(model, read_pairs(model, task)).values()]
     for name, other in (("proposals", "by hand"), ("by hand", "proposals")):
         start = time.process_time()
-        found, mask, needed = found_parts(kinds[name], KEEP, LEFT)
-        on = partial(measured_on, circuit=mask, others=~mask | needed)
+        found = found_circuit(kinds[name], KEEP, LEFT)
+        there = Cases.joined([all_of(split) for split in kinds[other]])
         row[name] = {
             "seconds to search": time.process_time() - start,
-            "parts": int(mask.sum()),
+            "parts": found.size,
             "holds": found.holds,
-            "own": on(Cases.joined([split.measuring for split in kinds[name]])),
-            "there": on(Cases.joined([all_of(split) for split in kinds[other]])),
+            "own": asdict(found.measured),
+            "there": asdict(measured(there, found.mask, found.others)[0]),
         }
     return row
 

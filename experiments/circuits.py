@@ -37,7 +37,7 @@ from torch import Tensor
 
 from bilens.files import write_json
 from bilens.read.flow.circuit_measures import Split, found_circuit
-from bilens.read.flow.circuit_search import Cases
+from bilens.read.flow.circuit_search import KEEP, Cases
 from bilens.read.flow.edges import EdgeCases, found_edges
 from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.interval import Interval
@@ -58,7 +58,7 @@ SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 EDGES = ("agreement", "ioi")
 KNOWN = ("agreement", "gender", "ioi", "facts")
 BASELINE = "EAP-IG inputs"
-KEEP, LEFT = 1.0, 0.1
+LEFT = 0.1
 BATCH = 16
 
 
@@ -144,7 +144,7 @@ def of_task(
     return {
         "parts": [str(part) for part in parts_in(circuit.mask)],
         "needed": [str(part) for part in parts_in(circuit.needed)],
-        "holds": circuit.found.holds,
+        "holds": circuit.holds,
         "restored": vars(circuit.measured.restored),
         "left": vars(circuit.measured.left),
         "transfer": transfer,
@@ -161,7 +161,7 @@ def edges_of_task(
         part = Part.parse(address, model)
         mask[part.layer or 0, -1 if part.number is None else part.number] = True
     start = time.process_time()
-    found = found_edges([split.ordering], [split.deciding], split.measuring, mask)
+    found = found_edges([split.ordering], split.deciding, split.measuring, mask)
     return {
         "edges": len(found.edges),
         "of": found.candidates,

@@ -96,10 +96,10 @@ def of_parts(
 ) -> dict[str, float]:
     """Return the mean score of the labels of a circuit's parts on other questions."""
     first = Cases.of(model, questions)
-    mask = search([first], [first], KEEP).mask
+    mask = search([first], first, KEEP).mask
     sides = []
     for cases in (first, Cases.of(model, others)):
-        effects = part_effects([cases], mask, TOKENS)
+        effects = part_effects(cases, mask, TOKENS)
         sides.append({effect.part: effect.raises for effect in effects})
     here, there = sides
     means = [

@@ -174,8 +174,8 @@ def questions(model: ResidualModel, grammar: DeepGrammar, rule: str, number: int
 def in_circuit(model: ResidualModel, grammar: DeepGrammar, rule: str) -> set[int]:
     """Return the heads of the second block in the circuit of a rule."""
     asked = questions(model, grammar, rule, QUESTIONS)
-    cases = [Cases.of(model, asked)]
-    mask = search(cases, cases, KEEP).mask
+    cases = Cases.of(model, asked)
+    mask = search([cases], cases, KEEP).mask
     return {part.number for part in parts_in(mask) if part.layer == 1 and part.number is not None}
 
 

@@ -47,7 +47,7 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.read.flow.circuit_search import Cases, search
-from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader, edge_sizes
+from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.residual import Pass, ResidualModel
 from bilens.sections import Table
@@ -131,10 +131,11 @@ def compiled(path: Path) -> dict[str, Any]:
 def found(graph: EdgeGraph, circuit: Tensor, asked: list[Question]) -> dict[str, int]:
     """Return numbers of parts and edges of a program, of those found, and of those in both."""
     cases = Cases.of(graph.model, asked)
-    parts = search([cases], [cases], WHOLE).mask
-    of_edges, between = [EdgeCases(cases)], graph.between(parts)
-    count = int(between.sum())
-    edges = search(of_edges, of_edges, WHOLE, between, edge_sizes(count)).mask
+    sizes = range(1, int(cases.everything.sum()) + 1)
+    parts = search([cases], cases, WHOLE, sizes=sizes).mask
+    of_edges, between = EdgeCases(cases), graph.between(parts)
+    sizes = range(1, int(between.sum()) + 1)
+    edges = search([of_edges], of_edges, WHOLE, between, sizes).mask
     # The embedding is the first source; the others are in the order of masks.
     program, parts = circuit.any(0)[1:], parts.flatten()
     return {

@@ -58,7 +58,7 @@ CIRCUIT_OPTIONS = {
     "minus": "t9",
     "against": "t3 t9 t5",
     "questions": "others.tsv",
-    "keep": "1.4",
+    "keep": "0.3",
     "left": "0",
     "level": "edges",
     "controls": None,

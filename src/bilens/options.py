@@ -25,7 +25,7 @@ uses the second moment of the inputs.
 """
 Target = Literal["logit", "log-probability", "probability"]
 """The number that a flow splits; the last two between two texts."""
-Keep = Annotated[float, Between(0, 1.5)]
+Keep = Annotated[float, Between(0, 1.15)]
 """Least f on the questions that decide the size of a circuit."""
 Left = Annotated[float, Between(0, 1)]
 """Largest f of everything but the circuit there."""

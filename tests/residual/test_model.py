@@ -288,5 +288,5 @@ def test_a_vocabulary_of_two_tokens():
         for text, against in (([0, 1, 1], [1, 1, 1]), ([0, 0, 1], [1, 0, 1]))
     ]
     cases = Cases.of(view, questions)
-    for effect in part_effects([cases], torch.ones(cases.shape).bool()):
+    for effect in part_effects(cases, torch.ones(cases.shape).bool()):
         assert len(effect.raises) + len(effect.lowers) <= 2

@@ -95,7 +95,7 @@ def circuit(
     minus: str = "",
     against: str = "",
     questions: str = "",
-    keep: Keep = 1.0,
+    keep: Keep = 0.95,
     left: Left = 0.1,
     level: Level = "parts",
     controls: bool = False,

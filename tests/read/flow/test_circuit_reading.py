@@ -57,7 +57,7 @@ def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
         effects = patch(view, q.text, q.token, minus=q.minus, against=q.against)
         expected += effects.noising if effects.change > 0 else -effects.noising
     assert len({case.change > 0 for case in cases.cases}) == 2
-    for effect in part_effects([cases], torch.ones(cases.shape, dtype=torch.bool)):
+    for effect in part_effects(cases, torch.ones(cases.shape, dtype=torch.bool)):
         number = view.n_heads if effect.part.number is None else effect.part.number
         by_patches = float(expected[effect.part.layer, number] / cases.changes.sum())
         assert effect.noising == pytest.approx(by_patches)
@@ -68,7 +68,7 @@ def test_questions_of_both_signs_end_and_say_so(view, level):
     questions = answered(view, [q for pair in MANY for q in (pair, reverse(pair))])
     reading = circuit(view, questions, level=level, keep=0.6)
     (found,) = reading.circuits
-    assert found.questions == (6, 5, 9)
+    assert found.questions == (5, 6, 9)
     measuring = Cases.of(view, questions[11:])
     assert found.opposite == sum(case.change < 0 for case in measuring.cases)
     assert 0 < found.opposite < 9
@@ -187,7 +187,7 @@ def test_what_finds_does_not_measure(view, right, numbers, options, said):
     assert said in sentence(reading)
     (found,) = reading.circuits
     count = len({*numbers})
-    questions = {1: (1, 1, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (3, 2, 5)}
+    questions = {1: (1, 1, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (2, 3, 5)}
     assert found.questions == questions[count]
     assert found.repeated == len(numbers) - count
     assert (found.measured.restored.low is None) == (found.questions[2] < 5)
@@ -277,11 +277,10 @@ def test_numbers_of_a_record_are_numbers(view, right, many):
     }
     assert row["similar"] == found.similar
     assert [x["template"] for x in row["templates"]] == ["a", "b"]
-    for left, expected in zip(row["left out"], found.left_out, strict=True):
-        assert left["restored"] == {n: x.value for n, x in expected.restored.items()}
-    assert [x["restored"] for x in row["controls"]] == [
-        x.measured.restored.value for x in found.controls
-    ]
+    for rows, circuits in ((row["left out"], found.left_out), (row["controls"], found.controls)):
+        values = [x.measured.restored.value for x in circuits.values()]
+        assert [x["restored"] for x in rows] == values
+    assert [x["template"] for x in row["left out"]] == ["a", "b"]
     assert "transfer" not in record
     assert plain(many.record()) == many.record()
 
@@ -328,7 +327,7 @@ def test_the_picture_measures_the_parts_of_the_circuit(view, many):
         ({"keep": float("inf")}, "keep=inf, expected a finite number"),
         ({"keep": "0.9"}, "keep='0.9', expected a finite number"),
         ({"keep": -0.1}, "keep=-0.1, expected a finite number, at least 0"),
-        ({"keep": 1.6}, "keep=1.6, expected a finite number, .* at most 1.5"),
+        ({"keep": 1.6}, "keep=1.6, expected a finite number, .* at most 1.15"),
         ({"left": 1.5}, "left=1.5, expected a finite number"),
         ({"left": "0.1"}, "left='0.1', expected a finite number"),
         ({"controls": 1}, "controls=1, expected"),

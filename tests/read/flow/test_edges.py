@@ -52,7 +52,7 @@ def test_edges_keep_what_is_asked_and_are_named():
     cases = Cases.of(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
-    found = found_edges([cases], [cases], cases, parts)
+    found = found_edges([cases], cases, cases, parts)
     whole = float(cases.faithfulness(parts[None].double())[0])
     assert 0.9 * whole - 1e-4 <= found.restored.value <= 1.5
     assert len(found.edges) == int(found.mask.sum()) < found.candidates

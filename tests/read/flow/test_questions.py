@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.read.flow import Question, circuit, flow, patch, task_directions
 from bilens.read.flow.case import make_cases
-from bilens.read.flow.circuit_measures import Split, found_circuit
+from bilens.read.flow.circuit_measures import Split, found_circuit, part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
 from tests.families import exact_norms, family_view
@@ -60,9 +60,10 @@ def test_tensors_with_gradients_are_read_as_others(view):
     assert [node.flow for node in given.nodes] == [node.flow for node in plain.nodes]
 
 
-def of_circuit(found):
-    """Return the numbers of a circuit."""
-    effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in found.effects]
+def of_circuit(found, measuring=None):
+    """Return the numbers of a circuit, and of its parts on questions that measure."""
+    parts = part_effects(measuring, found.mask) if measuring else found.effects
+    effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in parts]
     return [found.found.sizes, found.measured, effects]
 
 
@@ -94,12 +95,14 @@ def by_positions(view, question):
 
 def by_parts(view, question):
     finding, measuring = Cases.of(view, [question]), Cases.of(view, MEASURING)
-    return of_circuit(found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1))
+    found = found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    return of_circuit(found, measuring)
 
 
 def by_measuring(view, question):
     finding, measuring = Cases.of(view, MEASURING), Cases.of(view, [question])
-    return of_circuit(found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1))
+    found = found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    return of_circuit(found, measuring)
 
 
 def by_edges(view, question):

@@ -7,27 +7,20 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.memory import check_memory
-from bilens.read.flow.circuit_measures import (
-    Circuit,
-    ControlCircuit,
-    Measured,
-    Split,
-    found_parts,
-    measured,
-)
+from bilens.read.flow.circuit_measures import Circuit, Split, found_circuit, measured
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.question import Question
 from bilens.read.language.names import exact_names, shown_tokens
 from bilens.residual import ResidualModel
 
 RANDOM = 5
-"""Random circuits of equal size, whose mean is one control."""
+"""Random circuits of equal size, whose median is one control."""
 
 
 def controls(
     cases: Cases, split: Callable[[Cases], list[Split]], circuit: Circuit, keep: float, left: float
-) -> tuple[ControlCircuit, ...]:
-    """Return a circuit as a row, and its controls.
+) -> dict[str, Circuit]:
+    """Return a circuit as the first, and its controls by their names.
 
     They are random parts, as many; the circuit of an answer that is nonsense; and the circuit of
     the same questions in the model whose layers have their weights shuffled. `split` returns the
@@ -37,12 +30,13 @@ def controls(
     nonsense = cases.asking(nonsense_answer(cases.model, asked))
     shuffled = Cases.of(shuffled_model(cases.model), asked)
     token, minus = nonsense.cases[0].question.direction.words.split(" minus ")
-    return (
-        _control("the answer", split(cases), circuit.size, circuit.found.holds, circuit.measured),
-        _random(split(cases), circuit.size),
-        _searched(f"answer {token} minus {minus}", split(nonsense), keep, left),
-        _searched("shuffled weights", split(shuffled), keep, left),
-    )
+    measuring = Cases.joined([of_template.measuring for of_template in split(cases)])
+    return {
+        "the answer": circuit,
+        "random parts": _random(measuring, circuit),
+        f"answer {token} minus {minus}": found_circuit(split(nonsense), keep, left),
+        "shuffled weights": found_circuit(split(shuffled), keep, left),
+    }
 
 
 def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, str]:
@@ -96,31 +90,13 @@ def shuffled_model(model: ResidualModel) -> ResidualModel:
     return copy
 
 
-def _searched(name: str, splits: Sequence[Split], keep: float, left: float) -> ControlCircuit:
-    found, mask, needed = found_parts(splits, keep, left)
-    total, _ = measured(splits, mask, ~mask | needed)
-    return _control(name, splits, int(mask.sum()), found.holds, total)
-
-
-def _random(splits: Sequence[Split], size: int) -> ControlCircuit:
-    shape, generator = splits[0].measuring.shape, torch.Generator().manual_seed(0)
-    totals = []
-    for _ in range(RANDOM):
-        scores = torch.rand(shape, generator=generator).flatten()
-        mask = torch.zeros(len(scores), dtype=torch.bool)
-        mask[scores.topk(size).indices] = True
-        mask = mask.view(shape)
-        totals.append(measured(splits, mask, ~mask)[0])
-    # The one in the middle of them.
-    middle = sorted(totals, key=lambda total: total.restored.value)[RANDOM // 2]
-    return _control("random parts", splits, size, None, middle)
-
-
-def _control(
-    name: str, splits: Sequence[Split], size: int, holds: bool | None, total: Measured
-) -> ControlCircuit:
-    cases = [case for split in splits for case in split.measuring.cases]
-    every = Cases.joined([split.measuring for split in splits]).answers
-    answers = [is_right for is_right in every if is_right is not None]
-    change = sum(abs(case.change) for case in cases) / len(cases)
-    return ControlCircuit(name, size, holds, total, sum(answers) if answers else None, change)
+def _random(measuring: Cases, circuit: Circuit) -> Circuit:
+    """Return the random circuit of equal size that restores the median of some."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(RANDOM, circuit.mask.numel(), generator=generator)
+    masks = torch.zeros(scores.shape, dtype=torch.bool)
+    masks = masks.scatter(1, scores.topk(circuit.size).indices, True).view(-1, *circuit.mask.shape)
+    order = measuring.faithfulness(masks.double()).argsort()
+    mask = masks[order[RANDOM // 2]]
+    total, by_template = measured(measuring, mask, ~mask)
+    return Circuit(circuit.task, None, mask, mask & False, total, by_template)

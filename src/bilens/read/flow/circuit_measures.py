@@ -41,10 +41,12 @@ class Split(NamedTuple):
     def shares(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """Return the numbers of the questions that order, that decide, and that measure.
 
-        A third orders, at most eight; a quarter decides, at most six.
+        A quarter orders, at most six; a third decides, at most eight. A single one does all.
         """
-        ordering = min(8, max(1, len(numbers) // 3))
-        deciding = ordering + min(6, max(1, len(numbers) // 4))
+        if len(numbers) == 1:
+            return numbers, numbers, numbers
+        ordering = min(6, max(1, len(numbers) // 4))
+        deciding = ordering + min(8, max(1, len(numbers) // 3))
         return numbers[:ordering], numbers[ordering:deciding], numbers[deciding:]
 
 
@@ -70,6 +72,8 @@ class Measured:
         left: f of everything else, with the needed parts in place.
         closeness: 1 minus the mean of |1 - f| over questions.
         right: number of questions whose answer is ahead with the circuit alone; None for vectors.
+        answers: number of questions that the model itself answers; None for vectors.
+        change: mean absolute change of their number between both texts.
     """
 
     questions: int
@@ -77,23 +81,41 @@ class Measured:
     left: Interval
     closeness: float
     right: int | None
+    answers: int | None
+    change: float
 
-    @classmethod
-    def of(
-        cls,
-        rises: Float[Tensor, "2 cases"],
-        changes: Float[Tensor, " cases"],
-        right: Sequence[bool | None],
-    ) -> "Measured":
-        """Return the numbers of the rises of a circuit and of everything else."""
-        answered = [x for x in right if x is not None]
-        return cls(
-            questions=len(changes),
-            restored=Interval.of(rises[0], changes),
-            left=Interval.of(rises[1], changes),
-            closeness=float(1 - (1 - rises[0] / changes).abs().mean()),
-            right=sum(answered) if answered else None,
+
+def measured(
+    cases: Cases,
+    circuit: Bool[Tensor, " *shape"],
+    others: Bool[Tensor, " *shape"],
+    groups: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Measured, dict[str, Measured]]:
+    """Return what a circuit, and everything else, does on questions, and on groups of them.
+
+    These are by default those of each template.
+    """
+    rises, right = cases.measured(torch.stack([circuit, others]).double())
+    changes, answers = cases.changes, cases.answers
+
+    def count(answered: Sequence[bool | None], numbers: Sequence[int]) -> int | None:
+        known = [x for i in numbers if (x := answered[i]) is not None]
+        return sum(known) if known else None
+
+    def of(numbers: Sequence[int]) -> Measured:
+        (f, left), of_these = rises[:, list(numbers)], changes[list(numbers)]
+        return Measured(
+            questions=len(numbers),
+            restored=Interval.of(f, of_these),
+            left=Interval.of(left, of_these),
+            closeness=float(1 - (1 - f / of_these).abs().mean()),
+            right=count(right, numbers),
+            answers=count(answers, numbers),
+            change=float(of_these.mean()),
         )
+
+    groups = cases.templates if groups is None else groups
+    return of(range(len(cases))), {name: of(numbers) for name, numbers in groups.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +124,16 @@ class Circuit:
 
     Attributes:
         task: its name.
-        found: the search, whose mask may have fewer parts.
+        found: the search, whose mask may have fewer parts; None for parts that were drawn.
         mask: the parts.
-        effects: what each part does, the largest first.
         needed: those of them that any circuit needs; see `needed_parts`.
         measured: what it does on all questions that measure.
         by_template: the same for each template.
+        effects: what each part does, the largest first.
         questions: number of questions that order parts, that decide the size, and that measure; 0
             at the end if a single question measures itself.
         opposite: number of those that measure whose number the first text lowers.
-        left_out: of several templates, the circuits of all but one.
+        left_out: of several templates, the circuit of all others, measured on the one.
         own: the circuit of each template, if other parts answer one of them.
         exchanged: parts that another can stand for, with that other one.
         controls: what the same search finds where there is nothing to find.
@@ -123,18 +145,18 @@ class Circuit:
     """
 
     task: str
-    found: Found
+    found: Found | None
     mask: Bool[Tensor, " *shape"]
-    effects: tuple[PartEffect, ...]
     needed: Bool[Tensor, " *shape"]
     measured: Measured
-    by_template: Mapping[str, Measured]
-    questions: tuple[int, int, int]
-    opposite: int
-    left_out: "tuple[LeftOut, ...]" = ()
-    own: "tuple[Circuit, ...]" = ()
+    by_template: Mapping[str, Measured] = field(default_factory=dict)
+    effects: tuple[PartEffect, ...] = ()
+    questions: tuple[int, int, int] = (0, 0, 0)
+    opposite: int = 0
+    left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
+    own: "Mapping[str, Circuit]" = field(default_factory=dict)
     exchanged: Mapping[Part, Part] = field(default_factory=dict)
-    controls: "tuple[ControlCircuit, ...]" = ()
+    controls: "Mapping[str, Circuit]" = field(default_factory=dict)
     edges: EdgeCircuit | None = None
     wrong: tuple[str, ...] = ()
     repeated: int = 0
@@ -146,6 +168,11 @@ class Circuit:
         return int(self.mask.sum())
 
     @property
+    def holds(self) -> bool:
+        """Whether f is in bounds on every template, on the questions that decide the size."""
+        return self.found is not None and self.found.holds
+
+    @property
     def others(self) -> Bool[Tensor, " *shape"]:
         """The mask of all parts that are not in the circuit, and of those that any needs."""
         return ~self.mask | self.needed
@@ -153,148 +180,71 @@ class Circuit:
     @property
     def core(self) -> Bool[Tensor, " *shape"]:
         """The mask of the parts that are in it whichever template is left out."""
-        masks = [self.mask, *(left.found.mask for left in self.left_out)]
-        return torch.stack(masks).all(0)
+        return torch.stack([self.mask, *(one.mask for one in self.left_out.values())]).all(0)
 
     @property
     def similar(self) -> float | None:
         """Mean Jaccard index of every two circuits of all templates but one; None for one."""
-        masks = [left.found.mask for left in self.left_out]
-        if not masks:
-            return None
-        shared = [float((a & b).sum() / (a | b).sum()) for a, b in combinations(masks, 2)]
-        return sum(shared) / len(shared)
+        pairs = [*combinations([one.mask for one in self.left_out.values()], 2)]
+        shared = [float((a & b).sum() / (a | b).sum()) for a, b in pairs]
+        return sum(shared) / len(shared) if shared else None
 
     @property
     def unlike_templates(self) -> list[str]:
         """Names of the templates of which the circuit of the others restores less than half."""
-        return [x.template for x in self.left_out if x.restored[x.template].value < 0.5]
+        return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.5]
 
 
-@dataclass(frozen=True)
-class ControlCircuit:
-    """A circuit that was found where there is nothing to find.
+def found_circuit(
+    splits: Sequence[Split], keep: float, left: float, *, measuring: Cases | None = None
+) -> Circuit:
+    """Return the circuit of some templates, measured on questions that did not find it.
 
-    Attributes:
-        name: what was changed.
-        size: number of parts.
-        holds: whether it restores what was asked for, where it was found; None without a search.
-        measured: what it does on the questions that measure.
-        answers: number of these questions that the model itself answers; None for vectors.
-        change: mean absolute change of their number between both texts.
+    These are by default those of the templates that measure.
     """
-
-    name: str
-    size: int
-    holds: bool | None
-    measured: Measured
-    answers: int | None
-    change: float
-
-
-@dataclass(frozen=True, eq=False)
-class LeftOut:
-    """The circuit of all templates but one.
-
-    Attributes:
-        template: the one that is left out.
-        found: the search on the others.
-        restored: f on the questions that measure, by template.
-    """
-
-    template: str
-    found: Found
-    restored: Mapping[str, Interval]
-
-
-def found_circuit(splits: Sequence[Split], keep: float, left: float) -> Circuit:
-    """Return the circuit of some templates, measured on questions that did not find it."""
     found, mask, needed = found_parts(splits, keep, left)
-    total, by_template = measured(splits, mask, ~mask | needed)
-    shown = []
-    for split in splits:
-        count = min(len(split.measuring), max(1, SHOWN // len(splits)))
-        shown.append(split.measuring.some(range(count)))
-    cases = [case for split in splits for case in split.measuring.cases]
-    alone = splits[0].measuring is splits[0].ordering
-    return Circuit(
-        task=cases[0].question.task,
-        found=found,
-        mask=mask,
-        effects=part_effects(shown, mask),
-        needed=needed,
-        measured=total,
-        by_template=by_template,
-        questions=(
-            sum(len(split.ordering) for split in splits),
-            sum(len(split.deciding) for split in splits),
-            0 if alone else len(cases),
-        ),
-        opposite=sum(case.change < 0 for case in cases),
-    )
+    measuring = measuring or Cases.joined([split.measuring for split in splits])
+    total, by_template = measured(measuring, mask, ~mask | needed)
+    return Circuit(measuring.cases[0].question.task, found, mask, needed, total, by_template)
 
 
 def found_parts(
     splits: Sequence[Split], keep: float, left: float, scores: Scores = Cases.scores
 ) -> tuple[Found, Bool[Tensor, " *shape"], Bool[Tensor, " *shape"]]:
     """Return a search, the circuit without which at most `left` is left, and its needed parts."""
-    deciding = [split.deciding for split in splits]
+    deciding = Cases.joined([split.deciding for split in splits])
     found = search([split.ordering for split in splits], deciding, keep, scores=scores)
     needed = needed_parts(found.mask, deciding)
     return found, necessary(found.mask, needed, deciding, left), needed
 
 
-def measured(
-    splits: Sequence[Split], circuit: Bool[Tensor, " *shape"], others: Bool[Tensor, " *shape"]
-) -> tuple[Measured, dict[str, Measured]]:
-    """Return what a circuit does on all questions that measure, and on those of each template."""
-    rises, changes, right = list[Tensor](), list[Tensor](), list[bool | None]()
-    by_template = {}
-    for split in splits:
-        values, answered = split.measuring.measured(torch.stack([circuit, others]).double())
-        by_template[split.template] = Measured.of(values, split.measuring.changes, answered)
-        rises.append(values)
-        changes.append(split.measuring.changes)
-        right += answered
-    return Measured.of(torch.cat(rises, 1), torch.cat(changes), right), by_template
-
-
-def left_out(splits: Sequence[Split], keep: float) -> tuple[LeftOut, ...]:
-    """Return the circuits of all templates but one, for each of several."""
-    circuits = []
+def left_out(splits: Sequence[Split], keep: float, left: float) -> dict[str, Circuit]:
+    """Return the circuit of all templates but one, measured on that one, for each of several."""
+    circuits = {}
     for split in splits if len(splits) > 1 else ():
         others = [other for other in splits if other is not split]
-        found = search([x.ordering for x in others], [x.deciding for x in others], keep)
-        restored = {}
-        for of_template in splits:
-            cases = of_template.measuring
-            rises = cases.values(found.mask[None].double())[0]
-            restored[of_template.template] = Interval.of(rises, cases.changes)
-        circuits.append(LeftOut(split.template, found, restored))
-    return tuple(circuits)
+        circuits[split.template] = found_circuit(others, keep, left, measuring=split.measuring)
+    return circuits
 
 
-def needed_parts(
-    mask: Bool[Tensor, " *shape"], deciding: Sequence[Cases]
-) -> Bool[Tensor, " *shape"]:
+def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor, " *shape"]:
     """Return the parts of a circuit that any circuit needs.
 
     They are in the first half of the layers, and encode the tokens for whatever is asked about
     them: without one, more than three quarters of the change are lost on every template, in the
-    circuit and in the whole model.
+    circuit and in the whole model, on two questions of each.
     """
     needed = mask.clone()
     needed[(len(mask) + 1) // 2 :] = False
     # The circuit and one question tell for most that they are not.
-    of_one = [deciding[0].some([0])]
-    for whole, measuring in ((mask, of_one), (mask, deciding), (deciding[0].everything, deciding)):
+    few = deciding.some([i for numbers in deciding.templates.values() for i in numbers[:2]])
+    for whole, cases in ((mask, few.some([0])), (mask, few), (deciding.everything, few)):
         places = needed.flatten().nonzero().flatten()
         if len(places):
             trials = whole.flatten().repeat(len(places), 1)
             trials[torch.arange(len(places)), places] = False
-            masks = trials.reshape(-1, *mask.shape).double()
-            shares = torch.stack([cases.faithfulness(masks) for cases in measuring])
-            needed.view(-1)[places[shares.amax(0) >= 0.25]] = False
+            shares = cases.shares(trials.reshape(-1, *mask.shape).double())
+            needed.view(-1)[places[shares.amax(1) >= 0.25]] = False
     return needed
 
 
@@ -307,10 +257,9 @@ def exchanges(
     decide the size. Tried are the parts of the smallest scores, each with one of the next in the
     order, which adds about as much.
     """
-    few = []
-    for split in splits:
-        numbers = range(min(3, len(split.deciding)))
-        few.append(split.deciding.some(numbers))
+    assert circuit.found is not None
+    cases = Cases.joined([split.deciding for split in splits])
+    few = cases.some([i for numbers in cases.templates.values() for i in numbers[:3]])
     mask, order = circuit.mask.flatten(), circuit.found.order.tolist()
     inside = [i for i in order if mask[i]][-trials:]
     outside = [i for i in order if not mask[i]][:trials]
@@ -323,7 +272,7 @@ def exchanges(
         for row, places in zip(masks, changed, strict=True):
             row[list(places)] ^= True
         given = masks.reshape(-1, *circuit.mask.shape).double()
-        return torch.stack([cases.faithfulness(given) for cases in few], 1)
+        return few.shares(given)
 
     whole, *moved = shares([(), *((i,) for i in (*inside, *outside))])
     moves = torch.stack(moved) - whole
@@ -341,13 +290,13 @@ def exchanges(
 
 @torch.no_grad()
 def part_effects(
-    shown: Sequence[Cases], mask: Bool[Tensor, " *shape"], tokens: int = 3
+    shown: Cases, mask: Bool[Tensor, " *shape"], tokens: int = 3
 ) -> tuple[PartEffect, ...]:
     """Return the effects of the parts of a mask, each alone, the largest first."""
-    model, parts = shown[0].model, parts_in(mask)
+    model, parts = shown.model, parts_in(mask)
     lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
     moved = torch.zeros(len(parts), model.vocab_size)
-    cases = [case for of_template in shown for case in of_template.cases]
+    cases = shown.cases
     for case in cases:
         first, second = case.alone
         kept = first_change(case.alone)

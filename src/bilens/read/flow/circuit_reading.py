@@ -1,6 +1,6 @@
 """Circuits of one task or several as a reading: the answer, its parts, and where it transfers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -20,15 +20,18 @@ from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, check_apart, different
 from bilens.read.flow.circuit_controls import controls as controls_of
 from bilens.read.flow.circuit_measures import (
+    SHOWN,
     Circuit,
     Measured,
     Split,
     exchanges,
     found_circuit,
     left_out,
+    measured,
+    part_effects,
 )
-from bilens.read.flow.circuit_search import HIGHEST, SIZES, Cases
-from bilens.read.flow.edges import EdgeCircuit, found_edges
+from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, Cases
+from bilens.read.flow.edges import found_edges
 from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.nodes import NARROW, WIDE
@@ -37,26 +40,10 @@ from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import in_words
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, Panel, Picture, Section, Table, signed
+from bilens.sections import Fact, Picture, Section, Table, plain, signed
 
 DRAWN = 15
 """Nodes of the picture."""
-
-
-@dataclass(frozen=True, eq=False)
-class Transfer:
-    """f of the circuit of each task (row), and of all else, on the questions of each (column)."""
-
-    restored: tuple[tuple[Interval, ...], ...]
-    left: tuple[tuple[Interval, ...], ...]
-
-    def frame(self, tasks: Sequence[str]) -> pd.DataFrame:
-        """Return a row for each circuit, and a column with both numbers for each task."""
-        rows = []
-        for task, restored, left in zip(tasks, self.restored, self.left, strict=True):
-            cells = [f"{a.value:.2f}, {b.value:.2f}" for a, b in zip(restored, left, strict=True)]
-            rows.append((task, *cells))
-        return pd.DataFrame(rows, columns=["circuit", *tasks])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +57,7 @@ class CircuitReading(Reading):
         heading: what it asks, in a sentence.
         graph: the parts of the first circuit in the flow of this question.
         circuits: one for each task.
-        transfer: what each circuit does on the questions of the others; None for one task.
+        transfer: of several tasks, what each circuit (row) does on the questions of each (column).
         n_parts: number of heads and MLPs, at each position for a single question.
         limits: least f of a circuit, and the largest f of everything else.
         notes: warnings about the tokens.
@@ -83,7 +70,7 @@ class CircuitReading(Reading):
     heading: str
     graph: FlowGraph
     circuits: tuple[Circuit, ...]
-    transfer: Transfer | None
+    transfer: tuple[tuple[Measured, ...], ...]
     n_parts: int
     limits: tuple[float, float]
     notes: tuple[str, ...] = ()
@@ -108,7 +95,7 @@ class CircuitReading(Reading):
         measured, count = circuit.measured, circuit.measured.questions
         change = "absolute change" if circuit.opposite else "change"
         parts = f"{circuit.size} of {self.n_parts:,} parts"
-        if not circuit.found.holds:
+        if not circuit.holds:
             where = (
                 "every template" if len(circuit.by_template) > 1 else "the questions that decide"
             )
@@ -116,10 +103,10 @@ class CircuitReading(Reading):
                 f"No circuit of at most {SIZES[-1]} parts restores {keep:.0%} to {HIGHEST:.0%} of "
                 f"the {change} on {where}. The best, {parts},"
             )
-        restore = "restore" if circuit.found.holds else "restores"
+        restore = "restore" if circuit.holds else "restores"
         text = f"{parts} {restore} {measured.restored} of the {change} on {_measuring(circuit)}"
         if measured.right is not None and circuit.questions[2]:
-            answer = "answer" if circuit.found.holds else "answers"
+            answer = "answer" if circuit.holds else "answers"
             text += f", and {answer} {measured.right} of them"
         if measured.restored.value > 1.2:
             text += "; that is more than all, since parts that oppose the answer are left out"
@@ -163,88 +150,13 @@ class CircuitReading(Reading):
             "number of parts": self.n_parts,
             "keep": self.limits[0],
             "left at most": self.limits[1],
-            "circuits": [self._of_circuit(circuit) for circuit in self.circuits],
+            "circuits": [_record(circuit) for circuit in self.circuits],
             "notes": list(self.notes),
         }
-        if self.transfer is not None:
-            for name in ("restored", "left"):
-                rows: tuple[tuple[Interval, ...], ...] = getattr(self.transfer, name)
-                key = "transfer" if name == "restored" else "transfer left"
-                record[key] = [[x.value for x in row] for row in rows]
+        if self.transfer:
+            record["transfer"] = [[x.restored.value for x in row] for row in self.transfer]
+            record["transfer left"] = [[x.left.value for x in row] for row in self.transfer]
         return record
-
-    def _of_circuit(self, circuit: Circuit) -> dict[str, Any]:
-        ordering, deciding, measuring = circuit.questions
-        needed, core = parts_in(circuit.needed), parts_in(circuit.core)
-        numbers: dict[str, Any] = {
-            "task": circuit.task,
-            "holds": circuit.found.holds,
-            **_numbers(circuit.measured),
-            "questions that order": ordering,
-            "questions that decide the size": deciding,
-            "questions that measure": measuring,
-            "of other templates": circuit.of_other_templates,
-            "the other way round": circuit.opposite,
-            "answered otherwise": list(circuit.wrong),
-            "repeated": circuit.repeated,
-            "parts": [],
-            "sizes": [
-                {"size": size, "restored": list(shares)}
-                for size, shares in sorted(circuit.found.sizes.items())
-            ],
-            "templates": [
-                {"template": name, **_numbers(measured)}
-                for name, measured in circuit.by_template.items()
-            ],
-            "left out": [
-                {
-                    "template": left.template,
-                    "size": int(left.found.mask.sum()),
-                    "holds": left.found.holds,
-                    "restored": {name: x.value for name, x in left.restored.items()},
-                    **_ends("", left.restored[left.template]),
-                }
-                for left in circuit.left_out
-            ],
-            "similar": circuit.similar,
-            "circuits of a template": [self._of_circuit(own) for own in circuit.own],
-            "controls": [
-                {
-                    "control": control.name,
-                    "size": control.size,
-                    "holds": control.holds,
-                    **_numbers(control.measured),
-                    "model answers": control.answers,
-                    "mean change": control.change,
-                }
-                for control in circuit.controls
-            ],
-        }
-        for effect in circuit.effects:
-            part = effect.part
-            other = circuit.exchanged.get(part)
-            numbers["parts"].append(
-                {
-                    "part": str(part),
-                    "noising": effect.noising,
-                    "denoising": effect.denoising,
-                    "raises": list(effect.raises),
-                    "lowers": list(effect.lowers),
-                    "needed": part in needed,
-                    "core": part in core,
-                    "exchanged for": None if other is None else str(other),
-                }
-            )
-        if circuit.edges is not None:
-            names = ("from", "to", "through", "share")
-            rows = self._edge_rows(circuit.edges)
-            numbers |= {
-                "edges": [dict(zip(names, row, strict=True)) for row in rows],
-                "edges between the parts": circuit.edges.candidates,
-                "restored by edges": circuit.edges.restored.value,
-                **_ends("restored by edges ", circuit.edges.restored),
-            }
-        return numbers
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each part of each circuit, the largest effect first."""
@@ -271,10 +183,9 @@ class CircuitReading(Reading):
 
         See `FlowGraph.plot` for the width.
         """
-        if self.transfer is not None:
+        if self.transfer:
             tasks = [circuit.task for circuit in self.circuits]
-            rows = self.transfer.restored
-            values = torch.tensor([x.value for row in rows for x in row]).view(len(rows), -1)
+            values = torch.tensor([[x.restored.value for x in row] for row in self.transfer])
             title = "Share of the change restored"
             return heat_figure(
                 values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
@@ -286,7 +197,18 @@ class CircuitReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the answer with its picture, the controls, templates and parts, and sizes."""
-        sections = [self._first_section()]
+        heading, answers = self.heading, " ".join(map(self.answer, self.circuits))
+        if self.transfer:
+            tasks = [circuit.task for circuit in self.circuits]
+            heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
+            answers = "\n".join(f"{c.task}: {self.answer(c)}" for c in self.circuits)
+        picture = Picture("circuit", self._page_figure)
+        sections = [Section(heading, " ".join([answers, *self.notes]), [[picture]])]
+
+        def add(title: str, text: str, frame: pd.DataFrame, *, folds: bool = False) -> None:
+            table = Table(frame, "", self.formats)
+            sections.append(Section(title, text, [[table]], folded=folds and len(frame) > DRAWN))
+
         for circuit in self.circuits:
             of_task = f" of {circuit.task}" if len(self.circuits) > 1 else ""
             if circuit.controls:
@@ -295,98 +217,72 @@ class CircuitReading(Reading):
                     "of what the model does not know restores the change as well: what tells it "
                     "apart are the questions that the model answers, and the mean change."
                 )
-                table = Table(_control_frame(circuit), "", self.formats)
-                sections.append(Section(f"Controls{of_task}", text, [[table]]))
+                add(f"Controls{of_task}", text, _beside("search", circuit.controls))
             if circuit.left_out:
                 text = (
                     "Each row is the circuit that the other templates find where one is left out, "
-                    "each column the questions of a template: the share of the change restored. "
-                    f"These circuits share {circuit.similar:.0%} of their parts (mean Jaccard "
-                    "index)."
+                    "on the questions of that one. These circuits share "
+                    f"{circuit.similar:.0%} of their parts (mean Jaccard index)."
                 )
-                table = Table(_template_frame(circuit), "")
-                sections.append(Section(f"Templates{of_task}", text, [[table]]))
-        if self.transfer is not None:
-            tasks = [circuit.task for circuit in self.circuits]
+                add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
+        if self.transfer:
             text = (
                 "Each row is a circuit, each column the questions of a task. The first number is "
                 "the share of the change that the circuit restores there, the second what is left "
                 "without it, with the parts in place that any circuit needs."
             )
-            table = Table(self.transfer.frame(tasks), "")
-            sections.append(Section("Transfer", text, [[table]]))
-        parts = (
+            rows = []
+            for task, row in zip(tasks, self.transfer, strict=True):
+                cells = [f"{x.restored.value:.2f}, {x.left.value:.2f}" for x in row]
+                rows.append((task, *cells))
+            add("Transfer", text, pd.DataFrame(rows, columns=["circuit", *tasks]))
+        text = (
             "Each part alone takes its value of the second text in the run of the first (noising: "
             "share of the change that is lost), and that of the first in the run of the second "
             "(denoising: share that is gained). Without it the tokens that it raises become less "
             "probable."
         )
-        table = Table(self.frame(), "", self.formats)
-        sections.append(Section("Parts", parts, [[table]], folded=len(table.frame) > DRAWN))
-        if any(circuit.edges is not None for circuit in self.circuits):
+        add("Parts", text, self.frame(), folds=True)
+        edges = [
+            {"task": circuit.task, **edge} for circuit in self.circuits for edge in _edges(circuit)
+        ]
+        if edges:
             text = (
                 "An edge is what one part writes for another one to read, from the embedding to "
                 "the logits. All other edges carry what they do on the second text. Shares are "
                 "integrated gradients."
             )
-            table = Table(self._edges(), "", self.formats)
-            sections.append(Section("Edges", text, [[table]], folded=len(table.frame) > DRAWN))
-        size = (
+            add("Edges", text, self._of_tasks(pd.DataFrame(edges)), folds=True)
+        text = (
             "The share that is restored on the questions that decide the size, by number of parts, "
             "of each template."
         )
-        sections.append(Section("Size", size, [[Picture("sizes", self._curves)]], folded=True))
-        return [*sections, self._found_by()]
-
-    def _first_section(self) -> Section:
-        """Return the answer of each circuit with the picture."""
-        answers = " ".join(map(self.answer, self.circuits))
-        heading, row = self.heading, list[Panel]([Picture("circuit", self._page_figure)])
-        if self.transfer is not None:
-            tasks = [circuit.task for circuit in self.circuits]
-            heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
-            answers = "\n".join(f"{c.task}: {self.answer(c)}" for c in self.circuits)
-        return Section(heading, " ".join([answers, *self.notes]), [row])
-
-    def _page_figure(self) -> "go.Figure":
-        # It has room on a phone, too.
-        return self.plot(width=NARROW)
-
-    def _found_by(self) -> Section:
+        sections.append(Section("Size", text, [[Picture("sizes", self._curves)]], folded=True))
         rows = []
         for question in self.finding:
             texts = (str(question.text), question.token, ", ".join(question.minus))
             rows.append((question.task, *texts, str(question.against)))
         frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
-        frame = frame if len(self.circuits) > 1 else frame.drop(columns="task")
-        return Section("Questions that found it", "", [[Table(frame, "")]], folded=True)
+        table = Table(self._of_tasks(frame), "")
+        return [*sections, Section("Questions that found it", "", [[table]], folded=True)]
 
-    def _edges(self) -> pd.DataFrame:
-        rows: list[tuple[Any, ...]] = []
-        for circuit in self.circuits:
-            if circuit.edges is not None:
-                rows += [(circuit.task, *row) for row in self._edge_rows(circuit.edges)]
-        frame = pd.DataFrame(rows, columns=["task", "from", "to", "through", "share"])
+    def _of_tasks(self, frame: pd.DataFrame) -> pd.DataFrame:
         return frame if len(self.circuits) > 1 else frame.drop(columns="task")
 
-    @staticmethod
-    def _edge_rows(edges: EdgeCircuit) -> list[tuple[str, str, str, float]]:
-        rows = []
-        for edge in edges.edges:
-            source = "embedding" if edge.source is None else str(edge.source)
-            readers = ", ".join(map(str, edge.readers)) or "logits"
-            rows.append((source, readers, edge.role or "input", edge.share))
-        return rows
+    def _page_figure(self) -> "go.Figure":
+        # It has room on a phone, too.
+        return self.plot(width=NARROW)
 
     def _curves(self) -> "go.Figure":
         figure = dress(go.Figure(), height=320, title="Share restored, by number of parts")
         for circuit in self.circuits:
+            assert circuit.found is not None
             counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
             columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
             for template, values in columns:
                 name = ", ".join(filter(None, (circuit.task, template)))
                 figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
-        count_axis(figure, [max(max(circuit.found.sizes) for circuit in self.circuits)], "parts")
+        count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
         if len(figure.data) == 1:
             figure.update_traces(line_color=BLUE)
         return figure.update_yaxes(title="share of the change")
@@ -397,7 +293,7 @@ def circuit(
     model: ResidualModel,
     questions: Sequence[Question],
     *,
-    keep: Keep = 1.0,
+    keep: Keep = KEEP,
     left: Left = 0.1,
     level: Level = "parts",
     controls: bool = False,
@@ -405,10 +301,10 @@ def circuit(
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
 
     Of the questions of each template some order the parts, by integrated gradients; the circuit is
-    the smallest whose f lies between `keep` and 1.5 on others, of every template; and the rest
-    measure. With two or more templates each is left out once, and the circuit of the others is
-    measured there. Questions that repeat others, or that the model answers otherwise, are left out.
-    Of a single question the parts are at positions, and it measures itself.
+    the smallest whose f lies between `keep` and 1.15 on others, of every template, and at the next
+    size too; and the rest measure. With two or more templates each is left out once, and the
+    circuit of the others is measured on it. Questions that repeat others, or that the model answers
+    otherwise, are left out. Of a single question, which measures itself, parts are at positions.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
@@ -433,38 +329,53 @@ def circuit(
     """
     everything = Cases.of(model, questions)
     tasks = different(everything.cases)
-    plans = [_plan(everything, task, numbers) for task, numbers in tasks.items()]
-    _check_plans(everything, plans)
+    alone = [*map(len, tasks.values())] == [1]
+    plans = {
+        task: _templates(everything, task, numbers, alone=alone) for task, numbers in tasks.items()
+    }
+    if not alone:
+        finding, others = list[int](), dict[str, list[int]]()
+        for task, templates in plans.items():
+            for numbers in templates.values():
+                ordering, deciding, measures = Split.shares(numbers)
+                finding += [*ordering, *deciding]
+                others.setdefault(task, []).extend(measures)
+        check_apart(everything.cases, finding, others)
     found, measuring, finders = list[Circuit](), list[Cases](), list[Question]()
-    for plan in plans:
-        split = partial(_splits, plan=plan, by_position=plan.alone and level == "parts")
+    for task, templates in plans.items():
+        split = partial(_splits, templates=templates, by_position=alone and level == "parts")
         splits = split(everything)
-        for of_template in splits:
-            finders += [case.question for case in of_template.ordering.cases]
-            if not plan.alone:
-                finders += [case.question for case in of_template.deciding.cases]
+        used = {number for numbers in templates.values() for number in numbers}
+        first = Cases.joined([of_template.ordering for of_template in splits])
+        second = Cases.joined([of_template.deciding for of_template in splits])
+        finders += [case.question for case in dict.fromkeys([*first.cases, *second.cases])]
         measuring.append(Cases.joined([of_template.measuring for of_template in splits]))
+        cases = measuring[-1].cases
         of_task = replace(
-            found_circuit(splits, keep, left),
-            left_out=left_out(splits, keep),
-            wrong=plan.wrong,
-            repeated=plan.repeated,
+            _shown(found_circuit(splits, keep, left), splits),
+            questions=(len(first), len(second), 0 if alone else len(cases)),
+            opposite=sum(case.change < 0 for case in cases),
+            left_out=left_out(splits, keep, left),
+            wrong=tuple(everything.cases[i].texts[0] for i in tasks[task] if i not in used),
+            repeated=sum(x.question.task == task for x in everything.cases) - len(tasks[task]),
             of_other_templates=_of_other_templates(splits[0]) if len(splits) == 1 else 0,
         )
         of_task = replace(of_task, exchanged=exchanges(of_task, splits))
         if of_task.unlike_templates:
-            own = tuple(found_circuit([of_template], keep, left) for of_template in splits)
+            own = {x.template: _shown(found_circuit([x], keep, left), [x]) for x in splits}
             of_task = replace(of_task, own=own)
         if level == "edges":
-            first = [of_template.ordering for of_template in splits]
-            deciding = [of_template.deciding for of_template in splits]
-            edges = found_edges(first, deciding, measuring[-1], of_task.mask)
+            orders = [of_template.ordering for of_template in splits]
+            edges = found_edges(orders, second, measuring[-1], of_task.mask)
             of_task = replace(of_task, edges=edges)
         if controls:
             beside = controls_of(everything, split, of_task, keep, left)
             of_task = replace(of_task, controls=beside)
         found.append(of_task)
     shown = measuring[0].cases[0]
+    matrix = []
+    for one in found if len(found) > 1 else ():
+        matrix.append(tuple(measured(cases, one.mask, one.others)[0] for cases in measuring))
     return CircuitReading(
         question=shown.question,
         texts=shown.texts,
@@ -472,7 +383,7 @@ def circuit(
         heading=_heading(shown),
         graph=_graph(model, shown.question, found[0]),
         circuits=tuple(found),
-        transfer=_transfer(found, measuring) if len(found) > 1 else None,
+        transfer=tuple(matrix),
         n_parts=found[0].mask.numel(),
         limits=(keep, left),
         notes=token_hints(model, questions),
@@ -480,86 +391,66 @@ def circuit(
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The questions of a task that are asked, by their numbers in each template."""
+def _templates(
+    everything: Cases, task: str, numbers: Sequence[int], *, alone: bool
+) -> dict[str, list[int]]:
+    """Return the different questions of a task that the model answers, by their templates.
 
-    task: str
-    templates: dict[str, list[int]]
-    alone: bool  # whether it is a single question, which finds and measures itself
-    wrong: tuple[str, ...]
-    repeated: int
-
-
-def _plan(everything: Cases, task: str, numbers: Sequence[int]) -> _Plan:
-    """Return the plan of the different questions of a task.
+    A single question, which finds and measures itself, need not be answered.
 
     Raises:
         BilensError: the model answers fewer than three of a template.
     """
-    cases = everything.cases
-    count = sum(case.question.task == task for case in cases)
-    repeated, alone = count - len(numbers), len(numbers) == 1 and count == len(cases)
+    asked = everything.some(numbers)
     templates: dict[str, list[int]] = {}
-    wrong = []
-    for number, is_right in zip(numbers, everything.some(numbers).answers, strict=True):
-        case = cases[number]
+    for number, case, is_right in zip(numbers, asked.cases, asked.answers, strict=True):
         of_template = templates.setdefault(case.question.template, [])
         if alone or is_right is not False:
             of_template.append(number)
-        else:
-            wrong.append(case.texts[0])
     for template, right in templates.items():
         if len(right) < 3 and not alone:
             places = {"template": template, "task": task}
             names = [f" of the {kind} {name!r}" for kind, name in places.items() if name]
-            hints = token_hints(everything.model, [cases[number].question for number in numbers])
+            hints = token_hints(everything.model, [case.question for case in asked.cases])
             raise BilensError(
                 f"the model answers {_counted(len(right), 'different question')}{''.join(names)}, "
                 "expected at least three: some order the parts, some decide the size of the "
                 "circuit, and others measure it. A question is answered if its token is ahead of "
                 f"{' '.join(['those to subtract, or of all others without any.', *hints])}"
             )
-    return _Plan(task, templates, alone, tuple(wrong), repeated)
+    return templates
 
 
-def _check_plans(everything: Cases, plans: Sequence[_Plan]) -> None:
-    """Check that what finds does not measure, in any task."""
-    finding = list[int]()
-    measuring: dict[str, list[int]] = {}
-    for plan in plans:
-        for numbers in plan.templates.values():
-            ordering, deciding, others = Split.shares(numbers)
-            finding += [*ordering, *deciding]
-            measuring.setdefault(plan.task, []).extend(others)
-    check_apart(everything.cases, finding, measuring)
+def _splits(
+    cases: Cases, templates: Mapping[str, Sequence[int]], *, by_position: bool
+) -> list[Split]:
+    cases = cases.some(range(len(cases)), by_position=by_position)
+    return [Split.of(cases, numbers, name) for name, numbers in templates.items()]
 
 
-def _splits(cases: Cases, plan: _Plan, *, by_position: bool) -> list[Split]:
-    splits = []
-    for template, numbers in plan.templates.items():
-        if plan.alone:
-            only = cases.some(numbers, by_position=by_position)
-            splits.append(Split(template, only, only, only))
-        else:
-            splits.append(Split.of(cases, numbers, template))
-    return splits
+def _shown(circuit: Circuit, splits: Sequence[Split]) -> Circuit:
+    """Return a circuit with the effects of its parts, on a few questions of each template."""
+    count, few = max(1, SHOWN // len(splits)), list[Cases]()
+    for split in splits:
+        few.append(split.measuring.some(range(min(len(split.measuring), count))))
+    return replace(circuit, effects=part_effects(Cases.joined(few), circuit.mask))
 
 
 def _of_the_others(circuit: Circuit) -> str:
     """Return what the circuits of all templates but one restore in words."""
-    shares = []
-    for left in circuit.left_out:
-        share = left.restored[left.template].value
-        shares.append(f"{share:z.0%} ({left.template or 'without a name'})")
-    text = f"Found without one template, circuits restore on it: {', '.join(shares)}"
+
+    def named(circuits: Mapping[str, Circuit], what: str) -> str:
+        parts = []
+        for name, one in circuits.items():
+            share = f"{one.measured.restored.value:z.0%} ({name or 'without a name'})"
+            parts.append(what.format(one.size) + share)
+        return ", ".join(parts)
+
+    text = f"Found without one template, circuits restore on it: {named(circuit.left_out, '')}"
     if not circuit.unlike_templates:
         return text
-    alone = []
-    for own in circuit.own:
-        (template,) = own.by_template
-        alone.append(f"{own.size} parts restore {own.measured.restored.value:z.0%} ({template})")
-    return f"{text}: these templates are answered by other parts. Alone, {', '.join(alone)}"
+    alone = named(circuit.own, "{} parts restore ")
+    return f"{text}: these templates are answered by other parts. Alone, {alone}"
 
 
 def _measuring(circuit: Circuit) -> str:
@@ -597,52 +488,113 @@ def is_similar(a: Case, b: Case) -> bool:
     return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
 
 
+def _record(circuit: Circuit) -> dict[str, Any]:
+    """Return the numbers of a circuit for JSON."""
+    assert circuit.found is not None
+    ordering, deciding, measuring = circuit.questions
+    numbers: dict[str, Any] = {
+        "task": circuit.task,
+        "holds": circuit.holds,
+        **_numbers(circuit.measured),
+        "questions that order": ordering,
+        "questions that decide the size": deciding,
+        "questions that measure": measuring,
+        "of other templates": circuit.of_other_templates,
+        "the other way round": circuit.opposite,
+        "answered otherwise": list(circuit.wrong),
+        "repeated": circuit.repeated,
+        "parts": [],
+        "sizes": [
+            {"size": size, "restored": list(shares)}
+            for size, shares in sorted(circuit.found.sizes.items())
+        ],
+        "templates": [{"template": name, **_numbers(x)} for name, x in circuit.by_template.items()],
+        "similar": circuit.similar,
+        "circuits of a template": [
+            {"template": name, **_record(own)} for name, own in circuit.own.items()
+        ],
+    }
+    for key, name, circuits in (
+        ("left out", "template", circuit.left_out),
+        ("controls", "control", circuit.controls),
+    ):
+        numbers[key] = [
+            {name: of, "size": x.size, "holds": x.found and x.holds, **_numbers(x.measured)}
+            for of, x in circuits.items()
+        ]
+    needed, core = parts_in(circuit.needed), parts_in(circuit.core)
+    for effect in circuit.effects:
+        row = {name: x for name, x in vars(effect).items() if name != "part"}
+        other = circuit.exchanged.get(effect.part)
+        numbers["parts"].append(
+            {
+                "part": str(effect.part),
+                **plain(row),
+                "needed": effect.part in needed,
+                "core": effect.part in core,
+                "exchanged for": None if other is None else str(other),
+            }
+        )
+    if circuit.edges is not None:
+        numbers |= {
+            "edges": _edges(circuit),
+            "edges between the parts": circuit.edges.candidates,
+            **_interval("restored by edges", "restored by edges ", circuit.edges.restored),
+        }
+    return numbers
+
+
 def _numbers(measured: Measured) -> dict[str, Any]:
     return {
-        "restored": measured.restored.value,
-        **_ends("", measured.restored),
-        "left": measured.left.value,
-        **_ends("left ", measured.left),
+        **_interval("restored", "", measured.restored),
+        **_interval("left", "left ", measured.left),
         "closeness": measured.closeness,
         "right": measured.right,
         "questions": measured.questions,
+        "model answers": measured.answers,
+        "mean change": measured.change,
     }
 
 
-def _ends(name: str, interval: Interval) -> dict[str, float | None]:
-    return {f"{name}low": interval.low, f"{name}high": interval.high}
+def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | None]:
+    return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}
 
 
-def _control_frame(circuit: Circuit) -> pd.DataFrame:
-    """Return the numbers of a circuit, and of each control below."""
+def _edges(circuit: Circuit) -> list[dict[str, Any]]:
+    """Return a row for each edge of a circuit."""
     rows = []
-    for control in circuit.controls:
-        measured = control.measured
-
-        def of_all(count: int | None, total: int = measured.questions) -> str:
-            return "" if count is None else f"{count} of {total}"
-
+    for edge in circuit.edges.edges if circuit.edges is not None else ():
         rows.append(
             {
-                "search": control.name,
-                "the model answers": of_all(control.answers),
-                "mean change": control.change,
-                "parts": f"{control.size}{', none holds' * (control.holds is False)}",
-                "restored": measured.restored.value,
-                "left": measured.left.value,
-                "closeness": measured.closeness,
-                "answered with it alone": of_all(measured.right),
+                "from": "embedding" if edge.source is None else str(edge.source),
+                "to": ", ".join(map(str, edge.readers)) or "logits",
+                "through": edge.role or "input",
+                "share": edge.share,
             }
         )
-    return pd.DataFrame(rows)
+    return rows
 
 
-def _template_frame(circuit: Circuit) -> pd.DataFrame:
-    """Return what the circuit of all templates but one (row) restores on each (column)."""
+def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:
+    """Return the numbers of some circuits, a row each."""
     rows = []
-    for left in circuit.left_out:
-        cells = {name: f"{share.value:z.0%}" for name, share in left.restored.items()}
-        rows.append({"without": left.template, "parts": int(left.found.mask.sum()), **cells})
+    for of, circuit in circuits.items():
+        x, none = circuit.measured, circuit.found is not None and not circuit.holds
+        answers, right = (
+            "" if count is None else f"{count} of {x.questions}" for count in (x.answers, x.right)
+        )
+        rows.append(
+            {
+                name: of,
+                "the model answers": answers,
+                "mean change": x.change,
+                "parts": f"{circuit.size}{', none holds' * none}",
+                "restored": x.restored.value,
+                "left": x.left.value,
+                "closeness": x.closeness,
+                "answered with it alone": right,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -657,18 +609,6 @@ def _heading(case: Case) -> str:
         return f"Why does {in_words(question.token)} follow {first}, and not {second}?"
     before, after = (signed(x, "#.3g") for x in case.ends[::-1])
     return f"Why is {question.number} {before} after {second}, and {after} after {first}?"
-
-
-def _transfer(found: Sequence[Circuit], measuring: Sequence[Cases]) -> Transfer:
-    masks = torch.stack([mask for circuit in found for mask in (circuit.mask, circuit.others)])
-    restored: list[list[Interval]] = [[] for _ in found]
-    left: list[list[Interval]] = [[] for _ in found]
-    for cases in measuring:
-        values = cases.values(masks.double())
-        for number in range(len(found)):
-            restored[number].append(Interval.of(values[2 * number], cases.changes))
-            left[number].append(Interval.of(values[2 * number + 1], cases.changes))
-    return Transfer(tuple(map(tuple, restored)), tuple(map(tuple, left)))
 
 
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:

@@ -23,10 +23,10 @@ from bilens.residual import ResidualModel
 from bilens.residual.exchanges import mixture
 from bilens.residual.passes import Pass, first_change
 
-SIZES = (12, 16, 20, 25, 30, 40, 60)
-"""Numbers of parts that are tried first; the last is that of the largest circuit."""
-HIGHEST = 1.5
-"""Largest f of a circuit. Above it so many opposing parts are left out that others answer."""
+SIZES = (1, 2, 4, 6, 9, 13, 18, 24, 30, 40, 50, 60)
+"""Numbers of parts that are tried; the last is that of the largest circuit."""
+KEEP, HIGHEST = 0.95, 1.15
+"""Least and largest f of a circuit. Above it parts are missing that oppose the answer."""
 
 
 class Cases:
@@ -89,6 +89,14 @@ class Cases:
     def changes(self) -> Float[Tensor, " cases"]:
         """The absolute change of each question's number."""
         return torch.tensor([abs(case.change) for case in self.cases], dtype=torch.float64)
+
+    @cached_property
+    def templates(self) -> dict[str, list[int]]:
+        """Numbers of the questions of each template."""
+        templates: dict[str, list[int]] = defaultdict(list)
+        for number, case in enumerate(self.cases):
+            templates[case.question.template].append(number)
+        return templates
 
     @cached_property
     def groups(self) -> list[list[int]]:
@@ -159,6 +167,12 @@ class Cases:
         """Return f of each mask: the mean rise over the mean absolute change."""
         return self.values(masks).mean(1) / self.changes.mean()
 
+    def shares(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n templates"]:
+        """Return f of each mask on the questions of each template."""
+        values, changes = self.values(masks), self.changes
+        columns = [values[:, x].mean(1) / changes[x].mean() for x in self.templates.values()]
+        return torch.stack(columns, 1)
+
     def gradient(
         self, masks: Float[Tensor, "n *shape"], weights: Sequence[float]
     ) -> Float[Tensor, " *shape"]:
@@ -221,49 +235,44 @@ class Found:
 
 def search(
     ordering: Sequence[Cases],
-    deciding: Sequence[Cases],
+    deciding: Cases,
     keep: float,
     start: Bool[Tensor, " *shape"] | None = None,
     sizes: Sequence[int] = SIZES,
     scores: Scores = Cases.scores,
 ) -> Found:
-    """Return the smallest circuit whose f lies between `keep` and 1.5 on every template.
+    """Return the smallest circuit whose f lies between `keep` and 1.15 on every template.
 
-    Parts are ordered on some questions of each template, and f is measured on others: for some
-    sizes, and then for each between the last that fails and the first that holds. If none holds,
-    the one that misses the bounds least is returned. Parts are those of `start`, by default all,
-    and `scores` of the questions that order say which come first: the largest over templates.
+    Parts are ordered by their `scores` on some questions of each template, the largest over
+    templates, and f is measured on others. Parts that oppose the answer have negative scores and
+    come last; at sizes at which f is too large without them, they are ordered by their size like
+    all others. f has to hold at the next size too: what holds at one alone is chance. If no size
+    holds, that which misses the bounds least is returned. Parts are those of `start`, by default
+    all.
     """
     everything = ordering[0].everything if start is None else start
-    worth = torch.stack([scores(cases, everything).flatten() for cases in ordering]).amax(0)
-    worth = worth.masked_fill(~everything.flatten(), -torch.inf)
-    order = worth.argsort(descending=True, stable=True)[: int(everything.sum())]
-    counts = sorted({min(size, len(order)) for size in sizes})
+    worth = torch.stack([scores(cases, everything).flatten() for cases in ordering])
+    orders = []
+    for worths in (worth.amax(0), worth.abs().amax(0)):
+        ranked = worths.masked_fill(~everything.flatten(), -torch.inf)
+        orders.append(ranked.argsort(descending=True, stable=True)[: int(everything.sum())])
     tried: dict[int, tuple[float, ...]] = {}
-
-    def measure(counts: Sequence[int]) -> None:
-        if counts:
-            masks = torch.stack([_first(order, count, everything.shape) for count in counts])
-            shares = torch.stack([cases.faithfulness(masks.double()) for cases in deciding], 1)
-            tried.update(zip(counts, map(tuple, shares.tolist()), strict=True))
-
-    def miss(count: int) -> float:
-        """Return by how much f is out of bounds on the worst template; all parts keep about 1."""
-        return max(keep - 1e-4 - min(tried[count]), max(tried[count]) - HIGHEST)
-
-    measure(counts)
-    # f may pass the bounds below the first that restores enough, and be above them at the next one.
-    enough = [i for i, count in enumerate(counts) if min(tried[count]) >= keep - 1e-4]
-    holding = [i for i, count in enumerate(counts) if miss(count) <= 0]
-    for i in dict.fromkeys(enough[:1] + holding[:1]):
-        failed = counts[i - 1] if i else 0
-        # One by one between parts; there are more edges.
-        measure(range(failed + 1, counts[i], max(1, (counts[i] - failed) // 20)))
-        if any(miss(count) <= 0 for count in tried):
+    used, misses = dict[int, Tensor](), dict[int, float]()
+    held: list[int] = []
+    for size in sorted({min(size, len(orders[0])) for size in sizes}):
+        for order in orders:
+            given = _first(order, size, everything.shape).double()[None]
+            shares = deciding.shares(given)[0].tolist()
+            if max(shares) <= HIGHEST:
+                break
+        tried[size], used[size] = tuple(shares), order
+        # All parts keep 1 up to rounding.
+        misses[size] = max(keep - 1e-4 - min(shares), max(shares) - HIGHEST)
+        held = [*held, size] if misses[size] <= 0 else []
+        if len(held) > 1:
             break
-    held = [count for count in sorted(tried) if miss(count) <= 0]
-    size = held[0] if held else min(tried, key=miss)
-    return Found(_first(order, size, everything.shape), order, bool(held), tried)
+    size = held[0] if held else min(misses, key=misses.__getitem__)
+    return Found(_first(used[size], size, everything.shape), used[size], bool(held), tried)
 
 
 def _first(
@@ -277,7 +286,7 @@ def _first(
 def necessary(
     mask: Bool[Tensor, " *shape"],
     needed: Bool[Tensor, " *shape"],
-    deciding: Sequence[Cases],
+    deciding: Cases,
     left: float,
     largest: int = SIZES[-1],
 ) -> Bool[Tensor, " *shape"]:
@@ -288,10 +297,10 @@ def necessary(
     """
     while int(mask.sum()) < largest:
         others = (~mask | needed).double()[None]
-        remains = [float(cases.faithfulness(others)[0]) for cases in deciding]
-        worst = deciding[remains.index(max(remains))]
-        if max(remains) <= left:
+        remains = deciding.shares(others)[0].tolist()
+        if max(remains) <= left or not others.any():
             break
+        worst = deciding.some([*deciding.templates.values()][remains.index(max(remains))])
         slopes = worst.gradient(others, [1.0]).masked_fill(mask | (others[0] == 0), -torch.inf)
         trials = slopes.flatten().argsort(descending=True)[:16]
         trials = trials[slopes.flatten()[trials] > -torch.inf]

@@ -279,7 +279,7 @@ class EdgeCircuit:
 
 def found_edges(
     ordering: Sequence[Cases],
-    deciding: Sequence[Cases],
+    deciding: Cases,
     measuring: Cases,
     parts: Bool[Tensor, "layers parts"],
 ) -> EdgeCircuit:
@@ -289,12 +289,11 @@ def found_edges(
     on the second text.
     """
     first, others = [EdgeCases(cases) for cases in ordering], EdgeCases(measuring)
-    deciders = [EdgeCases(cases) for cases in deciding]
     graph = others.graph
     candidates = graph.between(parts)
     count = int(candidates.sum())
-    whole = min(float(cases.faithfulness(parts[None].double())[0]) for cases in deciding)
-    found = search(first, deciders, 0.9 * whole, candidates, edge_sizes(count))
+    whole = float(deciding.shares(parts[None].double()).min())
+    found = search(first, EdgeCases(deciding), 0.9 * whole, candidates, edge_sizes(count))
     mask = found.mask
     shares = others.scores(mask)
     named = [None, *parts_in(torch.ones_like(parts))]
@@ -314,8 +313,8 @@ def found_edges(
 
 
 def edge_sizes(count: int) -> list[int]:
-    """Return the numbers of edges that are tried first among some, each half of the next."""
-    return sorted({max(1, count >> halved) for halved in range(6)})
+    """Return the numbers of edges that are tried among some, two for each doubling."""
+    return sorted({max(1, round(count * 2 ** (-step / 2))) for step in range(12)})
 
 
 def _block(part: LinearMap, number: int, count: int) -> slice:
