@@ -14,7 +14,7 @@ from benchmarks import right
 from docs import results, unseen
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
-from experiments.results import check, load_results, numbers_of
+from experiments.results import check, load_results, numbers_of, values_of
 from scipy import stats
 
 from bilens.data import load_images
@@ -27,33 +27,40 @@ RESULTS = load_results()
 OLD = ("circuits", "flow_memory", "flow_time")
 """Files of texts, until their programs have measured them."""
 KEYS = {"title", "command", "commit", "date", "machine", "seconds", "settings", "seeds", "rows"}
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+CITING = [page for page in PAGES if "results.md#" in page.read_text(encoding="utf-8")]
 LOST = f"points lost with {FEW} eigenvectors of each class"
 CLAIMS = {"accuracy": "accuracy", "effective rank": "rank", LOST: "lost"}
 ROWS = [(kind, claim) for kind in KINDS for claim in CLAIMS]
 SEED, LEVEL = 100, 0.99
 
 
-def numbers_of_rows() -> list[float]:
-    """Return every number that a row of a file has."""
-    rows = [row for name in RESULTS if name not in OLD for row in RESULTS[name]["rows"]]
+@cache
+def measurements() -> list[float]:
+    """Return every number that a file has, in its rows and as a setting."""
+    files = [RESULTS[name] for name in RESULTS if name not in OLD]
     keys = ("value", "low", "high", "n", "source")
-    found = [[*(row[key] for key in keys), *row["baselines"].values()] for row in rows]
-    return [number for numbers in found for number in numbers if number is not None]
+    found: list[float] = []
+    for result in files:
+        found += values_of(json.dumps(result["settings"]))
+        for row in result["rows"]:
+            numbers = (*(row[key] for key in keys), *row["baselines"].values())
+            found += [number for number in numbers if number is not None]
+    return found
 
 
-def claims_of_readme() -> str:
-    """Return README's prose above its first command, without code, links and pictures."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Try it")[0]
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+def prose(path: Path) -> str:
+    """Return the text of a page without code, links and pictures."""
+    text = path.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def unmeasured(text: str) -> list[str]:
-    """Return the numbers of a text that no row has at the digits of the text."""
-    rows, missing = numbers_of_rows(), []
-    for number in sorted(numbers_of(text)):
+    """Return the numbers of a text that no file has at the digits of the text."""
+    missing = []
+    for number in sorted(numbers_of(re.sub(r"`[^`]*`|\]\([^)]*\)", "", text))):
         digits = len(number.partition(".")[2])
-        if number not in {f"{value:.{digits}f}" for value in rows}:
+        if number not in {f"{value:.{digits}f}" for value in measurements()}:
             missing.append(number)
     return missing
 
@@ -92,8 +99,15 @@ def test_a_file_of_texts_is_refused(changes):
 
 
 def test_every_number_of_readme_is_in_a_file():
-    assert unmeasured(claims_of_readme()) == []
-    assert unmeasured("one of 98765.4, in SmolLM2") == ["98765.4"]
+    assert unmeasured(prose(ROOT / "README.md").partition("\n## Try it")[0]) == []
+    assert unmeasured("one of 98765.4, in SmolLM2, `1.23456`") == ["98765.4"]
+
+
+@pytest.mark.parametrize("page", CITING, ids=lambda page: page.stem)
+def test_every_number_beside_a_link_to_results_is_in_a_file(page):
+    paragraphs = prose(page).split("\n\n")
+    cited = [text for text in paragraphs if "results.md#" in text]
+    assert [number for text in cited for number in unmeasured(text)] == []
 
 
 def test_seconds_of_the_tasks_are_those_of_the_file():
