@@ -19,7 +19,7 @@ from bilens.read.flow.case import both_passes
 from bilens.read.flow.edges import EdgeGraph, Reader
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import adjoints_of
-from bilens.residual.changes import Change, token_site
+from bilens.residual.changes import token_site
 from bilens.residual.parts import LinearMap
 from bilens.residual.passes import Number, Pass, logit_of
 from experiments.patching import GRADIENTS
@@ -66,8 +66,8 @@ class AttributedEdges(EdgeGraph):
         slopes: dict[nn.Module, Tensor] = {}
         for number, layer in adjoints.layers():
             for reader in self.readers[self.first_reader(number) : self.first_reader(number + 1)]:
-                graph = layer.graph
-                cut, w = (graph.heads, layer.heads) if reader.role else (graph.mlp, layer.mlp)
+                heads, mlp = (layer.heads, layer.of_heads), (layer.mlp, layer.of_mlp)
+                cut, w = heads if reader.role else mlp
                 outputs = {part.module: record[part.module][1] for part, _ in reader.maps}
                 assert cut is not None
                 assert w is not None
@@ -88,7 +88,7 @@ class AttributedEdges(EdgeGraph):
         at = Pass.of(self.model, first.ids.expand(len(tokens), -1), tokens)
         record: Record = {}
         with torch.enable_grad(), self.recording(record):
-            given = Change(token_site(self.model), lambda x: x.requires_grad_())
+            given = (token_site(self.model), lambda x: x.requires_grad_())
             stream = at.changed([[given]])[0]
             value = number(stream)
         outputs = {

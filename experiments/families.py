@@ -441,7 +441,7 @@ def through_places(model: Any) -> float:
     adjoints = Adjoints(places, ids, score, two_texts=True)
     total = 0.0
     for _, layer in adjoints.layers():
-        for leaf, w in zip(layer.graph.leaves, layer.leaves, strict=True):
+        for leaf, w in zip(layer.leaves, layer.of_leaves, strict=True):
             total += 0.0 if w is None else _flow(leaf.value.detach(), w, 2)
     firsts = zip(adjoints.first_leaves, adjoints.of_first_leaves, strict=True)
     lasts = zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True)

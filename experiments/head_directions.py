@@ -62,10 +62,10 @@ def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
     adjoints = adjoints_of(model, [question])
     changes, of_layers = [], []
     for _, layer in reversed(list(adjoints.layers())):
-        assert layer.graph.heads is not None
         assert layer.heads is not None
-        changes.append(adjoints.change(layer.graph.heads.leaf)[0])
-        of_layers.append(layer.heads[0])
+        assert layer.of_heads is not None
+        changes.append(adjoints.change(layer.heads.leaf)[0])
+        of_layers.append(layer.of_heads[0])
     first, second = adjoints.numbers.tolist()
     scale = abs(first - second) ** -0.5
     layers = Moves(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))

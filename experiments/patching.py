@@ -157,11 +157,11 @@ def _frozen(question: Question, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor
     first, second = runs
     heads, mlps = [], []
     for number, layer in reversed(list(adjoints_of(first.model, [question]).layers())):
-        assert layer.heads is not None
-        assert layer.mlp is not None
-        of_heads = layer.heads[0] * (first.mixed[number] - second.mixed[number])[0]
+        assert layer.of_heads is not None
+        assert layer.of_mlp is not None
+        of_heads = layer.of_heads[0] * (first.mixed[number] - second.mixed[number])[0]
         heads.append(of_heads.unflatten(1, (first.model.n_heads, -1)).sum((0, 2)))
-        mlps.append((layer.mlp[0] * (first.outputs[number] - second.outputs[number])[0]).sum())
+        mlps.append((layer.of_mlp[0] * (first.outputs[number] - second.outputs[number])[0]).sum())
     return torch.stack(heads), torch.stack(mlps)
 
 

@@ -12,7 +12,7 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.split import flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Site
+from bilens.residual.changes import Site
 from bilens.residual.passes import logit_of
 from experiments import circuits as recipe
 from tests.families import exact_norms, tiny
@@ -60,7 +60,7 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     values = []
     for sign in (1, -1):
         site = Site(view.parts.layers[layer].module, "input", layer)
-        shift = Change(site, lambda x, s=sign: x + s * step)
+        shift = (site, lambda x, s=sign: x + s * step)
         values.append(number(runs[0].changed([[shift]])[0])[0])
     slope = (values[0] - values[1]) / 2
     heads = reads[graph.first_reader(layer) : -2]

@@ -6,7 +6,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow.gradients import slopes
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Part, adding, mixed_site, mlp_site, token_site
+from bilens.residual.changes import Part, adding, mixed_site, mlp_site, token_site
 from bilens.residual.exchanges import exchanged, mixture
 from bilens.residual.passes import Pass, logit_of
 from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
@@ -25,7 +25,7 @@ def test_a_mixture_is_the_model_with_hooks(name):
     with exact_norms():
         start, other = Pass.of(view, first[None]), Pass.of(view, second[None])
         # One set is changed in the last layer only, and joins the batch there; one is unchanged.
-        late = [Change(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
+        late = [(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
         sets = [mixture(other, keep), late, [], mixture(other, keep)]
         rows = start.changed(sets, kept=2)[:, 0]
         hooks = []
@@ -82,15 +82,14 @@ def test_gradients_at_sites_are_central_differences():
     start, number = Pass.of(view, random_text(seed=1)[None]), logit_of(view, view.direction(3))
     tokens = torch.cat([start.tokens, 2 * start.tokens])
     site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(start.mixed[1][0])
-    (of_site,) = slopes(start, number, [site], tokens)
+    ((_, at_site),) = slopes(start, number, [site], tokens)
     for row, rows in enumerate(tokens):
-        given = Change(token_site(view), lambda _, rows=rows: rows[None])
+        given = (token_site(view), lambda _, rows=rows: rows[None])
         up, down = (
-            number(start.changed([[given, Change(site, adding(sign * step))]])[0])
-            for sign in (1, -1)
+            number(start.changed([[given, (site, adding(sign * step))]])[0]) for sign in (1, -1)
         )
         slope = float((up - down)[0] / 2)
-        assert float((of_site.slope[row] * step).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-12)
+        assert float((at_site[row] * step).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-12)
         assert abs(slope) > 1e-8
 
 

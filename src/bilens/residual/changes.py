@@ -65,11 +65,8 @@ class Site(NamedTuple):
     layer: int  # number of its layer, from which a pass has to be computed again
 
 
-class Change(NamedTuple):
-    """What a site becomes in a changed pass."""
-
-    site: Site
-    function: Function
+Change = tuple[Site, Function]
+"""A place, and what it becomes in a changed pass."""
 
 
 def token_site(model: ResidualModel) -> Site:

@@ -48,7 +48,7 @@ def exchanged(part: Part, other: Pass) -> Change:
         x[:, rows, columns] = given[:, rows, columns]
         return x
 
-    return Change(site, exchange)
+    return (site, exchange)
 
 
 def mixture(
@@ -64,7 +64,7 @@ def mixture(
     for layer, shares in enumerate(keep):
         if places.layers[layer].adds and not shares.any():
             step = other.streams[layer + 1] - other.streams[layer]
-            changes.append(Change(Site(places.layers[layer].module, "step", layer), adding(step)))
+            changes.append((Site(places.layers[layer].module, "step", layer), adding(step)))
             continue
         heads, mlp, by_position = shares[..., :-1], places.layers[layer].mlp, other.by_position
         maps = [x for x in places.layers[layer].by_position if x is not mlp]
@@ -72,15 +72,15 @@ def mixture(
             changes += [_stepping(module, layer, other) for module in maps]
         elif places.layers[layer].heads is not None:
             values = exchanging(other.mixed[layer], heads)
-            changes.append(Change(mixed_site(model, layer), values))
+            changes.append((mixed_site(model, layer), values))
         if mlp in by_position and not shares[..., -1].any():
             changes.append(_stepping(mlp, layer, other))
         elif mlp is not None:
             values = exchanging(other.outputs[layer], shares[..., -1:])
-            changes.append(Change(mlp_site(model, layer), values))
+            changes.append((mlp_site(model, layer), values))
     return changes
 
 
 def _stepping(module: nn.Module, layer: int, other: Pass) -> Change:
     """Return the change of a module that takes each position by itself to its output elsewhere."""
-    return Change(Site(module, "step", layer), other.by_position[module].to)
+    return (Site(module, "step", layer), other.by_position[module].to)

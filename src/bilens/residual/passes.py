@@ -28,6 +28,7 @@ from bilens.residual.running import (
     attends_by,
     attention_choice,
     first_input,
+    first_output,
     run,
     wide_passes,
 )
@@ -189,7 +190,7 @@ class Pass(Reading):
             inputs[module] = of_texts(args[0])
 
         def keep_output(module: nn.Module, _: Any, __: Any, y: Any) -> None:
-            outputs[module] = of_texts(_first(y))
+            outputs[module] = of_texts(first_output(y))
 
         # Queries, keys and values may be one module, whose output is kept once.
         by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
@@ -268,7 +269,7 @@ class Pass(Reading):
         n_layers = self.model.n_layers
         first = []
         for changes in sets:
-            first.append(min((change.site.layer for change in changes), default=n_layers))
+            first.append(min((site.layer for site, _ in changes), default=n_layers))
         order = sorted(range(len(sets)), key=first.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())
@@ -350,7 +351,7 @@ class Pass(Reading):
                 lambda y: y.repeat(copies, *[1] * (y.dim() - 1)), call, self._numbers(number)
             )
         args, kwargs = call
-        return _first(self.model.places.layers[number].module(x, *args, **kwargs))
+        return first_output(self.model.places.layers[number].module(x, *args, **kwargs))
 
 
 _CHECKED: WeakSet[ResidualModel] = WeakSet()
@@ -432,12 +433,6 @@ def embedded(
     return hooked(after=[(model.places.embed, replace_output)])
 
 
-def _first(output: Any) -> Tensor:
-    """Return the first of what a module returns."""
-    value: Tensor = output[0] if isinstance(output, tuple) else output
-    return value
-
-
 # What is recorded.
 
 
@@ -454,7 +449,7 @@ def _recorded(
         arguments.append((args[1:], options))
 
     def keep_output(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        written.append(_first(output))
+        written.append(first_output(output))
 
     layers = [layer.module for layer in model.places.layers]
     written: list[Tensor] = []
@@ -562,7 +557,7 @@ def _changing(
 
     def change_output(site: Site, *call: Any) -> Any:
         output = call[-1]
-        y = changed(site, _first(output))
+        y = changed(site, first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
     def stepping(site: Site) -> list[bool]:

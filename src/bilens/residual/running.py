@@ -202,6 +202,12 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return stream
 
 
+def first_output(output: Any) -> Tensor:
+    """Return the first of what a module returns."""
+    value: Tensor = output[0] if isinstance(output, tuple) else output
+    return value
+
+
 def with_input(
     x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,15 +19,7 @@ from bilens.read.flow.labels import Ends, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
-from bilens.residual.changes import (
-    EMBEDDING,
-    Change,
-    Site,
-    adding,
-    mixed_site,
-    mlp_site,
-    token_site,
-)
+from bilens.residual.changes import EMBEDDING, Site, adding, mixed_site, mlp_site, token_site
 from bilens.residual.passes import Pass
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
@@ -199,7 +191,7 @@ def _with_changes(
     for first, numbers in by_first.items():
         sets = []
         for number in numbers:
-            sets.append([Change(site, adding(sign * rows)) for site, rows in groups[number]])
+            sets.append([(site, adding(sign * rows)) for site, rows in groups[number]])
         streams[numbers] = start.changed(sets, kept=first)[:, 0]
     return start.stream, streams
 

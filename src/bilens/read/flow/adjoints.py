@@ -16,6 +16,7 @@ from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
 from bilens.residual.places import LayerPlaces, Places
+from bilens.residual.running import first_input, first_output, with_input
 
 Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
 """A number of the stream after the last layer, for each text."""
@@ -36,7 +37,10 @@ class GraphCut:
 
 @dataclass(eq=False)
 class LayerGraph:
-    """The graph of one layer, from the stream before it to that after it."""
+    """The graph of one layer, from the stream before it to that after it, and the adjoints in it.
+
+    Adjoints are those of all texts, and None where nothing is read.
+    """
 
     stream: GraphCut  # before the layer
     heads: GraphCut | None = None  # mixed values of all heads, side by side
@@ -45,6 +49,11 @@ class LayerGraph:
     mixes: list[Mix] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     of_attention: int = 0  # the first leaves, before the output of the MLP
+    after: Tensor = field(init=False)  # the stream after the layer, in the graph
+    of_heads: Float[Tensor, "texts time width"] | None = None
+    of_mlp: Float[Tensor, "texts time d_model"] | None = None
+    of_leaves: list[Tensor | None] = field(default_factory=list)
+    passes: bool = False  # whether a vector in the stream passes the layer unchanged
 
     @cached_property
     def mix(self) -> Mix | None:
@@ -68,18 +77,6 @@ class LayerGraph:
         self.leaves += rules.leaves
         self.mixes += rules.mixes
         rules.leaves, rules.mixes = [], []
-
-
-@dataclass(frozen=True, eq=False)
-class LayerAdjoints:
-    """Adjoints within a layer, for all texts; None where nothing is read."""
-
-    graph: LayerGraph
-    out: Tensor  # the stream after the layer, in the graph
-    heads: Float[Tensor, "texts time width"] | None
-    mlp: Float[Tensor, "texts time d_model"] | None
-    leaves: list[Tensor | None]
-    passes: bool  # whether a vector in the stream passes the layer unchanged
 
 
 class Adjoints:
@@ -119,7 +116,7 @@ class Adjoints:
         self.graphs: list[LayerGraph] = []
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.first_leaves: list[Leaf] = []
-        self.known: list[tuple[int, LayerAdjoints]] = []
+        self.known: list[tuple[int, LayerGraph]] = []
         self._run(ids)
         with places.context(), torch.enable_grad(), Rules(self.table, len(ids)) as rules:
             numbers = score(self.last.leaf)
@@ -158,22 +155,22 @@ class Adjoints:
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._take(rules)
-            graph = LayerGraph(GraphCut.of(args[0] if args else kwargs["hidden_states"]))
+            graph = LayerGraph(GraphCut.of(first_input(args, kwargs)))
             self.graphs.append(graph)
             if not self.keep:
                 self.calls.append((args, kwargs))
                 rules.paused = True
-            return _with_stream(graph.stream.leaf.clone(), args, kwargs)
+            return with_input(graph.stream.leaf.clone(), args, kwargs)
 
         def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             rules.paused = False
-            self.graphs[-1].out = cut = GraphCut.of(_stream_of(output))
+            self.graphs[-1].out = cut = GraphCut.of(first_output(output))
             leaf = cut.leaf.clone()
             return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
-            self.last = GraphCut.of(args[0] if args else kwargs["hidden_states"])
+            self.last = GraphCut.of(first_input(args, kwargs))
             # The logits are only compared with the score.
             rules.paused = True
 
@@ -235,20 +232,21 @@ class Adjoints:
         cut = GraphCut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
         return cut, cut.leaf.clone().reshape(x.shape)
 
-    def graph(self, layer: int) -> tuple[LayerGraph, Tensor]:
-        """Return the graph of a layer and the stream after it; it runs again if it was not kept."""
+    def graph(self, layer: int) -> LayerGraph:
+        """Return the graph of a layer, which runs again if it was not kept."""
         if self.keep:
-            return self.graphs[layer], self.above(layer).value
+            self.graphs[layer].after = self.above(layer).value
+            return self.graphs[layer]
         args, kwargs = self.calls[layer]
         graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
         place = self.places.layers[layer]
         own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
         hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
         with hooks, self.places.context(), torch.enable_grad(), rules:
-            args, kwargs = _with_stream(graph.stream.leaf.clone(), args, kwargs)
-            output = _stream_of(place.module(*args, **kwargs))
+            args, kwargs = with_input(graph.stream.leaf.clone(), args, kwargs)
+            graph.after = first_output(place.module(*args, **kwargs))
         graph.take(rules)
-        return graph, output
+        return graph
 
     def earlier(self, layer: int) -> list[Tensor]:
         """Return what a layer may read: what comes before all layers, and the streams up to it."""
@@ -275,7 +273,7 @@ class Adjoints:
 
     # From the last layer down.
 
-    def layers(self) -> Iterator[tuple[int, LayerAdjoints]]:
+    def layers(self) -> Iterator[tuple[int, LayerGraph]]:
         """Yield the number and the adjoints of each layer, the last one first."""
         if self.known:
             yield from self.known
@@ -299,27 +297,27 @@ class Adjoints:
         of_tokens, *self.of_first_leaves = (pending.get(x) for x in self.first)
         self.of_tokens = self.of_tokens if of_tokens is None else of_tokens
 
-    def pull(self, layer: int, pending: "Sums") -> LayerAdjoints:
+    def pull(self, layer: int, pending: "Sums") -> LayerGraph:
         """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
-        graph, out = self.graph(layer)
+        graph = self.graph(layer)
         earlier = self.earlier(layer)
         cuts = [cut for cut in (graph.heads, graph.mlp) if cut is not None]
         inputs = [*earlier, *(cut.leaf for cut in cuts), *(leaf.value for leaf in graph.leaves)]
         w = self.arriving(layer, pending)
-        passes = w is None
+        graph.passes = w is None
         if w is not None:
-            direct = gradients(out, inputs, w)
+            direct = gradients(graph.after, inputs, w)
             pending.add_all(inputs, direct)
             of_stream = direct[len(earlier) - 1]
-            passes = of_stream is not None and torch.equal(of_stream, w)
+            graph.passes = of_stream is not None and torch.equal(of_stream, w)
         for cut in reversed(cuts):
             adjoint = pending.get(cut.leaf)
             if adjoint is not None:
                 pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
-        heads = None if graph.heads is None else pending.pop(graph.heads.leaf)
-        mlp = None if graph.mlp is None else pending.pop(graph.mlp.leaf)
-        leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
-        return LayerAdjoints(graph, out, heads, mlp, leaves, passes)
+        graph.of_heads = None if graph.heads is None else pending.pop(graph.heads.leaf)
+        graph.of_mlp = None if graph.mlp is None else pending.pop(graph.mlp.leaf)
+        graph.of_leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
+        return graph
 
 
 class Sums:
@@ -380,17 +378,3 @@ def position_flows(
             else:
                 flows += of_constant.sum() / time
     return flows
-
-
-def _stream_of(output: Any) -> Tensor:
-    """Return the stream of what a layer returns."""
-    stream: Tensor = output[0] if isinstance(output, tuple) else output
-    return stream
-
-
-def _with_stream(
-    x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return (x, *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": x}

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bilens.read.flow.adjoints import (
     Adjoints,
-    LayerAdjoints,
     LayerGraph,
     Sums,
     gradients,
@@ -26,7 +25,7 @@ class Edges:
         adjoints: Adjoints,
         row: int,
         nodes: Sequence[Node],
-        at: Callable[[Node, LayerAdjoints], tuple[Tensor, Tensor]],
+        at: Callable[[Node, LayerGraph], tuple[Tensor, Tensor]],
         unembedding: float,
     ) -> None:
         self.adjoints, self.row, self.nodes = adjoints, row, nodes
@@ -53,13 +52,13 @@ class Edges:
         self._embeddings()
         return self.edges
 
-    def _layer(self, number: int, layer: LayerAdjoints, numbers: Sequence[int]) -> None:
-        graph, adjoints = layer.graph, self.adjoints
+    def _layer(self, number: int, graph: LayerGraph, numbers: Sequence[int]) -> None:
+        adjoints = self.adjoints
         earlier = adjoints.earlier(number)
         shown: dict[str, list[int]] = defaultdict(list)
         for i in numbers:
             shown[self.nodes[i].kind].append(i)
-        outputs = {i: self.at(self.nodes[i], layer) for i in (*shown["mlp"], *shown["head"])}
+        outputs = {i: self.at(self.nodes[i], graph) for i in (*shown["mlp"], *shown["head"])}
         for i, (value, _) in outputs.items():
             self.changes[i] = adjoints.change(value)[self.row]
         cuts = [(graph.heads, shown["head"]), (graph.mlp, shown["mlp"])]
@@ -80,10 +79,10 @@ class Edges:
 
         for reader, sums in self.reading.items():
             w = adjoints.arriving(number, sums)
-            if w is not None and layer.passes and len(inputs) == len(earlier):
+            if w is not None and graph.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
             elif w is not None:
-                read(reader, layer.out, w)
+                read(reader, graph.after, w)
         for reader, (value, w) in outputs.items():
             self.reading[reader] = Sums()
             read(reader, value, w)

@@ -161,14 +161,7 @@ class EdgeRuns:
     @cached_property
     def _mlp_inputs(self) -> list[Tensor]:
         """The streams of the second run that the MLP of each layer reads."""
-        inputs: list[Tensor] = []
-        looks = [
-            Change(Site(layer.mlp.norm_or_module, "input", 0), lambda x: inputs.append(x[0]))
-            for layer in self.graph.model.parts.layers
-        ]
-        with torch.no_grad():
-            self.second.changed([looks])
-        return inputs
+        return [self.second.layer(n).mlp_input[0] for n in range(self.graph.model.n_layers)]
 
     def _changes(self, number: int, readers: list[int], written: "_Written") -> list[Change]:
         """Return the changes of a layer in which some readers take what was written so far."""
@@ -196,14 +189,14 @@ class EdgeRuns:
         for reader in readers:
             for part, rows in graph.readers[reader].maps if reader != of_mlp else ():
                 site = Site(part.module, "output", number)
-                changes.append(Change(site, partial(read_by, reader, part, rows)))
+                changes.append((site, partial(read_by, reader, part, rows)))
         if changes:
-            changes.append(Change(mixed_site(graph.model, number), keep_heads))
+            changes.append((mixed_site(graph.model, number), keep_heads))
         if of_mlp in readers:
             before = self._mlp_inputs[number]
             into_mlp = Site(layer.mlp.norm_or_module, "input", number)
-            changes.append(Change(into_mlp, lambda _: written.into(of_mlp, before)))
-            changes.append(Change(mlp_site(graph.model, number), keep_mlp))
+            changes.append((into_mlp, lambda _: written.into(of_mlp, before)))
+            changes.append((mlp_site(graph.model, number), keep_mlp))
         return changes
 
 

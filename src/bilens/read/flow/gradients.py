@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -16,23 +16,16 @@ from bilens.errors import BilensError
 from bilens.read.flow.case import make_cases
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Site, mixed_site, mlp_site
+from bilens.residual.changes import Site, mixed_site, mlp_site
 from bilens.residual.passes import Number, Pass
 from bilens.sections import Fact
 from bilens.settings import Count
 
 
-class Slope(NamedTuple):
-    """What stands at a site in some runs, and the gradient of a number by it."""
-
-    value: Float[Tensor, "runs time width"]
-    slope: Float[Tensor, "runs time width"]
-
-
 def slopes(
     start: Pass, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
-) -> list[Slope]:
-    """Return the gradients of a number by what stands at some sites, at other embeddings of a text.
+) -> list[tuple[Float[Tensor, "runs time width"], Float[Tensor, "runs time width"]]]:
+    """Return what stands at some sites, and a number's gradients by it, at other embeddings.
 
     `tokens` are the embeddings, in one run each; `start` gives the text.
     """
@@ -44,11 +37,11 @@ def slopes(
         values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
         return x + zeros[site]
 
-    changes = [Change(site, partial(add_zeros, site=site)) for site in sites]
+    changes = [(site, partial(add_zeros, site=site)) for site in sites]
     with torch.enable_grad():
         value = number(at.changed([changes])[0]).sum()
         gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
-    return [Slope(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
+    return [(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
 
 
 def gradient_effects(
@@ -71,7 +64,7 @@ def gradient_effects(
     of_sites = slopes(first, number, sites, tokens)
     rows = []
     for layer in layers:
-        of_heads, of_mlp = (of.slope.sum(0) for of in of_sites[2 * layer : 2 * layer + 2])
+        of_heads, of_mlp = (slope.sum(0) for _, slope in of_sites[2 * layer : 2 * layer + 2])
         heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
         mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
         rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))

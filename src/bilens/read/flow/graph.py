@@ -17,7 +17,7 @@ from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.figures.paper import has_matplotlib, still_picture
 from bilens.lazy_imports import go
-from bilens.read.flow.adjoints import Adjoints, LayerAdjoints
+from bilens.read.flow.adjoints import Adjoints, LayerGraph
 from bilens.read.flow.edge_flows import Edges
 from bilens.read.flow.nodes import (
     LEAVES,
@@ -263,12 +263,13 @@ class Flow(Reading):
                 return self.at(node, layer)[1][self.row]
         raise BilensError(f"{node.address} is in no layer")
 
-    def at(self, node: Node, layer: LayerAdjoints) -> tuple[Tensor, Tensor]:
+    def at(self, node: Node, layer: LayerGraph) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there of this question."""
         if node.kind not in SUBLAYERS:
             raise BilensError(f"{node.address} has no output of its own; expected a head or an MLP")
-        graph, position, number = layer.graph, node.position, node.number or 0
-        cut, w = (graph.mlp, layer.mlp) if node.kind == "mlp" else (graph.heads, layer.heads)
+        position, number = node.position, node.number or 0
+        is_mlp = node.kind == "mlp"
+        cut, w = (layer.mlp, layer.of_mlp) if is_mlp else (layer.heads, layer.of_heads)
         assert cut is not None
         assert w is not None
         assert position is not None
@@ -278,11 +279,11 @@ class Flow(Reading):
             columns = slice(number * width, (number + 1) * width)
         w = self.adjoints.of_question(self.row, w[:, position, columns])
         with torch.enable_grad():
-            if node.kind == "mlp" or node.source is None:
+            if is_mlp or node.source is None:
                 return cut.value[:, position, columns], w
-            assert graph.mix is not None
+            assert layer.mix is not None
             with Rules(self.adjoints.table, len(self.adjoints.ids)):
-                return graph.mix.term(number, position, node.source), w
+                return layer.mix.term(number, position, node.source), w
 
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:
         """Return the flow between some nodes: row a, column b is the flow from b up to a.

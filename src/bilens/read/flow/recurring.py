@@ -16,7 +16,7 @@ from bilens.read.flow.labels import token_scores
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import adjoints_of
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, adding, mlp_site
+from bilens.residual.changes import adding, mlp_site
 from bilens.residual.passes import first_change
 from bilens.settings import Count
 
@@ -38,11 +38,12 @@ class Moves(NamedTuple):
         changes: list[Tensor] = []
         of_layers: list[Tensor] = []
         for _, layer in adjoints.layers():
-            if layer.graph.mlp is None:
+            if layer.mlp is None:
                 raise BilensError("a layer has no MLP, expected one in each")
-            change = adjoints.change(layer.graph.mlp.leaf)[0]
+            change = adjoints.change(layer.mlp.leaf)[0]
+            w = torch.zeros_like(change) if layer.of_mlp is None else layer.of_mlp[0]
             changes.insert(0, change)
-            of_layers.insert(0, torch.zeros_like(change) if layer.mlp is None else layer.mlp[0])
+            of_layers.insert(0, w)
         first, second = adjoints.numbers.tolist()
         scale = abs(first - second) ** -0.5
         return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
@@ -207,8 +208,8 @@ def _measured(
             flows[question, i] = through.sum()
             signs[i] = (through.abs() * amounts.sign()).sum().sign()
             rows, site = amounts[:, None] * written, mlp_site(model, layer)
-            removing.append([Change(site, adding(-rows))])
-            adding_back.append([Change(site, adding(rows))])
+            removing.append([(site, adding(-rows))])
+            adding_back.append([(site, adding(rows))])
         first, second = case.alone
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]

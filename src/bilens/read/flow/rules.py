@@ -259,23 +259,6 @@ def _log_means(logs: Float[Tensor, "2 *shape"]) -> Tensor:
     return log_mean(p, q, logs[0] - logs[1])
 
 
-class LogSoftmax(torch.autograd.Function):
-    """log p over the last axis: d log p_i = ds_i - sum L ds / sum L."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor) -> Tensor:
-        logs = s.log_softmax(-1)
-        ctx.save_for_backward(logs)
-        return logs
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (logs,) = ctx.saved_tensors
-        means, g = _log_means(pair(logs)), pair(g)
-        shares = means / means.sum(-1, keepdim=True)
-        return (g - shares * g.sum(-1, keepdim=True)).flatten(0, 1)
-
-
 class LogSumExp(torch.autograd.Function):
     """log sum exp s over the last axis, which stays: sum L ds / sum L."""
 
@@ -980,10 +963,10 @@ def _softmax(
     dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
     if mode.table is not SECANTS:
         return func(x, dim, *args, **kwargs).detach()
-    secant = LogSoftmax if func.__name__ == "log_softmax" else Softmax
     check_masked(x.detach() < MASKED, x)
     x = (x if dtype is None else x.to(dtype)).movedim(dim, -1)
-    return secant.apply(x).movedim(-1, dim)
+    is_log = func.__name__ == "log_softmax"
+    return (x - LogSumExp.apply(x) if is_log else Softmax.apply(x)).movedim(-1, dim)
 
 
 @rule("logsumexp", SECANTS, RELEVANCE)

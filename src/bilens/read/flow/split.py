@@ -13,7 +13,7 @@ from bilens.checks import EPS, ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.options import Target
 from bilens.read.flow.ablation import measurable, named_by_measurement
-from bilens.read.flow.adjoints import Adjoints, LayerAdjoints, position_flows, start_flows
+from bilens.read.flow.adjoints import Adjoints, LayerGraph, position_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.question import Against, Question, Score, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
@@ -225,20 +225,19 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
     biases, choices = like.new_zeros(questions, n_layers, 2), like.new_zeros(questions, n_layers)
     pairs: list[list[Pairs | None]] = [[None] * n_layers for _ in range(questions)]
     absolute = like.new_zeros(questions)
-    for layer, of_layer in adjoints.layers():
-        graph = of_layer.graph
-        if graph.mlp is not None and of_layer.mlp is not None:
-            mlps[:, layer] = (of_layer.mlp[:questions] * adjoints.change(graph.mlp.leaf)).sum(-1)
-        if graph.heads is not None and of_layer.heads is not None:
-            terms = of_layer.heads[:questions] * adjoints.change(graph.heads.leaf)
+    for layer, graph in adjoints.layers():
+        if graph.mlp is not None and graph.of_mlp is not None:
+            mlps[:, layer] = (graph.of_mlp[:questions] * adjoints.change(graph.mlp.leaf)).sum(-1)
+        if graph.heads is not None and graph.of_heads is not None:
+            terms = graph.of_heads[:questions] * adjoints.change(graph.heads.leaf)
             heads[:, layer] = terms.unflatten(-1, (n_heads, -1)).sum(-1).transpose(1, 2)
             if graph.mix is not None:
-                for question, of_question in enumerate(_pairs(adjoints, of_layer)):
+                for question, of_question in enumerate(_pairs(adjoints, graph)):
                     pairs[question][layer], size = of_question
                     absolute[question] += size
             else:
                 absolute += heads[:, layer].abs().sum((1, 2))
-        choices[:, layer], biases[:, layer] = _starts(adjoints, of_layer)
+        choices[:, layer], biases[:, layer] = _starts(adjoints, graph)
     absolute += mlps.abs().sum((1, 2))
     of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
     embeddings = of_tokens.sum(-1)
@@ -271,13 +270,13 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
 
 
 def _starts(
-    adjoints: Adjoints, layer: LayerAdjoints
+    adjoints: Adjoints, layer: LayerGraph
 ) -> tuple[Float[Tensor, " questions"], Float[Tensor, "questions 2"]]:
     """Return the flow of what a layer chose, and of the biases of its attention and its MLP."""
     of_choices = adjoints.embedding.leaf.new_zeros(adjoints.questions)
     of_biases = of_choices.new_zeros(adjoints.questions, 2)
-    for number, (leaf, w) in enumerate(zip(layer.graph.leaves, layer.leaves, strict=True)):
-        kind, part = layer.graph.start(number)
+    for number, (leaf, w) in enumerate(zip(layer.leaves, layer.of_leaves, strict=True)):
+        kind, part = layer.start(number)
         # Constants are the same in both texts.
         if w is None or (kind == "bias" and adjoints.two_texts):
             continue
@@ -304,13 +303,13 @@ def _constants(
 
 
 @torch.no_grad()
-def _pairs(adjoints: Adjoints, layer: LayerAdjoints) -> Iterator[tuple[Pairs, Tensor]]:
+def _pairs(adjoints: Adjoints, layer: LayerGraph) -> Iterator[tuple[Pairs, Tensor]]:
     """Yield the strongest pairs of each question, and the sum of all sizes."""
-    mix = layer.graph.mix
+    mix = layer.mix
     assert mix is not None
-    assert layer.heads is not None
+    assert layer.of_heads is not None
     questions, time = adjoints.questions, adjoints.ids.shape[1]
-    w = layer.heads.unflatten(-1, (mix.output.shape[1], -1)).transpose(1, 2)[:questions]
+    w = layer.of_heads.unflatten(-1, (mix.output.shape[1], -1)).transpose(1, 2)[:questions]
     attention = w.new_zeros(questions, time, time)
     sizes = w.new_zeros(questions)
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(questions)]

@@ -9,68 +9,11 @@ from bilens.read.language.names import token_names, token_text
 from bilens.residual import ResidualModel
 
 FRAME = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "but",
-        "by",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "his",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "my",
-        "not",
-        "of",
-        "on",
-        "or",
-        "our",
-        "she",
-        "so",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "us",
-        "very",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "which",
-        "while",
-        "who",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-    ]
+    """
+    a an and are as at be been but by for from had has have he her his i if in into is it its my
+    not of on or our she so than that the their them then there these they this those to us very
+    was we were what when which while who will with would you your
+    """.split()  # noqa: SIM905
 )
 """Words that hold an English sentence together; they stay as they are."""
 
