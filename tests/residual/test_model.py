@@ -210,7 +210,8 @@ def test_forward_hooks_are_refused_by_name():
     def double(module, args, output):
         return 2 * output
 
-    readings = [lambda: Pass.of(view, ids), lambda: view.layer(1), lambda: view.ov(1)]
+    of_text = Pass.of(view, ids)
+    readings = [lambda: of_text.layer(0), lambda: view.layer(1), lambda: view.ov(1)]
     for hook in (mlp.register_forward_hook(double), mlp.register_forward_pre_hook(double)):
         for read in (*readings, lambda: ResidualModel(view.model)):
             with pytest.raises(BilensError, match=r"layers\.1\.mlp has a forward hook, .*double"):

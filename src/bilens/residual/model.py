@@ -121,19 +121,19 @@ class ResidualModel:
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
         """Embedding of each token, without positions, one row for each token."""
-        self.check_intact()
+        self._check_model()
         return self.parts.embed.weight() * self.parts.embed.scale
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
         """Unembedding of the normalised stream after the last layer, one column for each token."""
-        self.check_intact()
+        self._check_model()
         return self.parts.logit_weights()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """Bias of each logit, from the final norm and the unembedding."""
-        self.check_intact()
+        self._check_model()
         return self.parts.logit_weights()[1]
 
     def token(self, name: str) -> int:
@@ -217,7 +217,7 @@ class ResidualModel:
         numbers = [self._number("token", token), *(self._number("minus", x) for x in others)]
         if numbers[0] in numbers[1:]:
             raise BilensError(f"minus has the token {token!r} itself, expected other tokens")
-        self.check_intact()
+        self._check_model()
         # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
@@ -229,10 +229,10 @@ class ResidualModel:
 
     def layer(self, layer: int) -> Layer:
         """Return the parts of a layer."""
-        self.check_intact()
+        self._check_model()
         return self.parts.layers[check_index("layer", layer, self.n_layers)]
 
-    def check_intact(self) -> None:
+    def _check_model(self) -> None:
         """Check that the model still computes what its weights and this view's numbers say."""
         check_unhooked(self.model)
         numbers = config_numbers(self.model) if self._numbers else {}

@@ -90,7 +90,6 @@ class Pass(Reading):
         if isinstance(text, str) or text.dim() == 1:
             text = model.ids(text)[None]
         check_ids(model.vocab_size, text)
-        model.check_intact()
         ids = text.to(model.device)
         tokens = model.places.rows(ids) if tokens is None else tokens
         with torch.no_grad(), _attending(model, patterns), embedded(model, tokens):
