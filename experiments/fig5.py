@@ -11,8 +11,8 @@ The source has 98.05 % without regularisation, 98.30 % with only input noise and
 both. A reproduction study of 2026 has an effective rank of 38.5 without and 15.5 with weight decay,
 in a set-up of its own.
 
-Small: 5 initialisations, and the first for the sweep, half an hour on one core. Paper: 20
-everywhere, noise in steps of 0.2, as the source averages: some 5.5 hours.
+Small: 5 initialisations, whose noises are the sweep, 25 minutes on one core. Paper: 20, noise in
+steps of 0.2, as the source averages: some 5.5 hours.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def run(context: RecipeContext) -> Outcome:
         rows[name] = [(tops[digit], data.class_names[digit]) for digit in DIGITS]
     title = "Top positive eigenvectors"
     figures = {"eigenvectors": picture_figure(rows, data.shape, title=title)}
-    noises = context.choose((0.0, 0.5, 1.0), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
-    seeds = context.seed_range(SEEDS)[: context.choose(1, None)]
+    noises = context.choose((0.0, 1.0), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+    seeds = context.seed_range(SEEDS)
     lines: dict[str, list[Line]] = {key: [] for key in SWEPT}
     for name, decay in (("without weight decay", 0.0), ("with weight decay", DECAY)):
         measured = []

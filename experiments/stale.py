@@ -24,7 +24,7 @@ def main() -> None:
         changed = sorted(path for path in dependencies(modules) if has_changed(path, result))
         about = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if changed[3:] else "")
         if not modules:
-            about = "its program is no longer here"
+            about = "no recipe or benchmark measures it"
         if about:
             print(f"{name}.json ({result['commit']}): {about}")
 

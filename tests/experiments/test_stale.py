@@ -38,5 +38,5 @@ def test_files_older_than_their_code_are_printed(capsys, monkeypatch):
     stale.main()
     assert capsys.readouterr().out.splitlines() == [
         "old.json (0123abcd): experiments/fig3.py",
-        "lost.json (now): its program is no longer here",
+        "lost.json (now): no recipe or benchmark measures it",
     ]
