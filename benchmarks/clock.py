@@ -1,14 +1,10 @@
-"""Timing of calls, and files of results."""
+"""Timing of calls."""
 
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
-
-from bilens.files import write_json
 
 
 def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
@@ -49,27 +45,4 @@ def machine() -> str:
     """Print the machine on which the numbers below are measured."""
     return (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.get_default_dtype()}"
-    )
-
-
-def write_results(
-    name: str, title: str, command: str, note: str, rows: Iterable[tuple[str, str, str]]
-) -> None:
-    """Write a file of results, with rows of claim, number and baseline."""
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-    write_json(
-        Path(f"results/{name}.json"),
-        {
-            "title": title,
-            "command": f"python -m benchmarks.{command}",
-            "commit": commit.strip(),
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"2 cores, no GPU, torch {torch.__version__.partition('+')[0]}",
-            "seeds": "0",
-            "note": note,
-            "rows": [
-                {"claim": claim, "number": number, "spread": "", "baseline": baseline}
-                for claim, number, baseline in rows
-            ],
-        },
     )

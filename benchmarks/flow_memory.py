@@ -1,8 +1,9 @@
 """Memory of flows of SmolLM2 between two texts: the largest of a process, and what flows leave.
 
-`python -m benchmarks.flow_memory` takes twenty minutes, after `make test-models`. Each length has a
-process of its own, whose memory includes imports and weights. The last number is what 60 flows of
-five tokens leave behind while the cyclic collector is off.
+`python -m benchmarks.flow_memory --write` takes ten minutes, after `make test-models`, and writes
+`results/flow_memory.json`. Each length has a process of its own, whose memory includes imports and
+weights. The last number is what flows of five tokens leave behind while the cyclic collector is
+off.
 """
 
 import argparse
@@ -15,10 +16,10 @@ import time
 from pathlib import Path
 
 import torch
+from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
-from benchmarks.clock import machine
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
@@ -41,7 +42,9 @@ def opened() -> ResidualModel:
 
 
 def largest(tokens: int) -> None:
-    """Print the largest memory of this process after a flow of random tokens, of which one changes.
+    """Print memory in GB and seconds of this process after a flow of random tokens.
+
+    One of them changes.
 
     A change at a quarter of the text reaches all positions after it.
     """
@@ -54,11 +57,11 @@ def largest(tokens: int) -> None:
     flow(model, ids, model.direction(5), against=other, ablate=0)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    print(f"{tokens:5} tokens: {peak:.2f} GB, {seconds:.0f} s of the processor", flush=True)
+    print(peak, seconds)
 
 
-def left_behind(count: int) -> None:
-    """Print the memory after every tenth flow."""
+def left_behind(count: int) -> float:
+    """Return the memory in MB that some flows add."""
     model, direction = opened(), TokenDirection("Ġare", ("Ġis",))
     # The first flow fills caches of torch.
     flow(model, TEXTS[0], direction, against=TEXTS[1])
@@ -67,26 +70,44 @@ def left_behind(count: int) -> None:
     before = resident()
     for number in range(1, count + 1):
         flow(model, TEXTS[number % 2], direction, against=TEXTS[1 - number % 2])
-        if number % 10 == 0 or number == count:
-            print(f"{number} flows added {resident() - before:.0f} MB", flush=True)
+    return resident() - before
 
 
 def main() -> None:
     """Measure each length in a process of its own, then what flows leave behind."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024, 2048])
-    parser.add_argument("--flows", type=int, default=60)
+    parser.add_argument("--flows", type=int, default=20)
     parser.add_argument("--alone", type=int, help="number of tokens to measure in this process")
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if given.alone:
         largest(given.alone)
         return
-    print(machine(), flush=True)
+    torch.set_num_threads(1)
+    recording, rows = Recording() if given.write else None, []
     for tokens in given.tokens:
         command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(tokens)]
-        subprocess.run(command, check=True)
+        peak, taken = map(float, subprocess.check_output(command, text=True).split())
+        rows.append(Row(f"flow of {tokens:,} tokens: largest memory", peak, unit="GB"))
+        rows.append(Row(f"flow of {tokens:,} tokens: time of the processor", taken, unit="s"))
+        print(*rows[-2:], sep="\n", flush=True)
     if given.flows:
-        left_behind(given.flows)
+        claim = f"{given.flows} flows with the collector off add"
+        rows.append(Row(claim, left_behind(given.flows), unit="MB"))
+        print(rows[-1], flush=True)
+    if recording is not None:
+        recording.write(
+            "flow_memory",
+            title="Memory of flows between two texts",
+            command="python -m benchmarks.flow_memory --write",
+            rows=rows,
+            settings={
+                "model": "SmolLM2-135M in float32, weights and imports included",
+                "tokens": given.tokens,
+                "flows": given.flows,
+            },
+        )
 
 
 if __name__ == "__main__":

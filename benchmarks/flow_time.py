@@ -1,28 +1,25 @@
 """Cost and exactness of flows between two texts, over a forward and a backward pass of both.
 
-`python -m benchmarks.flow_time --write` takes ten minutes, after `make test-models`, and
+`python -m benchmarks.flow_time --write` takes three minutes, after `make test-models`, and
 writes `results/flow_time.json`. The backward pass is that of the change of a logit to the
 embeddings. Flows and passes take turns. Times are the processor's, of one thread, or wall time on a
-GPU. A long text has a process of its own, whose memory includes imports and weights. With
-`--llama 2048 8192 16` the model is a Llama with random weights, and these are its width, hidden
-units and layers.
+GPU. With `--llama 2048 8192 16` the model is a Llama with random weights, and these are its width,
+hidden units and layers; nothing is written.
 """
 
 import argparse
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from experiments.results import Recording, Row
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from benchmarks.clock import machine, spent, write_results
+from benchmarks.clock import spent
 from benchmarks.flow_memory import TEXTS
 from bilens.read.flow import flow
 from bilens.residual import ResidualModel
@@ -90,41 +87,36 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--llama", type=int, nargs=3)
-    parser.add_argument("--long", type=int, default=2048, help="tokens of the long text; 0 of none")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(machine())
+    recording = Recording() if given.write and given.llama is None else None
     model = opened(given.llama)
     rows = []
-
-    def add(claim: str, number: str, baseline: str = "") -> None:
-        print(f"{claim}: {number}", flush=True)
-        rows.append((claim, number, baseline))
-
     ratios(model, given.tokens[0], 1)
     for length in given.tokens:
         columns = ratios(model, length, given.turns)
         for column, name in zip(columns, ("", f", {NODES} nodes labelled"), strict=True):
-            number = f"{statistics.median(column):.2f} ({min(column):.2f} to {max(column):.2f})"
-            add(f"flow of {length} tokens over both passes of both texts{name}", number)
+            claim = f"flow of {length} tokens over both passes of both texts{name}"
+            rows.append(Row.of_range(claim, column))
+            print(rows[-1], flush=True)
     if given.llama is None:
         for name, package in (("SmolLM2", SMOLLM2), ("Gemma 3", GEMMA3)):
-            add(f"error of the sum, relative, {name} in float32", f"{error(package):.1e}")
-    if given.long:
-        command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(given.long)]
-        printed = subprocess.check_output(command, text=True)
-        add(
-            f"flow of {given.long:,} tokens",
-            printed.partition(":")[2].strip(),
-            "0.4.0 before: 2.98 GB, 420 s",
+            rows.append(Row(f"error of the sum, relative, {name} in float32", error(package)))
+            print(rows[-1], flush=True)
+    if recording is not None:
+        recording.write(
+            "flow_time",
+            title="Time and exactness of flows between two texts",
+            command="python -m benchmarks.flow_time --write",
+            rows=rows,
+            settings={
+                "model": "SmolLM2-135M in float32 but for the last row",
+                "tokens": given.tokens,
+                "labelled": NODES,
+                "rows": "median and range of the turns",
+            },
         )
-    if given.write:
-        note = (
-            "SmolLM2 in float32, two texts that differ in one token; median over turns and range."
-        )
-        title, command_name = "Time and exactness of flows", "flow_time --write"
-        write_results("flow_time", title, command_name, note, rows)
 
 
 if __name__ == "__main__":
