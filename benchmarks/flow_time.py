@@ -85,7 +85,7 @@ def main() -> None:
     """Print each number, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--llama", type=int, nargs=3)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
