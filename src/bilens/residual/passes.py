@@ -425,9 +425,7 @@ def embedded(
             wide = output.to(stored)
             scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
             factor = 1.0 if scaled or not table.scale else 1 / table.scale
-        # Logits of a long text are computed again in a run of its last positions.
-        rows = embeddings if embeddings.dim() == 1 else embeddings[..., -output.shape[-2] :, :]
-        return (factor * rows).expand_as(output).to(output.dtype)
+        return (factor * embeddings).expand_as(output).to(output.dtype)
 
     return hooked(after=[(model.places.embed, replace_output)])
 

@@ -149,7 +149,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
 def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[float]:
     """Return the change of the number without each part, the mean over the ways of measuring it."""
     score = Score(model, flow.question)
-    changes = [score(ends.absent) - score(ends.present) for ends in runs]
+    changes = [score(absent) - score(present) for present, absent in runs]
     return torch.stack(changes).double().mean(0).tolist()
 
 
@@ -172,28 +172,27 @@ def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Row
     """
     if not flow.two_texts:
         alone = Pass.of(model, flow.ids[None])
-        return [Ends(*(x[:, -1] for x in _with_changes(alone, groups, -1)))]
+        return [_with_changes(alone, groups, -1)]
     first, second = both_passes(model, [flow.question.both_texts(model)])
-    n = [x[:, -1] for x in _with_changes(first, groups, -1)]
-    m = [x[:, -1] for x in _with_changes(second, groups, 1)]
-    return [Ends(*n), Ends(*reversed(m))]
+    absent, present = _with_changes(second, groups, 1)
+    return [_with_changes(first, groups, -1), (present, absent)]
 
 
 def _with_changes(
     start: Pass, groups: Sequence[Sequence[Rows]], sign: int
-) -> tuple[Float[Tensor, "1 time d_model"], Float[Tensor, "groups time d_model"]]:
-    """Return the last stream of a pass, and those of passes with the changes of each group."""
+) -> tuple[Float[Tensor, "1 d_model"], Float[Tensor, "groups d_model"]]:
+    """Return the end of a pass, and the ends of passes with the changes of each group."""
     # Positions before the first change stay as they are.
     by_first: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(groups):
         by_first[min(int(rows.any(-1).int().argmax()) for _, rows in group)].append(number)
-    streams = start.stream.expand(len(groups), -1, -1).clone()
+    ends = start.stream[:, -1].repeat(len(groups), 1)
     for first, numbers in by_first.items():
         sets = []
         for number in numbers:
             sets.append([(site, adding(sign * rows)) for site, rows in groups[number]])
-        streams[numbers] = start.changed(sets, kept=first)[:, 0]
-    return start.stream, streams
+        ends[numbers] = start.changed(sets, kept=first)[:, 0, -1]
+    return start.stream[:, -1], ends
 
 
 def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:

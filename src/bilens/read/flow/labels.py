@@ -1,7 +1,6 @@
 """Names of the nodes of a flow: tokens that they raise and lower, and tokens where they start."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,14 +17,11 @@ FOLLOWED = 60
 """Strongest nodes through which the flow of others is followed down to the tokens."""
 
 
-class Ends(NamedTuple):
-    """Last streams at the last position, in passes with a part and in passes without it.
+Ends = tuple[Float[Tensor, "_ d_model"], Float[Tensor, "_ d_model"]]
+"""Last streams at the last position, in passes with a part and in passes without it.
 
-    Each is a row of each part, or one row for all of them.
-    """
-
-    present: Float[Tensor, "_ d_model"]
-    absent: Float[Tensor, "_ d_model"]
+Each is a row of each part, or one row for all of them.
+"""
 
 
 def token_scores(
@@ -36,7 +32,7 @@ def token_scores(
     (log p1 - log p0) sqrt((p1 + p0) / 2), p1 and p0 the token's probabilities with the part and
     without it, if it is among the most probable ones of either run, else 0. Without the root the
     changes of tokens that nobody expects would be the largest; with p itself only one or two
-    tokens would count. `present` and `absent` are those of `Ends`.
+    tokens would count. `present` and `absent` are `Ends`.
     """
     likely = min(LIKELY, model.vocab_size)
     logs = [model.places.logits(rows).log_softmax(-1) for rows in (present, absent)]

@@ -869,9 +869,7 @@ def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    axes = tuple(range(-len(normalized_shape), 0))
-    y = input * torch.rsqrt((input * input).mean(axes, keepdim=True) + eps)
-    return y if weight is None else y * weight
+    return _affine_norm(input, range(-len(normalized_shape), 0), weight, None, eps)
 
 
 @composed("layer_norm", SECANTS, RELEVANCE)
@@ -883,23 +881,25 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     axes = tuple(range(-len(normalized_shape), 0))
-    centred = input - input.mean(axes, keepdim=True)
-    y = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    return _affine_norm(input - input.mean(axes, keepdim=True), axes, weight, bias, eps)
 
 
 @composed("group_norm", SECANTS, RELEVANCE)
 def _group_norm(
     input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    x = input.unflatten(1, (num_groups, -1))
+    x, shape = input.unflatten(1, (num_groups, -1)), (num_groups, -1, *[1] * (input.dim() - 2))
     axes = tuple(range(2, x.dim()))
-    centred = x - x.mean(axes, keepdim=True)
-    y = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
-    y, shape = y.flatten(1, 2), (-1, *[1] * (input.dim() - 2))
-    y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
+    weight, bias = (y if y is None else y.reshape(shape) for y in (weight, bias))
+    return _affine_norm(x - x.mean(axes, keepdim=True), axes, weight, bias, eps).flatten(1, 2)
+
+
+def _affine_norm(
+    centred: Tensor, axes: Sequence[int], weight: Any, bias: Any, eps: float
+) -> Tensor:
+    y = centred * torch.rsqrt((centred * centred).mean(tuple(axes), keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 @composed("var", SECANTS, RELEVANCE)
