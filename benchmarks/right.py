@@ -262,7 +262,7 @@ def main() -> None:
     counts = run(name for tests in every for name in names_of(tests))
     faults = {number: failures(tests, counts) for number, tests in FAULTS.items()}
     n_failing = sum(failed > 0 for failed, _ in faults.values())
-    rows = [Row("faults of the review of 0.4.0 with a test that fails", n_failing, n=len(faults))]
+    rows = [Row("faults of the review with a test that fails", n_failing, n=len(faults))]
     for claim, tests in CLAIMS.items():
         failed, ran = failures(tests, counts)
         rows.append(Row(claim, failed, n=ran))
@@ -276,7 +276,10 @@ def main() -> None:
             title="Faults in what is read and said",
             command="python -m benchmarks.right --write",
             rows=rows,
-            settings={"numbers": "failing tests of those that hold each kind"},
+            settings={
+                "numbers": "failing tests of those that hold each kind",
+                "faults": list(FAULTS),  # by their numbers in the review of 0.4.0
+            },
         )
 
 
