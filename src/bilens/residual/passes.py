@@ -73,6 +73,7 @@ class Pass(Reading):
         tokens: Float[Tensor, "*texts time d_model"] | None = None,
         *,
         patterns: bool = False,
+        parts: bool = False,
     ) -> "Pass":
         """Run a model on a text, or on texts of one length; in float32 or float64.
 
@@ -82,6 +83,7 @@ class Pass(Reading):
             tokens: other embeddings of the tokens.
             patterns: let the model attend eagerly, as its patterns need. The logits are compared
                 with those of its own attention.
+            parts: record the values of the parts in the same run, where they will be needed.
 
         Raises:
             BilensError: the model does not know the text, or it changes streams between layers, or
@@ -92,9 +94,12 @@ class Pass(Reading):
         check_ids(model.vocab_size, text)
         ids = text.to(model.device)
         tokens = model.places.rows(ids) if tokens is None else tokens
-        with torch.no_grad(), _attending(model, patterns), embedded(model, tokens):
+        keeping = _keeping(model, len(ids)) if parts else nullcontext()
+        with torch.no_grad(), _attending(model, patterns), embedded(model, tokens), keeping as kept:
             streams, arguments = _recorded(model, ids)
         of_texts = cls(model, ids, tokens, streams, arguments, patterns)
+        if kept is not None:
+            vars(of_texts)["_values"] = kept()
         if patterns and model not in _CHECKED and ids.shape[1] > 1:
             check_attention(of_texts)
             _CHECKED.add(model)
@@ -176,35 +181,11 @@ class Pass(Reading):
         return self._values[2]
 
     @cached_property
-    def _values(self) -> tuple[list[Tensor], list[Tensor], dict[nn.Module, Tensor]]:
-        layers, nothing = self.model.places.layers, self.tokens[..., :0]
-        inputs: dict[nn.Module, Tensor] = {}
-        outputs: dict[nn.Module, Tensor] = {}
-
-        def of_texts(x: Tensor) -> Tensor:
-            # Some modules take the tokens of all texts as one list.
-            return x.reshape(len(self.ids), -1, x.shape[-1])
-
-        def keep_input(module: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
-            inputs[module] = of_texts(args[0])
-
-        def keep_output(module: nn.Module, _: Any, __: Any, y: Any) -> None:
-            outputs[module] = of_texts(first_output(y))
-
-        # Queries, keys and values may be one module, whose output is kept once.
-        by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
-        heads = [layer.heads for layer in layers if layer.heads is not None]
-        mlps = dict.fromkeys(layer.mlp for layer in layers if layer.mlp is not None)
-        hooks = [(module, keep_input) for module in heads]
-        after = [(module, keep_output) for module in mlps | by_position]
-        with torch.no_grad(), hooked(hooks, after):
-            for number in range(len(layers)):
-                self.run_layer(number)
-        return (
-            [inputs[x.heads] if x.heads else nothing for x in layers],
-            [outputs[x.mlp] if x.mlp else nothing for x in layers],
-            {module: outputs[module] for module in by_position},
-        )
+    def _values(self) -> "_Values":
+        with torch.no_grad(), self.running(), _keeping(self.model, len(self.ids)) as values:
+            for number, stream in enumerate(self.streams[:-1]):
+                self._through(number, stream)
+        return values()
 
     @cached_property
     def _by_text(self) -> frozenset[tuple[int, int]]:
@@ -389,6 +370,44 @@ def check_attention(eager: Pass) -> None:
             f"rounding explains {allowed:.2g}. Is it causal? Readings of its texts would not be "
             "those of the model."
         )
+
+
+_Values = tuple[list[Tensor], list[Tensor], dict[nn.Module, Tensor]]
+"""Mixed values and MLP outputs of each layer, and what modules write at each position."""
+
+
+@contextmanager
+def _keeping(model: ResidualModel, texts: int) -> Iterator[Callable[[], _Values]]:
+    """Yield what returns the values of the parts in the runs of the layers in this block."""
+    layers = model.places.layers
+    inputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def of_texts(x: Tensor) -> Tensor:
+        # Some modules take the tokens of all texts as one list.
+        return x.reshape(texts, -1, x.shape[-1])
+
+    def keep_input(module: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
+        inputs[module] = of_texts(args[0])
+
+    def keep_output(module: nn.Module, _: Any, __: Any, y: Any) -> None:
+        outputs[module] = of_texts(first_output(y))
+
+    def values() -> _Values:
+        nothing = next(iter([*inputs.values(), *outputs.values()]))[..., :0]
+        return (
+            [inputs[x.heads] if x.heads else nothing for x in layers],
+            [outputs[x.mlp] if x.mlp else nothing for x in layers],
+            {module: outputs[module] for module in by_position},
+        )
+
+    # Queries, keys and values may be one module, whose output is kept once.
+    by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
+    heads = [layer.heads for layer in layers if layer.heads is not None]
+    mlps = dict.fromkeys(layer.mlp for layer in layers if layer.mlp is not None)
+    before = [(module, keep_input) for module in heads]
+    with hooked(before, [(module, keep_output) for module in mlps | by_position]):
+        yield values
 
 
 def first_change(passes: Sequence[Pass]) -> int:

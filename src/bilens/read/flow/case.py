@@ -158,8 +158,9 @@ def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass,
         first.append(ids)
         second.append(other)
         tokens.append(model.places.rows(other) if embeddings is None else embeddings)
-    return Pass.of(model, torch.stack(first)), Pass.of(
-        model, torch.stack(second), torch.stack(tokens)
+    return (
+        Pass.of(model, torch.stack(first), parts=True),
+        Pass.of(model, torch.stack(second), torch.stack(tokens), parts=True),
     )
 
 

@@ -1,0 +1,86 @@
+"""Time of circuits: the search alone, and whole calls with controls and edges.
+
+    python -m benchmarks.circuit_time [--turns 3]
+
+Times are the processor's, of one thread, without imports and loading, with the range over turns.
+Beside each stand the forward passes of both texts of its questions, which any method needs. Writes
+`results/circuit_time.json`.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from experiments.pretrained import SMOLLM2, smollm2
+from experiments.results import Recording, Row
+
+from benchmarks.unseen_templates import LEFT, Task
+from bilens.models import load
+from bilens.read.flow import circuit
+from bilens.read.flow.case import make_cases
+from bilens.read.flow.circuit_measures import found_parts
+from bilens.read.flow.circuit_search import KEEP
+from bilens.read.flow.question import read_pairs
+from bilens.residual import ResidualModel
+
+TASKS = ("agreement", "ioi")
+WHOLE: dict[str, dict[str, Any]] = {
+    "": {},
+    ", with controls": {"controls": True},
+    ", with edges": {"level": "edges"},
+}
+
+
+def spent(call: Callable[[], Any]) -> float:
+    """Return the processor's seconds of a call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def search(model: ResidualModel, task: str) -> float:
+    """Return the time of a search on the first two templates of a task, whose passes are known."""
+    splits = [*Task(model, task).splits.values()][:2]
+    return spent(lambda: found_parts(splits, KEEP, LEFT))
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=3)
+    turns = range(parser.parse_args().turns)
+    torch.set_num_threads(1)
+    recording = Recording()
+    model = load(str(smollm2()))
+    assert isinstance(model, ResidualModel)
+    rows = []
+
+    def add(claim: str, seconds: list[float], passes: float) -> None:
+        print(f"{claim}: {seconds}", flush=True)
+        baselines = {"passes of both texts": passes}
+        rows.append(Row.of_range(claim, seconds, unit="s", baselines=baselines))
+
+    for task in TASKS:
+        asked = read_pairs(model, task)
+        passes = spent(partial(make_cases, model, asked[: 2 * len(asked) // 3]))
+        times = [search(model, task) for _ in turns]
+        add(f"{task}: search on 2 templates of 24 questions", times, passes)
+    for name, options in WHOLE.items():
+        asked = read_pairs(model, TASKS[0])
+        passes = spent(partial(make_cases, model, asked))
+        times = [spent(partial(circuit, model, asked, **options)) for _ in turns]
+        add(f"{TASKS[0]}: circuit of 3 templates of 24 questions{name}", times, passes)
+    recording.write(
+        "circuit_time",
+        title="Time of circuits",
+        command="python -m benchmarks.circuit_time",
+        rows=rows,
+        settings={"model": SMOLLM2, "threads": 1, "low and high": "range over turns"},
+    )
+
+
+if __name__ == "__main__":
+    main()
