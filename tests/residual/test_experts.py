@@ -1,19 +1,24 @@
 """Mixtures of experts: hidden units of all experts, with the weights of the router on a text."""
 
+from contextlib import ExitStack
+from functools import partial
+
 import pytest
 import torch
 import transformers
+from experiments.families import make, texts
 
 from bilens.convert import process
 from bilens.convert.gates import gated_mlps
 from bilens.convert.language_model import as_language_model
 from bilens.errors import BilensError, NotBilinearError
-from bilens.read.flow import edit, flow
+from bilens.read.flow import edit, flow, measure, remove
 from bilens.read.flow.nodes import LEAVES
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
 from tests.families import of_order_one
+from tests.language import toy_tokenizer
 from tests.nightly import nightly
 
 SIZES = {
@@ -88,6 +93,66 @@ def test_flows_add_up_and_the_change_of_routing_is_a_choice():
     for result in (on_text, between):
         leaves = sum(node.flow for node in result.nodes if node.kind in LEAVES)
         assert leaves == pytest.approx(result.value, rel=1e-5)
+
+
+def chosen_weights(gate, logits, places):
+    """Return the weights that a router gives to places of its experts, by its equations."""
+    if type(gate).__name__ == "MixtralTopKRouter":
+        weights = logits.float().softmax(-1).gather(1, places)
+        return weights / weights.sum(-1, keepdim=True)
+    weights = logits.sigmoid().gather(1, places)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * gate.routed_scaling_factor
+
+
+def number_with_choices(model, ids, chosen):
+    """Return a difference of logits of a text, with given places of the experts of routers."""
+
+    def choose(gate, _, output):
+        weights = chosen_weights(gate, output[0], chosen[gate])
+        return output[0], weights.to(output[1]), chosen[gate]
+
+    with ExitStack() as hooks:
+        for gate in chosen:
+            hooks.enter_context(gate.register_forward_hook(choose))
+        logits = model(ids[None], use_cache=False).logits[0, -1]
+    return float(logits[5] - logits[6])
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+def test_choices_are_exchanged_as_in_own_passes(kind):
+    model = make(kind).requires_grad_(False)
+    view, ids = ResidualModel(model, toy_tokenizer()), [x % 30 for x in texts()]
+    split = flow(view, ids[0], "t5", minus="t6", against=ids[1], ablate=0)
+    nodes = [node for node in split.nodes if node.kind == "choice"]
+    assert nodes
+    gates = [view.places.layers[node.layer].module.mlp.gate for node in nodes]
+    chosen = []
+    for text in ids:
+        with ExitStack() as hooks:
+            noted = {}
+            for gate in gates:
+                note = partial(noted.__setitem__, gate)
+                hook = gate.register_forward_hook(lambda *call, note=note: note(call[-1][2]))
+                hooks.enter_context(hook)
+            model(text[None], use_cache=False)
+        chosen.append(noted)
+
+    def by_hand(some):
+        first, second = (
+            number_with_choices(model, text, {gate: of_other[gate] for gate in some})
+            for text, of_other in zip(ids, reversed(chosen), strict=True)
+        )
+        own = [number_with_choices(model, text, {}) for text in ids]
+        return (first - own[0] + own[1] - second) / 2
+
+    for node, gate, effect in zip(nodes, gates, measure(view, split, nodes), strict=True):
+        assert effect.actual == pytest.approx(by_hand([gate]), rel=1e-3, abs=1e-7)
+        assert abs(effect.actual) > 1e-5
+        assert effect.part == f"choice of layer {node.layer}"
+    together = remove(view, split, nodes)
+    assert together.actual == pytest.approx(by_hand(gates), rel=1e-3, abs=1e-7)
+    with pytest.raises(BilensError, match="scale=0.5 of a choice, which is exchanged as a whole"):
+        measure(view, split, nodes, scale=0.5)
 
 
 def test_processing_folds_the_norm_into_experts_and_router():

@@ -5,7 +5,7 @@ A part has one address everywhere: `mlp.8`, `head.26.0`, and at one position `he
 
 import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -60,12 +60,12 @@ class Site(NamedTuple):
     module: nn.Module
     # What is changed: the module's input or output. With "step" the module does not run: the output
     # of a layer is a function of its input, and that of a module that takes each position by itself
-    # one of nothing.
-    place: Literal["input", "output", "step"]
+    # one of nothing. With "choice" it is what a layer chooses.
+    place: Literal["input", "output", "step", "choice"]
     layer: int  # number of its layer, from which a pass has to be computed again
 
 
-Change = tuple[Site, Function]
+Change = tuple[Site, Callable[..., Any]]
 """A place, and what it becomes in a changed pass."""
 
 

@@ -20,6 +20,7 @@ from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.lazy_imports import pd
 from bilens.residual.changes import EMBEDDING, Change, Function, Site, token_site
+from bilens.residual.choices import Choosing, by_text
 from bilens.residual.layers import check_ids
 from bilens.residual.model import ResidualModel
 from bilens.residual.on_text import LayerOnText, layer_on_text, pattern_of_call
@@ -36,6 +37,7 @@ from bilens.sections import Fact
 
 Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer."""
+Hook = tuple[nn.Module, Callable[..., Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call of a layer, by position and by name, without the stream."""
 
@@ -163,6 +165,19 @@ class Pass(Reading):
             self.run_layer(layer)
         return seen[0]
 
+    @torch.no_grad()
+    def choices(self, layer: int) -> list[Int[Tensor, "rows *shape"]]:
+        """Return what a layer chooses, such as experts: the places, one choice after the other."""
+        noted: list[Tensor] = []
+
+        def note(_: int, places: Tensor) -> Tensor:
+            noted.append(places)
+            return places
+
+        with Choosing(note):
+            self.run_layer(layer)
+        return noted
+
     # Values of the parts, which other passes take.
 
     @property
@@ -208,7 +223,8 @@ class Pass(Reading):
             return x.unflatten(0, (total, -1))[index].flatten(0, 1)
 
         arguments = [
-            _mapped(chosen, call, self._numbers(layer)) for layer, call in enumerate(self.arguments)
+            _mapped(chosen, call, _of_layer(self._by_text, layer))
+            for layer, call in enumerate(self.arguments)
         ]
         some = replace(
             self,
@@ -270,15 +286,17 @@ class Pass(Reading):
         The functions of the changes get all copies at once, (copies * texts, time, width).
         """
         stream = self.streams[number].repeat(copies, 1, 1)
+        by_text = self._by_text if copies > 1 else frozenset()
         sites = _by_site([changes])
         with self.running(), _changing(sites, [0], len(stream)):
-            self._through(number, stream)
+            self._through(number, stream, by_text)
 
     def _batch(
         self, sets: Sequence[Sequence[Change]], first: Sequence[int], kept: int
     ) -> Float[Tensor, "sets texts time d_model"]:
         """Return the last streams of sets of changes, by their first layers in ascending order."""
         n_layers, texts = self.model.n_layers, len(self.ids)
+        by_text = self._by_text  # found in a pass of its own, without the changes
         sites = _by_site(sets)
         steps = {}
         for layer, place in enumerate(self.model.places.layers):
@@ -303,7 +321,8 @@ class Pass(Reading):
                 after: dict[int, Tensor] = {}
                 if running:
                     rows = x if len(running) == len(x) else x[running]
-                    y = self._through(number, rows.flatten(0, 1)).unflatten(0, (-1, texts))
+                    y = self._through(number, rows.flatten(0, 1), by_text)
+                    y = y.unflatten(0, (-1, texts))
                     after = dict(zip(running, y, strict=True)) if stepping else {}
                     x = x if stepping else y
                 if stepping:
@@ -320,16 +339,17 @@ class Pass(Reading):
             stream = last_streams(self.model, self.ids.repeat(sets, 1))
         return stream.unflatten(0, (sets, -1))
 
-    def _numbers(self, layer: int) -> set[int]:
-        return {number for of_layer, number in self._by_text if of_layer == layer}
-
-    def _through(self, number: int, x: Float[Tensor, "rows time d_model"]) -> Tensor:
+    def _through(
+        self,
+        number: int,
+        x: Float[Tensor, "rows time d_model"],
+        by_text: frozenset[tuple[int, int]] = frozenset(),
+    ) -> Tensor:
         copies = len(x) // len(self.ids)
         call = self.arguments[number]
         if copies > 1:
-            call = _mapped(
-                lambda y: y.repeat(copies, *[1] * (y.dim() - 1)), call, self._numbers(number)
-            )
+            some = _of_layer(by_text, number)
+            call = _mapped(lambda y: y.repeat(copies, *[1] * (y.dim() - 1)), call, some)
         args, kwargs = call
         return first_output(self.model.places.layers[number].module(x, *args, **kwargs))
 
@@ -506,6 +526,10 @@ def _by_text(recorded: Pass) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
+def _of_layer(by_text: frozenset[tuple[int, int]], layer: int) -> set[int]:
+    return {number for of_layer, number in by_text if of_layer == layer}
+
+
 def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors of nested arguments, in their order."""
     found: list[Tensor] = []
@@ -535,9 +559,9 @@ def _mapped(
 # How it is changed.
 
 
-def _by_site(sets: Sequence[Sequence[Change]]) -> dict[Site, dict[int, list[Function]]]:
+def _by_site(sets: Sequence[Sequence[Change]]) -> dict[Site, dict[int, list[Any]]]:
     """Return the functions of each site, by the number of their set."""
-    sites: dict[Site, dict[int, list[Function]]] = defaultdict(dict)
+    sites: dict[Site, dict[int, list[Any]]] = defaultdict(dict)
     for number, changes in enumerate(sets):
         for site, function in changes:
             sites[site].setdefault(number, []).append(function)
@@ -551,9 +575,10 @@ def _applied(functions: Sequence[Function], x: Tensor) -> Tensor:
     return x
 
 
+@contextmanager
 def _changing(
-    sites: Mapping[Site, Mapping[int, Sequence[Function]]], running: Sequence[int], texts: int
-) -> AbstractContextManager[None]:
+    sites: Mapping[Site, Mapping[int, Sequence[Any]]], running: Sequence[int], texts: int
+) -> Iterator[None]:
     """Let sites have other numbers in the sets that run, each with its own rows of texts."""
 
     def changed(site: Site, x: Tensor) -> Tensor:
@@ -595,15 +620,34 @@ def _changing(
                 each.append(next(computed))
         return torch.cat(each)
 
-    of_kinds: dict[str, list[Site]] = {"input": [], "step": [], "output": []}
+    choosing = Choosing()
+
+    def choose(site: Site, number: int, places: Tensor) -> Tensor:
+        rows = by_text(places, len(running), texts)
+        each = []
+        for i, own in zip(running, rows, strict=True):
+            exchanges = [partial(exchange, number) for exchange in sites[site].get(i, ())]
+            each.append(_applied(exchanges, own))
+        return torch.stack(each).reshape(places.shape)
+
+    def enter(site: Site, *_: Any) -> None:
+        choosing.start(partial(choose, site))
+
+    def leave(*_: Any) -> None:
+        choosing.start(None)
+
+    of_kinds: dict[str, list[Site]] = {"input": [], "step": [], "output": [], "choice": []}
     for site in sites:
         of_kinds[site.place].append(site)
     # Inputs are changed before rows are left out, and outputs after they are put in again.
-    before = [(site.module, partial(change_input, site)) for site in of_kinds["input"]]
+    before: list[Hook] = [(x.module, partial(change_input, x)) for x in of_kinds["input"]]
     before += [(site.module, partial(leave_out, site)) for site in of_kinds["step"]]
-    after = [(site.module, partial(put_in, site)) for site in of_kinds["step"]]
+    after: list[Hook] = [(x.module, partial(put_in, x)) for x in of_kinds["step"]]
     after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
-    return hooked(before, after)
+    before += [(site.module, partial(enter, site)) for site in of_kinds["choice"]]
+    after += [(site.module, leave) for site in of_kinds["choice"]]
+    with hooked(before, after), choosing if of_kinds["choice"] else nullcontext():
+        yield
 
 
 def _cut(

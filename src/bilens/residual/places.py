@@ -101,9 +101,9 @@ class Places:
     def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer, by the model itself."""
 
-        # A text of one token, whose stream is exchanged where only the unembedding follows.
+        # A text of one token, in whose place are texts of one where only the unembedding follows.
         def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return with_input(x[None], args, kwargs)
+            return with_input(x[:, None], args, kwargs)
 
         ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
         with hooked(before=[(self.last, exchange)]), self.context():

@@ -19,7 +19,16 @@ from bilens.read.flow.labels import Ends, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
-from bilens.residual.changes import EMBEDDING, Site, adding, mixed_site, mlp_site, token_site
+from bilens.residual.changes import (
+    EMBEDDING,
+    Change,
+    Site,
+    adding,
+    mixed_site,
+    mlp_site,
+    token_site,
+)
+from bilens.residual.choices import taking
 from bilens.residual.passes import Pass
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
@@ -71,7 +80,8 @@ def measure(
     one text the output of a node is removed: what a head moves from one position to another, the
     output of an MLP at its position, or the vector of a token or position. Between two texts the
     change of the output is subtracted in the run of the first text, and added in that of the
-    second; the effect is the mean of both.
+    second; the effect is the mean of both. A choice, such as that of experts, is exchanged: each
+    text has the choice of the other one.
 
     Args:
         model: that of the flow.
@@ -81,10 +91,15 @@ def measure(
         tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
-        BilensError: a node is the logit, a bias or a choice.
+        BilensError: a node is the logit or a bias, or a choice is scaled.
     """
-    changes = _outputs(model, flow, nodes)
-    runs = _run_without(model, flow, [[(site, (1 - scale) * rows)] for site, rows in changes])
+    if scale and any(node.kind == "choice" for node in nodes):
+        raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
+    changes = [
+        (site, None if rows is None else (1 - scale) * rows)
+        for site, rows in _outputs(model, flow, nodes)
+    ]
+    runs = _run_without(model, flow, [[each] for each in changes])
     results = []
     for node, actual, (raised, lowered) in zip(
         nodes, _changes(model, flow, runs), token_changes(model, runs, tokens), strict=True
@@ -96,10 +111,11 @@ def measure(
 
 
 def measurable(model: ResidualModel, flow: Flow) -> list[Node]:
-    """Return the nodes of a flow that can be removed from a run of the model."""
+    """Return the nodes of a flow that can be removed from any run of the model."""
     # The vectors of positions are a module of their own in known families only.
     known = model.places.parts is not None
-    return [n for n in flow.nodes if n.is_removable and (known or n.kind != "position")]
+    kinds = {"head", "mlp", "token", *(["position"] if known else [])}
+    return [node for node in flow.nodes if node.kind in kinds]
 
 
 def named_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
@@ -133,7 +149,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     once.
 
     Raises:
-        BilensError: nodes is empty, or a node is the logit, a bias or a choice.
+        BilensError: nodes is empty, or a node is the logit or a bias.
     """
     nodes = list({node.place: node for node in nodes}.values())
     if not nodes:
@@ -161,8 +177,8 @@ def without_output(
     return _changes(model, flow, _run_without(model, flow, groups))
 
 
-Rows = tuple[Site, Tensor]
-"""A place in the model, and what is taken from it at each position."""
+Rows = tuple[Site, Tensor | None]
+"""A place in the model, and what is taken from it at each position; None of a choice."""
 
 
 def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]) -> list[Ends]:
@@ -172,25 +188,32 @@ def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Row
     """
     if not flow.two_texts:
         alone = Pass.of(model, flow.ids[None])
-        return [_with_changes(alone, groups, -1)]
+        return [_with_changes(alone, alone, groups, -1)]
     first, second = both_passes(model, [flow.question.both_texts(model)])
-    absent, present = _with_changes(second, groups, 1)
-    return [_with_changes(first, groups, -1), (present, absent)]
+    absent, present = _with_changes(second, first, groups, 1)
+    return [_with_changes(first, second, groups, -1), (present, absent)]
 
 
 def _with_changes(
-    start: Pass, groups: Sequence[Sequence[Rows]], sign: int
+    start: Pass, other: Pass, groups: Sequence[Sequence[Rows]], sign: int
 ) -> tuple[Float[Tensor, "1 d_model"], Float[Tensor, "groups d_model"]]:
     """Return the end of a pass, and the ends of passes with the changes of each group."""
     # Positions before the first change stay as they are.
     by_first: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(groups):
-        by_first[min(int(rows.any(-1).int().argmax()) for _, rows in group)].append(number)
+        firsts = [0 if rows is None else int(rows.any(-1).int().argmax()) for _, rows in group]
+        by_first[min(firsts)].append(number)
+
+    def change(site: Site, rows: Tensor | None) -> Change:
+        if rows is not None:
+            return site, adding(sign * rows)
+        return site, taking(other.choices(site.layer), len(other.ids))
+
     ends = start.stream[:, -1].repeat(len(groups), 1)
     for first, numbers in by_first.items():
         sets = []
         for number in numbers:
-            sets.append([(site, adding(sign * rows)) for site, rows in groups[number]])
+            sets.append([change(*each) for each in groups[number]])
         ends[numbers] = start.changed(sets, kept=first)[:, 0, -1]
     return start.stream[:, -1], ends
 
@@ -198,13 +221,21 @@ def _with_changes(
 def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:
     """Return the output of each node in rows of all positions, with its place in the model."""
     for node in nodes:
-        if not node.is_removable:
+        if not node.is_removable or (node.kind == "choice" and not flow.two_texts):
             raise BilensError(
                 f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
-                "tokens or positions"
+                "tokens, positions, or choices between two texts"
             )
-    written = flow.written(nodes)
-    return [_rows(model, flow, *each) for each in zip(nodes, written, strict=True)]
+    written = iter(flow.written([node for node in nodes if node.kind != "choice"]))
+    outputs: list[Rows] = []
+    for node in nodes:
+        if node.kind == "choice":
+            layer = node.layer or 0
+            site = Site(model.places.layers[layer].module, "choice", layer)
+            outputs.append((site, None))
+        else:
+            outputs.append(_rows(model, flow, node, next(written)))
+    return outputs
 
 
 def _rows(model: ResidualModel, flow: Flow, node: Node, output: Tensor) -> Rows:

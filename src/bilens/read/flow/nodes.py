@@ -66,7 +66,7 @@ class Node:
     @property
     def is_removable(self) -> bool:
         """True if it can be removed from a run of the model, or exchanged between two."""
-        return self.kind in ("head", "mlp", "token", "position")
+        return self.kind in ("head", "mlp", "token", "position", "choice")
 
     @property
     def address(self) -> str:
