@@ -35,7 +35,7 @@ from experiments.results import Recording, Row
 from scipy import stats
 from torch import Tensor
 
-from bilens.question_files import read_lines, task_names
+from bilens.question_files import read_lines
 from bilens.read.flow.circuit_controls import controls
 from bilens.read.flow.circuit_measures import Split, found_circuit, found_parts, measured
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, Cases
@@ -43,6 +43,7 @@ from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.question import Question, read_pairs
 from bilens.residual import ResidualModel
+from bilens.shipped import task_names
 
 OURS = "integrated gradients of the mask"
 KINDS = ("the answer", "random parts", "nonsense", "shuffled weights")

@@ -13,14 +13,8 @@ import pytest
 
 from bilens.analyses import language
 from bilens.errors import BilensError
-from bilens.question_files import (
-    COLUMNS,
-    TASKS,
-    QuestionLine,
-    read_lines,
-    read_pair_lines,
-    task_names,
-)
+from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
+from bilens.shipped import TASKS, task_names
 from tests.command_line import refusal
 from tests.language import view_of
 

@@ -14,6 +14,7 @@ from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
 from bilens.options import check_docstrings
+from bilens.shipped import find_model
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def load(
 
     Args:
         source: a directory that a training wrote, or the name of a repository on the hub. It may be
-            of bilens, of a known family of transformers, or of another known layout. A .gguf file
+            of bilens, of a known family of transformers, or of another known layout. "story" is the
+            small model of English stories that comes with bilens. A .gguf file
             is a model too. A torch module of your own is a transformer of a known family, or a
             stack of bilinear layers. The tensors of a stack are found and compared with it
             (`bilens.tensor.TensorStack`). Your module stays as it is, also in training mode: it
@@ -64,7 +66,7 @@ def load(
     if isinstance(source, nn.Module):
         _check_place(source, device)
         return _open_module(source, input_shape)
-    device = check_device("cpu" if device is None else device)
+    device, source = check_device("cpu" if device is None else device), find_model(source)
     place = place_options(hub)
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from bilens.errors import BilensError
+from bilens.shipped import TASKS, task_names
 from bilens.options import token_list
 
 COLUMNS = ("text", "token", "minus", "against", "task", "template")
@@ -20,8 +21,6 @@ EXPECTED = (
     "the text, the token, tokens to subtract (separated by commas), and if there are more the "
     "second text, a task and a template"
 )
-TASKS = Path(__file__).parent / "tasks"
-"""Folder of the files that come with bilens, named by their tasks."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ def read_pair_lines(path: str | Path) -> list[QuestionLine]:
                 "text after which the model answers otherwise"
             )
     return questions
-
-
-def task_names() -> list[str]:
-    """Return the names of the tasks that come with bilens."""
-    return sorted(path.stem for path in TASKS.glob("*.tsv"))
 
 
 def _found(path: str | Path) -> Path:

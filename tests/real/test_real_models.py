@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.question_files import task_names
+from bilens.shipped import task_names
 from bilens.read.flow import circuit, flow, propose_questions
 from bilens.read.flow.question import Question, read_pairs
 from bilens.read.language import TokenDirection

@@ -11,6 +11,7 @@ import tyro
 
 from bilens.errors import BilensError
 from bilens.settings import check_value
+from bilens.shipped import find_model
 
 NO_DEFAULTS: Mapping[str, Any] = {}
 
@@ -63,6 +64,8 @@ class Command:
                         check_value(parameter.name, value, parameter.annotation)
                     except BilensError as error:
                         raise UsageError(str(error)) from None
+            if "model" in settings:
+                settings["model"] = str(find_model(settings["model"]))
             return Call(self.run, settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]

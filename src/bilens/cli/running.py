@@ -31,6 +31,7 @@ from bilens.lazy_imports import datasets
 from bilens.nn.settings import LanguageSettings
 from bilens.options import Basis, Metric, Order
 from bilens.sections import ContextList, Section, Table
+from bilens.shipped import STORY
 from bilens.train.settings import ClassifierTraining, LanguageTraining
 
 HERE = "127.0.0.1"
@@ -203,7 +204,8 @@ def report(
     }
     folder = Path(model)
     inside, outside = folder / "report.html", Path("runs") / f"report-{folder.stem}.html"
-    page = own_place(output, inside if folder.is_dir() else outside)
+    is_run = folder.is_dir() and folder != STORY
+    page = own_place(output, inside if is_run else outside)
     if figures:
         check_own(page.parent / "figures", page)
 

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 import bilens.nn.language  # noqa: F401  # transformers knows its models then
 from bilens.checks import check_count, check_weights, checked
-from bilens.convert import gates, layouts, weights
+from bilens.convert import eight_bits, gates, layouts, weights
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
 from bilens.convert.gguf_tokenizer import gguf_tokenizer
@@ -119,14 +119,18 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_special_tokens(source, config)
     mapped = low_memory and hub.get("dtype") in (None, "auto")
     _check_sizes(source, config, model_class, in_memory=not mapped, **place)
+    state: dict[str, Tensor] | None = None
+    if config.__dict__.pop(eight_bits.MARK, False):  # what is saved again is in float32
+        state = eight_bits.restore_rows(weights.stored_tensors(source, **place), source)
     with weights.reading_files(source), ExitStack() as stack:
         if biases:  # transformers warns of those that it leaves
             stack.callback(logging.set_verbosity, logging.get_verbosity())
             logging.set_verbosity_error()
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
         loaded: Any = model_class.from_pretrained(
-            source,
+            source if state is None else None,
             config=config,
+            state_dict=state,
             output_loading_info=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are named below

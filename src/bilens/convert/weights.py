@@ -103,12 +103,16 @@ def stored_weights(source: str | Path, **place: Any) -> dict[str, tuple[int, str
     return found
 
 
-def stored_tensors(source: str | Path, names: set[str], **place: Any) -> dict[str, Tensor]:
-    """Return tensors of the safetensors files of a model by their names."""
+def stored_tensors(
+    source: str | Path, names: set[str] | None = None, **place: Any
+) -> dict[str, Tensor]:
+    """Return tensors of the safetensors files of a model by their names, or all of them."""
     path, tensors = _weights_file(source, **place), dict[str, Tensor]()
     for shard in [] if path is None else _shards(source, path, **place):
         with safetensors.safe_open(shard, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in names & set(file.keys())}
+            found = set(file.keys())
+            chosen = found if names is None else names & found
+            tensors |= {name: file.get_tensor(name) for name in chosen}
     return tensors
 
 

@@ -248,6 +248,18 @@ PRESETS = {
         LanguageSettings(d_model=256, n_heads=4, d_hidden=768, n_ctx=128),
         LanguageTraining(epochs=2, batch_size=32, learning_rate=3e-3, warmup=0.02),
     ),
+    "story": Preset(
+        LanguageSettings(
+            vocab_size=2048,
+            d_model=256,
+            n_layers=4,
+            n_heads=4,
+            d_hidden=512,
+            n_ctx=256,
+            norm="rms",
+        ),
+        LanguageTraining(epochs=2, batch_size=16, learning_rate=3e-3, warmup=0.05),
+    ),
     "paper": Preset(),
     "500m": Preset(
         LanguageSettings(
@@ -269,6 +281,7 @@ PRESETS = {
 
 - grammar: the synthetic grammar, in a few minutes.
 - tiny: stories, in minutes on two cores.
+- story: the model that comes with bilens, `bilens.load("story")`, in an hour on one core.
 - paper: Table 3 of Pearce et al. 2024, for a GPU.
 - 500m: the size of the models in the post on tensor-transformer variants, for several GPUs.
 

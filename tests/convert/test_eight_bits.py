@@ -1,0 +1,73 @@
+"""Weights in eight bits are restored within half a step, and are never taken for something else."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import bilens
+from bilens.convert import save_model
+from bilens.convert.eight_bits import MARK, restore_rows, round_rows
+from bilens.errors import CheckpointError
+from tests.families import tiny
+from tests.language import random_model, toy_tokenizer
+
+
+@given(seed=st.integers(0, 1000), size=st.floats(-20, 20), n_rows=st.integers(1, 6))
+def test_each_number_is_within_half_a_step_of_its_row(seed, size, n_rows):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(n_rows, 5, generator=generator) * 10.0**size
+    weight[seed % n_rows, 2:] = 0
+    restored = restore_rows(round_rows({"map": weight, "bias": weight[0]}), "here")
+    step = weight.abs().amax(dim=1, keepdim=True) / 127
+    assert ((restored["map"] - weight).abs() <= 0.501 * step).all()
+    assert torch.equal(restored["bias"], weight[0])
+    again = restore_rows(round_rows({"map": restored["map"]}), "here")["map"]
+    torch.testing.assert_close(again, restored["map"])  # nothing more is lost
+
+
+def test_a_row_of_zeros_stays_zero():
+    assert not restore_rows(round_rows({"map": torch.zeros(2, 3)}), "here")["map"].any()
+
+
+def saved(model, folder):
+    setattr(model.config, MARK, True)
+    save_model(folder, model, None, round_rows(model.state_dict()))
+    delattr(model.config, MARK)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["bilens", "llama", "gpt2"])
+def test_a_model_is_opened_in_float32_and_saved_again_as_an_ordinary_one(tmp_path, family):
+    model = random_model(n_layers=2).float() if family == "bilens" else tiny(family).float()
+    folder = saved(model, tmp_path / "small")
+    assert (folder / "model.safetensors").stat().st_size < 0.6 * sum(
+        4 * weight.numel() for weight in model.parameters()
+    )
+    opened = bilens.load(folder)
+    ids = torch.arange(6)[None]
+    expected = model(input_ids=ids).logits
+    error = (opened.model(input_ids=ids).logits - expected).norm() / expected.norm()
+    assert 1e-6 < error < 0.05
+    save_model(tmp_path / "whole", opened.model, toy_tokenizer())
+    again = bilens.load(tmp_path / "whole")
+    assert torch.equal(again.model(input_ids=ids).logits, opened.model(input_ids=ids).logits)
+
+
+def test_whole_numbers_without_their_scales_are_refused(tmp_path):
+    folder = saved(random_model().float(), tmp_path / "small")
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    del weights["embed.weight.scale"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"embed\.weight has no scale for each of its rows"):
+        bilens.load(folder)
+
+
+def test_transformers_does_not_take_whole_numbers_for_weights(tmp_path):
+    folder = saved(tiny("llama").float(), tmp_path / "small")
+    _, about = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert "model.embed_tokens.weight" in about["missing_keys"]
+    assert "Plain transformers does not open it" in (folder / "README.md").read_text()
