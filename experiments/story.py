@@ -10,7 +10,10 @@ measures the weights before they were rounded, and stories260K of llama2.c, a tr
 weights, on the same stories with their capitals.
 
 For ten verbs and ten nouns the strongest token before and after each is read from the weights. It
-fits if the two tokens follow each other in held-out stories more often than they would by chance.
+fits if the two tokens follow each other in held-out stories twice as often as by chance.
+
+Ten behaviours, two templates each, are in `story.tsv`: how many of the questions the model answers,
+and the circuit of each, measured on questions that did not find it.
 
 Small and paper: the same, a training of an hour on one core.
 """
@@ -29,8 +32,11 @@ from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.convert.eight_bits import MARK, round_rows
 from bilens.data.texts import clean, read_texts
 from bilens.models import load
+from bilens.read.flow import circuit
+from bilens.read.flow.question import read_pairs
 from bilens.read.language import read_ngrams
 from bilens.residual import ResidualModel
+from bilens.residual.trace import max_tokens
 from bilens.shipped import STORY
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext
@@ -38,6 +44,7 @@ from experiments.llama2c import stories260K
 from experiments.results import Row
 
 N_STORIES = 200
+QUESTIONS = Path(__file__).with_suffix(".tsv")
 VERBS = ("ate", "ran", "saw", "jumped", "climbed", "played", "gave", "found", "asked", "went")
 NOUNS = ("girl", "dog", "ball", "tree", "mom", "cake", "park", "bird", "boat", "friend")
 
@@ -71,7 +78,28 @@ def run(context: RecipeContext) -> Outcome:
             n=len(fits),
         ),
     ]
+    rows += behaviours(shipped)
     return Outcome({row.claim: row.value for row in rows}, rows=rows)
+
+
+def behaviours(model: ResidualModel) -> list[Row]:
+    """Return what the model answers of each behaviour, and the circuit that answers it."""
+    rows = []
+    for one in circuit(model, read_pairs(model, QUESTIONS)).record()["circuits"]:
+        task, n = one["task"], one["questions that measure"]
+        asked = sum(one[f"questions that {what}"] for what in ("order", "decide the size", "measure"))
+        others = len(one["answered otherwise"])
+        rows += [
+            Row(f"{task}: share of the questions that it answers", asked / (asked + others)),
+            Row(f"{task}: parts of the circuit, of 20", len(one["parts"])),
+            Row(
+                f"{task}: share of the change that the circuit restores",
+                *(one[key] for key in ("restored", "low", "high")),
+                n=n,
+                baselines={"left without it": one["left"]},
+            ),
+        ]
+    return rows
 
 
 @torch.no_grad()
@@ -81,10 +109,12 @@ def bits_per_character(model: ResidualModel, stories: list[str]) -> float:
     Each window has the first token, and predicts what follows its middle: at most as many tokens as
     in training, and at least half as many before each, but at the beginning of a story.
     """
-    tokenizer, n_ctx = model.tokenizer, model.model.config.n_ctx
+    tokenizer: Any = model.tokenizer
+    n_ctx = min(256, max_tokens(model.model.config))
     nats = 0.0
     for story in stories:
-        ids = torch.tensor([tokenizer.encode(story)])
+        pieces = tokenizer.encode(story, add_special_tokens=False)
+        ids = torch.tensor([[tokenizer.bos_token_id, *pieces]])
         half = (n_ctx - 1) // 2
         for start in range(1, ids.shape[1], half):
             first = max(1, start - half)

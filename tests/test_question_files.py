@@ -241,5 +241,5 @@ def test_a_task_has_three_templates_of_24_different_questions(task):
             assert all(name.startswith(" ") for name in (line.token, *line.minus))
 
 
-def test_twelve_tasks_come_with_bilens():
-    assert len(task_names()) == 12
+def test_thirteen_tasks_come_with_bilens():
+    assert len(task_names()) == 13

@@ -372,35 +372,44 @@ WORDS = LanguageTraining(epochs=1, batch_size=64, learning_rate=5e-3)
 
 
 def demo(*, output: Path | None = None) -> dict[str, Any]:
-    """See it work: a deep model on few directions, and a logit of a language model accounted for.
+    """See it work: the parts that answer a sentence, a deep model on few directions, a known rule.
 
-    Trains three layers on the bundled digits and a language model on a small grammar, which takes
-    a minute or two. Prints how few directions the first needs and the sources of a logit of the
-    second, and writes a page on each.
+    Reads the model of English stories that comes with bilens, then trains three layers on the
+    bundled digits and a language model on a small grammar, in a minute or two. Writes a page on
+    each.
 
         bilens demo
 
     Args:
-        output: folder of the two runs, deep and grammar; by default runs/demo.
+        output: folder of pages and runs, story, deep and grammar; by default runs/demo.
     """
     output = own_place(output, "runs/demo")
 
     from bilens.train.run_directory import is_begun
 
+    # As the commands do it, so that the demo shows what users will type.
+    def read(name: str, model: Path, page: Path, **asked: Any) -> dict[str, Any]:
+        return run_analysis(find_analysis(name), str(model), output=page, **asked)
+
     deep, grammar = output / "deep", output / "grammar"
-    out.print("A deep model on few directions", style="bold")
+    girl, boy = "The girl was sad because", "The boy was sad because"
+    out.print(f"“{girl}”: why she, and he after “{boy}”?", style="bold")
+    asked: dict[str, Any] = {"prompt": girl, "token": "she", "minus": "he", "against": boy}
+    records = {"story": read("flow", STORY, output / "story" / "flow.html", **asked)}
+    out.print("\nThe few parts that answer such sentences", style="bold")
+    page = output / "story" / "circuit.html"
+    records["circuit"] = read("circuit", STORY, page, questions="pronouns")
+    out.print("\nA deep model on few directions", style="bold")
     train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
-    records = {"decompose": decompose(deep, bonds=True)}
+    records["decompose"] = decompose(deep, bonds=True)
     report(str(deep), output=deep / "report.html")
     # A name and a verb have an object: what ben ate was rice, what lily ate soup.
     prompt, token, minus = "then ben was happy and ate", "rice", "soup,jam"
     unlikely = minus.replace(",", " or ")
     out.print(f"\n“{prompt}”: why {token}, and not {unlikely}?", style="bold")
     train_language(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS)
-    # As the command does it, so that the demo shows what users will type.
-    asked: dict[str, Any] = {"prompt": prompt, "token": token, "minus": minus}
-    page = grammar / "flow.html"
-    records["flow"] = run_analysis(find_analysis("flow"), str(grammar), output=page, **asked)
+    asked = {"prompt": prompt, "token": token, "minus": minus}
+    records["flow"] = read("flow", grammar, grammar / "flow.html", **asked)
     report(str(grammar), output=grammar / "report.html", token=token, minus=minus)
     return records
 
