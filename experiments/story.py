@@ -38,7 +38,7 @@ from bilens.read.flow import circuit
 from bilens.read.flow.question import read_pairs
 from bilens.read.language import read_ngrams
 from bilens.residual import ResidualModel
-from bilens.residual.trace import max_tokens
+from bilens.residual.tokens import max_tokens
 from bilens.shipped import STORY
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext
@@ -91,15 +91,19 @@ def behaviours(model: ResidualModel) -> list[Row]:
     rows = []
     for one in circuit(model, read_pairs(model, QUESTIONS)).record()["circuits"]:
         task, n = one["task"], one["questions that measure"]
-        asked = sum(one[f"questions that {what}"] for what in ("order", "decide the size", "measure"))
+        asked = sum(
+            one[f"questions that {what}"] for what in ("order", "decide the size", "measure")
+        )
         others = len(one["answered otherwise"])
         rows += [
             Row(f"{task}: share of the questions that it answers", asked / (asked + others)),
             Row(f"{task}: parts of the circuit, of 20", len(one["parts"])),
             Row(
                 f"{task}: share of the change that the circuit restores",
-                *(one[key] for key in ("restored", "low", "high")),
-                n=n,
+                one["restored"],
+                one["low"],
+                one["high"],
+                n,
                 baselines={"left without it": one["left"]},
             ),
         ]
@@ -150,10 +154,13 @@ def fitting(model: ResidualModel, stories: Iterable[str]) -> tuple[list[bool], l
     words = [*VERBS, *NOUNS]
     readings = [read_ngrams(model, word, layer=0) for word in words]
     strongest = [(str(one.preceding.token[0]), str(one.following.token[0])) for one in readings]
-    draws = Random(0).choices(list(single), single.values(), k=2 * len(words))
+    draws = Random(0).choices(list(single), [*single.values()], k=2 * len(words))
     random = list(zip(draws[::2], draws[1::2], strict=True))
     found = [
-        [follows(before, word) and follows(word, after) for word, (before, after) in zip(words, of, strict=True)]
+        [
+            follows(before, word) and follows(word, after)
+            for word, (before, after) in zip(words, of, strict=True)
+        ]
         for of in (strongest, random)
     ]
     return found[0], found[1]

@@ -127,8 +127,8 @@ WHY_NOT = {
     "`bilens export` makes an ordinary checkpoint once it is one.",
     "bilens_linear_gates": "Plain transformers does not open it: the gates of some layers are "
     "linear and those of others are not. bilens opens it.",
-    "bilens_eight_bits": "Plain transformers does not open it: its weights are stored in eight bits. "
-    "bilens opens it, and saves it as an ordinary checkpoint.",
+    "bilens_eight_bits": "Plain transformers does not open it: its weights are stored in eight "
+    "bits. bilens opens it, and saves it as an ordinary checkpoint.",
     "added_biases": "Plain transformers does not open it: processing has given maps biases that "
     "it has no room for. bilens opens it.",
 }

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from bilens.errors import BilensError
-from bilens.shipped import TASKS, task_names
 from bilens.options import token_list
+from bilens.shipped import TASKS, task_names
 
 COLUMNS = ("text", "token", "minus", "against", "task", "template")
 """Names of the columns in a header, in their order without one."""

@@ -10,11 +10,11 @@ from tokenizers import AddedToken
 import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.shipped import task_names
 from bilens.read.flow import circuit, flow, propose_questions
 from bilens.read.flow.question import Question, read_pairs
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.shipped import task_names
 from bilens.testing import check_family
 from tests.read.flow.lrp import lrp
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file

@@ -398,7 +398,7 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     records = {"story": read("flow", STORY, output / "story" / "flow.html", **asked)}
     out.print("\nThe few parts that answer such sentences", style="bold")
     page = output / "story" / "circuit.html"
-    records["circuit"] = read("circuit", STORY, page, questions="pronouns")
+    records["circuit"] = read("circuit", STORY, page, questions="pronouns", keep=0.9)
     out.print("\nA deep model on few directions", style="bold")
     train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
     records["decompose"] = decompose(deep, bonds=True)

@@ -119,9 +119,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_special_tokens(source, config)
     mapped = low_memory and hub.get("dtype") in (None, "auto")
     _check_sizes(source, config, model_class, in_memory=not mapped, **place)
-    state: dict[str, Tensor] | None = None
-    if config.__dict__.pop(eight_bits.MARK, False):  # what is saved again is in float32
-        state = eight_bits.restore_rows(weights.stored_tensors(source, **place), source)
+    state = _restored(source, config, **place)
     with weights.reading_files(source), ExitStack() as stack:
         if biases:  # transformers warns of those that it leaves
             stack.callback(logging.set_verbosity, logging.get_verbosity())
@@ -158,6 +156,13 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
                 "such as rope_parameters"
             )
     return model.eval()
+
+
+def _restored(source: str | Path, config: Any, **place: Any) -> dict[str, Tensor] | None:
+    """Return weights that are stored in eight bits; None of others, which transformers reads."""
+    if not config.__dict__.pop(eight_bits.MARK, False):  # what is saved again is in float32
+        return None
+    return eight_bits.restore_rows(weights.stored_tensors(source, **place), source)
 
 
 def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:

@@ -26,8 +26,11 @@ def exchanging(
     return exchange
 
 
-def exchanged(part: Part, other: Pass) -> Change:
-    """Return the change of a head or MLP to its value of another pass, at its positions."""
+def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
+    """Return the change of a head or MLP to its value of another pass, at its positions.
+
+    `scale` is a factor of that value: with 0 the part is removed.
+    """
     if part.kind not in ("head", "mlp"):
         raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
     model, layer, columns = other.model, part.layer or 0, slice(None)
@@ -39,7 +42,7 @@ def exchanged(part: Part, other: Pass) -> Change:
         columns = slice(number * width, (number + 1) * width)
 
     def exchange(x: Tensor) -> Tensor:
-        x, given = x.clone(), values[:, -x.shape[1] :].to(x)
+        x, given = x.clone(), scale * values[:, -x.shape[1] :].to(x)
         rows = slice(None)
         if part.position is not None:
             # Counted from the end, since the first positions may be left out.

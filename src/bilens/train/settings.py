@@ -250,13 +250,7 @@ PRESETS = {
     ),
     "story": Preset(
         LanguageSettings(
-            vocab_size=2048,
-            d_model=256,
-            n_layers=4,
-            n_heads=4,
-            d_hidden=512,
-            n_ctx=256,
-            norm="rms",
+            vocab_size=2048, d_model=256, n_layers=4, n_heads=4, d_hidden=512, n_ctx=256, norm="rms"
         ),
         LanguageTraining(epochs=2, batch_size=16, learning_rate=3e-3, warmup=0.05),
     ),

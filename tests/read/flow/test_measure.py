@@ -7,8 +7,12 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, patch, remove
+from bilens.read.flow.ablation import without_parts
 from bilens.read.flow.nodes import Node
+from bilens.read.flow.patching import parts_of
+from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
+from bilens.residual.passes import Pass
 from tests.families import EACH_READ, exact_norms, family_view, some_text
 from tests.language import random_text, toy_tokenizer, view_of
 from tests.nightly import nightly
@@ -139,6 +143,39 @@ def test_all_tokens_removed_together_leave_no_change(name):
         result = remove(view, flows, nodes_of(flows, kind="token"))
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_parts_exchanged_together_are_those_of_patches_and_leave_no_change_at_last(name):
+    view, (first, second) = family_view(name), some_text()[:2].clone()
+    second[-1] = first[-1]
+    with exact_norms():
+        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        patched = patch(view, first, DIRECTION, against=second)
+        places, everything = range(len(first)), []
+        for part in parts_of(view):
+            alone = [part._replace(position=position) for position in places]
+            number = view.n_heads if part.kind == "mlp" else part.number
+            effects = (patched.noising, patched.denoising)
+            expected = sum(float(x[part.layer, number]) for x in effects) / 2
+            actual = without_parts(view, flows, alone)
+            assert -actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            everything += alone
+        # Each has its value of the other text, and is not changed a second time by those before it.
+        left = flows.value + without_parts(view, flows, everything)
+    assert left == pytest.approx(0, abs=1e-5 * abs(flows.value))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite", "olmo2"])  # without biases
+def test_without_all_parts_a_text_has_its_last_embedding_alone(name):
+    view, ids = family_view(name), some_text()[0]
+    with exact_norms():
+        flows = flow(view, ids, DIRECTION, ablate=0)
+        places = range(len(ids))
+        parts = [part._replace(position=at) for part in parts_of(view) for at in places]
+        actual = flows.value + without_parts(view, flows, parts)
+        stream = Pass.of(view, ids[None]).streams[0][:, -1]
+        assert actual == pytest.approx(float(Score(view, flows.question)(stream)), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", EACH_READ)

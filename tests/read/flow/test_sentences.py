@@ -55,7 +55,8 @@ def test_what_the_model_prefers_is_said(token, minus):
     assert reading.facts()[0] == ("", sentence[:-1])
     assert reading.record()["preferred"] == (better, there)
     # What is left of a change is called a change.
-    left = signed(a - b + reading.together.actual)
+    assert reading.left == pytest.approx(a - b + reading.together, abs=1e-5 * abs(a - b))
+    left = signed(reading.left)
     assert f"exchanged the change is {left}, not {signed(a - b)}." in reading.answer
     assert dict(reading.facts())[f'change of "{token}" minus "{minus}"'] == pytest.approx(a - b)
     assert "after the second text" not in dict(reading.facts())
@@ -65,7 +66,8 @@ def test_what_the_model_prefers_is_said(token, minus):
     worse = minus if better == token else token
     assert one.preference == f"The model prefers {better} over {worse}, by {shown(a)}."
     assert one.title.startswith("Why") == (better == token)
-    left = signed(a + one.together.actual)
+    assert one.left == pytest.approx(a + one.together, abs=1e-5 * abs(a))
+    left = signed(one.left)
     assert "passes" not in one.answer or f"the value is {left}, not {signed(a)}." in one.answer
 
 

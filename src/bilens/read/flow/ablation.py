@@ -1,7 +1,7 @@
 """Effects of the nodes of a flow, measured in the running model."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from bilens.residual import ResidualModel
 from bilens.residual.changes import (
     EMBEDDING,
     Change,
+    Part,
     Site,
     adding,
     mixed_site,
@@ -29,6 +30,7 @@ from bilens.residual.changes import (
     token_site,
 )
 from bilens.residual.choices import taking
+from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Pass
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
@@ -160,6 +162,31 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     runs = _run_without(model, flow, [_outputs(model, flow, nodes)])
     (actual,) = _changes(model, flow, runs)
     return Ablation(predicted, actual, " and ".join(names), "group")
+
+
+@torch.no_grad()
+def without_parts(model: ResidualModel, flow: Flow, parts: Collection[Part]) -> float:
+    """Return the change of the number without heads and MLPs, all at once, at their positions.
+
+    Their output is removed, a head's from all sources. Between two texts each has its value of the
+    other text; the change is the mean of both directions.
+    """
+    kept = min(part.position or 0 for part in parts)
+
+    def changed(start: Pass, other: Pass, scale: float) -> Tensor:
+        changes = [exchanged(part, other, scale) for part in parts]
+        return start.changed([changes], kept=kept)[:, 0, -1]
+
+    if flow.two_texts:
+        first, second = both_passes(model, [flow.question.both_texts(model)])
+        ends = [
+            Ends(first.stream[:, -1], changed(first, second, 1)),
+            Ends(changed(second, first, 1), second.stream[:, -1]),
+        ]
+    else:
+        alone = Pass.of(model, flow.ids[None])
+        ends = [Ends(alone.stream[:, -1], changed(alone, alone, 0))]
+    return _changes(model, flow, ends)[0]
 
 
 def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[float]:

@@ -19,7 +19,7 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import GREY, dress
 from bilens.lazy_imports import go
 from bilens.options import Target
-from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, remove
+from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
 from bilens.read.flow.question import Question, second_run, token_hints
@@ -27,6 +27,7 @@ from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
 from bilens.residual import ResidualModel
+from bilens.residual.changes import Part
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
 from bilens.settings import Between, Count
 
@@ -270,7 +271,8 @@ class FlowReading(Reading):
         question: The question that it answers.
         page: Its strongest nodes and the edges between them.
         probability: Of the token after the text.
-        together: Effect of the heads and MLPs among the nodes of a picture, all at once.
+        strongest: The heads and MLPs among the nodes of a picture, at their positions.
+        together: Change of the number without these, all at once.
         preferred: The most likely of its tokens after each text, empty if two are equal; of all
             tokens, if none is subtracted.
         notes: Warnings about the tokens.
@@ -282,7 +284,8 @@ class FlowReading(Reading):
     question: Question
     page: FlowPage
     probability: float
-    together: Ablation
+    strongest: tuple[Part, ...]
+    together: float
     preferred: tuple[str, ...]
     notes: tuple[str, ...] = ()
     other: str = ""
@@ -349,12 +352,19 @@ class FlowReading(Reading):
         quantity = "change" if two else "value"
         text = f"The {quantity} starts mostly at “{flow.tokens[start].strip()}”"
         if parts:
-            n, left = self._n_together, signed(flow.value + self.together.actual)
+            n, left = len(self.strongest), signed(self.left)
             strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
             how = f"with {strongest} exchanged" if two else f"without {strongest}"
             text += f" and passes through {', '.join(parts)}; {how} the {quantity} is {left}, not "
             text += signed(flow.value)
         return f"{self.preference} {text}."
+
+    @property
+    def left(self) -> float:
+        """What is left of the number, or of its change, without the strongest parts."""
+        left = self.flow.value + self.together
+        # Rounding is no number to read.
+        return left if abs(left) > 1e-5 * abs(self.flow.value) else 0.0
 
     @property
     def _text(self) -> str:
@@ -386,10 +396,6 @@ class FlowReading(Reading):
         against = self.question.against
         is_ids = isinstance(against, Tensor) and not against.is_floating_point()
         return isinstance(against, str) or is_ids
-
-    @property
-    def _n_together(self) -> int:
-        return self.together.part.count(" and ") + 1
 
     @property
     def ablated(self) -> list[Ablation]:
@@ -443,8 +449,8 @@ class FlowReading(Reading):
             )
             # Only the paths are estimates, what is removed or exchanged is measured.
             text = (
-                f"{how} All {self._n_together} heads and MLPs among them at once: predicted "
-                f"{signed(self.together.predicted)}, measured {signed(self.together.actual)}."
+                f"{how} All {len(self.strongest)} heads and MLPs of the picture at once, heads "
+                f"with all of their sources: {signed(self.together)}."
             )
             picture = Picture("interventions", lambda: ablation_figure(ablated))
             sections.append(Section("How well it holds", text, [[picture]]))
@@ -475,7 +481,8 @@ class FlowReading(Reading):
 
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the effect of the strongest parts at once."""
-        together = {"predicted": self.together.predicted, "actual": self.together.actual}
+        parts = [str(part) for part in self.strongest]
+        together = {"parts": parts, "change": self.together}
         text: dict[str, Any] = {"prompt": self.question.text, "against": self.other}
         text |= {"preferred": self.preferred, "answer": self.answer, "notes": self.notes}
         weights = [part.record() for part in self.opened]
@@ -552,7 +559,12 @@ def answer_question(
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     (through,) = flows(model, [question], through_patterns=through_patterns)
     through = named_by_measurement(model, through, measurable(model, through)[:ablate])
-    strongest = [node for node in through.strongest(DRAWN) if node.kind in ("head", "mlp")]
+    addresses = [
+        Part(node.kind, node.layer, node.number, node.position)
+        for node in through.strongest(DRAWN)
+        if node.kind in ("head", "mlp")
+    ]
+    strongest = tuple(dict.fromkeys(addresses))
     return FlowReading(
         flow=through,
         question=question,
@@ -560,7 +572,8 @@ def answer_question(
             through, number=question.number, k=shown, second=_second_tokens(model, question)
         ),
         probability=float(through.next_logits[0].softmax(-1)[model.token(question.token)]),
-        together=remove(model, through, strongest) if strongest else Ablation(0.0, 0.0),
+        strongest=strongest,
+        together=without_parts(model, through, strongest) if strongest else 0.0,
         preferred=_preferred(model, question, through),
         notes=token_hints(model, [question]),
         other=other or (question.against if isinstance(question.against, str) else ""),
