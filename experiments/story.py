@@ -82,8 +82,15 @@ def run(context: RecipeContext) -> Outcome:
             baselines={"random tokens": sum(random_fits) / len(random_fits)},
         ),
     ]
-    rows += behaviours(shipped)
+    rows += [pronouns(shipped), *behaviours(shipped)]
     return Outcome({row.claim: row.value for row in rows}, rows=rows)
+
+
+def pronouns(model: ResidualModel) -> Row:
+    """Return what circuits that keep nine tenths restore on a template that did not find them."""
+    record = circuit(model, read_pairs(model, "pronouns"), keep=0.9).record()
+    left_out = [one["restored"] for one in record["circuits"][0]["left out"]]
+    return Row.of_range("restored on a template left out, pronouns, median and range", left_out)
 
 
 def behaviours(model: ResidualModel) -> list[Row]:

@@ -180,12 +180,12 @@ def without_parts(model: ResidualModel, flow: Flow, parts: Collection[Part]) -> 
     if flow.two_texts:
         first, second = both_passes(model, [flow.question.both_texts(model)])
         ends = [
-            Ends(first.stream[:, -1], changed(first, second, 1)),
-            Ends(changed(second, first, 1), second.stream[:, -1]),
+            (first.stream[:, -1], changed(first, second, 1)),
+            (changed(second, first, 1), second.stream[:, -1]),
         ]
     else:
         alone = Pass.of(model, flow.ids[None])
-        ends = [Ends(alone.stream[:, -1], changed(alone, alone, 0))]
+        ends = [(alone.stream[:, -1], changed(alone, alone, 0))]
     return _changes(model, flow, ends)[0]
 
 
