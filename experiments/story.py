@@ -95,7 +95,7 @@ def pronouns(model: ResidualModel) -> Row:
 
 def behaviours(model: ResidualModel) -> list[Row]:
     """Return what the model answers of each behaviour, and the circuit that answers it."""
-    rows = []
+    rows, n_parts = [], model.n_layers * (model.n_heads + 1)
     for one in circuit(model, read_pairs(model, QUESTIONS)).record()["circuits"]:
         task, n = one["task"], one["questions that measure"]
         asked = sum(
@@ -104,7 +104,7 @@ def behaviours(model: ResidualModel) -> list[Row]:
         others = len(one["answered otherwise"])
         rows += [
             Row(f"{task}: share of the questions that it answers", asked / (asked + others)),
-            Row(f"{task}: parts of the circuit, of 20", len(one["parts"])),
+            Row(f"{task}: share of the parts that are in the circuit", len(one["parts"]) / n_parts),
             Row(
                 f"{task}: share of the change that the circuit restores",
                 one["restored"],
