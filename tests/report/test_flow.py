@@ -19,6 +19,7 @@ from bilens.read.flow.reading import (
 )
 from bilens.read.language.names import token_text
 from bilens.report import save_figure, write_report
+from bilens.residual.changes import Part
 from tests.explore.browser import visiting
 from tests.language import random_text, view_of
 
@@ -77,8 +78,8 @@ def test_names_are_addresses_with_tokens_in_quotes(content):
 
 
 def reading_of(split, content):
-    question, together = Question("<i>a</i>", "t3", ("t4",)), Ablation(-1.0, -0.9, "a and b")
-    return FlowReading(split, question, content, 0.1, together, ("t4",))
+    question, parts = Question("<i>a</i>", "t3", ("t4",)), (Part("mlp", 0), Part("mlp", 1))
+    return FlowReading(split, question, content, 0.1, parts, -0.9, ("t4",))
 
 
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
@@ -89,7 +90,10 @@ def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     assert first.text.startswith(f"The model prefers t4 over t3, by {-value:.3g}. The value starts")
     left = f"without the 2 strongest parts the value is {value - 0.9:+.3g}, not {value:+.3g}."
     assert first.text.endswith(left)
-    assert "predicted -1, measured -0.9" in holds.text
+    assert (
+        "All 2 heads and MLPs of the picture at once, heads with all of their sources: -0.9."
+        in holds.text
+    )
     assert all(section.folded for section in others)
 
 
