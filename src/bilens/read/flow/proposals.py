@@ -118,22 +118,6 @@ class _Draw(NamedTuple):
     minus: tuple[int, ...]
 
 
-class _Pair(NamedTuple):
-    """Two words for the place of the difference, with the answers that go with them."""
-
-    first: int
-    second: int
-    token: int
-    minus: tuple[int, ...]
-
-
-class _Opening(NamedTuple):
-    """How probable the first question is behind an opening, and whether with a small letter."""
-
-    likelihood: float
-    lowers: bool
-
-
 def _after(opening: str, text: str, *, lowers: bool) -> str:
     return opening + (text[:1].lower() + text[1:] if lowers else text)
 
@@ -219,8 +203,8 @@ class _Search:
         return words, self._instead(words, place)
 
     @cached_property
-    def pairs(self) -> list[_Pair]:
-        """Words for the place of the difference, and the answers that go with them."""
+    def pairs(self) -> list[_Draw]:
+        """The first question with other words where the texts differ, and their answers."""
         if self.exchanged or len(self.differing) != 1:
             return []
         words, scores = self._at_difference
@@ -242,14 +226,18 @@ class _Search:
         one, other = self.first.rows[:, place].tolist()
         # keys to key is as letters to letter.
         alike = E[upper] @ E[lower].T + self._steps(upper, lower, one, other)
-        pairs = [_Pair(one, other, self.first.token, self.first.minus)]
-        uses: Counter[int] = Counter()
+        pairs, uses = [self.first], Counter[int]()
         for number in alike.flatten().argsort(descending=True).tolist():
             words_of = int(upper[number // len(lower)]), int(lower[number % len(lower)])
             if not uses[words_of[0]] and uses[words_of[1]] < 3:
                 uses.update(words_of)
-                pairs.append(_Pair(*words_of, self.first.token, self.first.minus))
+                pairs.append(self._paired(words_of, self.first.token, self.first.minus))
         return pairs[: max(12, len(pairs) // 2)]
+
+    def _paired(self, words: tuple[int, int], token: int, minus: tuple[int, ...]) -> _Draw:
+        rows = self.first.rows.clone()
+        rows[:, self.differing[0]] = torch.tensor(words)
+        return _Draw(rows, token, minus)
 
     def _steps(self, upper: Tensor, lower: Tensor, one: int, other: int) -> Float[Tensor, "n m"]:
         """Return how alike the way from each lower word to each upper is to that of two words."""
@@ -280,7 +268,7 @@ class _Search:
                 found.append((answer, (int(near[right][0]),)))
         return found
 
-    def _answered_pairs(self, words: Tensor, scores: _Scores) -> list[_Pair]:
+    def _answered_pairs(self, words: Tensor, scores: _Scores) -> list[_Draw]:
         """Return pairs of words after which the model itself has two answers, and is sure."""
         given = Counter(scores.top.tolist())
         forms = {form(self.words.texts[x]) for x in (self.first.token, *self.first.minus)}
@@ -304,7 +292,7 @@ class _Search:
         for word, answer in whole:
             for other, wrong in whole:
                 if len({word, answer, other, wrong}) == 4:
-                    pairs.append(_Pair(word, other, answer, (wrong,)))
+                    pairs.append(self._paired((word, other), answer, (wrong,)))
         return pairs
 
     def _candidates(self, place: int) -> Int[Tensor, " n"]:
@@ -368,10 +356,8 @@ class _Search:
 
     def _draw(self) -> _Draw:
         """Return the first question with other words."""
-        rows, token, minus = self.first.rows.clone(), self.first.token, self.first.minus
-        if self.pairs:
-            one, other, token, minus = self.random.choice(self.pairs)
-            rows[0, self.differing[0]], rows[1, self.differing[0]] = one, other
+        start = self.random.choice(self.pairs) if self.pairs else self.first
+        rows, token, minus = start.rows.clone(), start.token, start.minus
         if not self.moves:
             token, minus = self.random.choice(self.answers)
         # Of long sentences about two words are exchanged.
@@ -392,7 +378,7 @@ class _Search:
 
     def _kept(self, draws: list[_Draw], opening: str) -> list[tuple[Proposal, _Draw]]:
         """Return the draws that are questions like the first, behind an opening."""
-        base = self.openings[opening].likelihood if opening else self.likelihood
+        base = self.openings[opening][0] if opening else self.likelihood
         asked: list[tuple[_Draw, _Draw, list[str]]] = []
         for draw in draws:
             texts = [self._behind(opening, row) for row in draw.rows]
@@ -433,17 +419,20 @@ class _Search:
             return ""
         if not torch.equal(read, row):
             return ""
-        return _after(opening, text, lowers=self.openings[opening].lowers) if opening else text
+        return _after(opening, text, lowers=self.openings[opening][1]) if opening else text
 
     def _decoded(self, row: Tensor) -> str:
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return write_out(self.model.tokenizer, row, **how)
 
     @cached_property
-    def openings(self) -> dict[str, "_Opening"]:
-        """Openings behind which the model answers the first question, the most natural first."""
+    def openings(self) -> dict[str, tuple[float, bool]]:
+        """Openings behind which the model answers the first question, the most natural first.
+
+        With how probable it is there, and whether with a small letter.
+        """
         texts = [str(self.question.text), str(self.question.against)]
-        found: dict[str, _Opening] = {}
+        found: dict[str, tuple[float, bool]] = {}
         for opening in OPENINGS:
             for lowers in (False, True):
                 long = [_after(opening, text, lowers=lowers) for text in texts]
@@ -455,14 +444,14 @@ class _Search:
                 scores = self._run(draw.rows, [draw] * 2)
                 before, after = scores.numbers.tolist()
                 likelihood = float(scores.likelihoods.min())
-                is_better = opening not in found or likelihood > found[opening].likelihood
+                is_better = opening not in found or likelihood > found[opening][0]
                 if before > 0 > after and before - after >= self.change / 2 and is_better:
-                    found[opening] = _Opening(likelihood, lowers)
+                    found[opening] = likelihood, lowers
         front = {
             name: self._run(self.model.ids(name.rstrip())[None].cpu(), [self.first])
             for name in found
         }
-        order = sorted(found, key=lambda x: float(front[x].likelihoods[0]) - found[x].likelihood)
+        order = sorted(found, key=lambda x: float(front[x].likelihoods[0]) - found[x][0])
         return {name: found[name] for name in order[:4]}
 
     def _run(self, rows: Tensor, draws: Sequence[_Draw], place: int | None = None) -> _Scores:
