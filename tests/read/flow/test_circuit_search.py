@@ -9,7 +9,7 @@ from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.read.flow import Question, circuit, patch
 from bilens.read.flow.circuit_measures import Split, exchanges, found_circuit, part_effects
-from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, Cases, necessary, search
+from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, SLACK, Cases, necessary, search
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import read_questions
 from bilens.residual import ResidualModel
@@ -110,6 +110,10 @@ def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, tem
     assert not found.holds
     best = min(found.sizes.values(), key=lambda shares: max(1.14 - shares[0], shares[0] - HIGHEST))
     assert found.sizes[int(found.mask.sum())] == best
+    for keep in (1.02, 1.04, 1.06, 1.1):
+        found = search([Cases.of(view, questions[:6])], Cases.of(view, questions[6:10]), keep)
+        misses = [max(keep - 1e-4 - f, f - HIGHEST) for (f,) in found.sizes.values()]
+        assert found.holds == (min(misses) <= SLACK)
     answer = circuit(view, questions, keep=1.14).facts()[0][1]
     assert answer.startswith("No circuit of at most 60 parts restores 114% to 115% of the")
 

@@ -27,6 +27,8 @@ SIZES = (1, 2, 4, 6, 9, 13, 18, 24, 30, 40, 50, 60)
 """Numbers of parts that are tried; the last is that of the largest circuit."""
 KEEP, HIGHEST = 0.95, 1.15
 """Least and largest f of a circuit. Above it parts are missing that oppose the answer."""
+SLACK = 0.05
+"""By how much f may miss its bounds where no size holds twice."""
 
 
 class Cases:
@@ -223,7 +225,8 @@ class Found:
     Attributes:
         mask: the parts.
         order: the numbers of all parts that may be in it, the best first.
-        holds: whether f is in bounds on every template, on the questions that decide the size.
+        holds: whether f is in bounds on every template, on the questions that decide the size, or
+            misses them by at most 0.05.
         sizes: numbers of parts that were tried, and f of each on every template there.
     """
 
@@ -247,8 +250,8 @@ def search(
     templates, and f is measured on others. Parts that oppose the answer have negative scores and
     come last; at sizes at which f is too large without them, they are ordered by their size like
     all others. f has to hold at the next size too: what holds at one alone is chance. If no size
-    holds, that which misses the bounds least is returned. Parts are those of `start`, by default
-    all.
+    does, that which misses the bounds least is returned, and holds if that is by at most 0.05.
+    Parts are those of `start`, by default all.
     """
     everything = ordering[0].everything if start is None else start
     worth = torch.stack([scores(cases, everything).flatten() for cases in ordering])
@@ -272,7 +275,8 @@ def search(
         if len(held) > 1:
             break
     size = held[0] if held else min(misses, key=misses.__getitem__)
-    return Found(_first(used[size], size, everything.shape), used[size], bool(held), tried)
+    mask = _first(used[size], size, everything.shape)
+    return Found(mask, used[size], misses[size] <= SLACK, tried)
 
 
 def _first(
