@@ -94,26 +94,29 @@ def pronouns(model: ResidualModel) -> Row:
 
 
 def behaviours(model: ResidualModel) -> list[Row]:
-    """Return what the model answers of each behaviour, and the circuit that answers it."""
+    """Return what the circuit of each behaviour restores, on questions that did not find it.
+
+    Beside it stand what is left without it, the share of the model's parts that are in it, and the
+    share of all questions that the model answers.
+    """
     rows, n_parts = [], model.n_layers * (model.n_heads + 1)
     for one in circuit(model, read_pairs(model, QUESTIONS)).record()["circuits"]:
-        task, n = one["task"], one["questions that measure"]
         asked = sum(
             one[f"questions that {what}"] for what in ("order", "decide the size", "measure")
         )
-        others = len(one["answered otherwise"])
-        rows += [
-            Row(f"{task}: share of the questions that it answers", asked / (asked + others)),
-            Row(f"{task}: share of the parts that are in the circuit", len(one["parts"]) / n_parts),
-            Row(
-                f"{task}: share of the change that the circuit restores",
-                one["restored"],
-                one["low"],
-                one["high"],
-                n,
-                baselines={"left without it": one["left"]},
-            ),
-        ]
+        row = Row(
+            f"{one['task']}: change restored",
+            one["restored"],
+            one["low"],
+            one["high"],
+            one["questions that measure"],
+            baselines={
+                "left": one["left"],
+                "parts": len(one["parts"]) / n_parts,
+                "answered": asked / (asked + len(one["answered otherwise"])),
+            },
+        )
+        rows.append(row)
     return rows
 
 
