@@ -111,7 +111,8 @@ def main() -> None:
             command="python -m benchmarks.flow_time --write",
             rows=rows,
             settings={
-                "model": "SmolLM2-135M in float32 but for the last row",
+                "model": "SmolLM2-135M in float32",
+                "of the last row": "Gemma 3 270M in float32",
                 "tokens": given.tokens,
                 "labelled": NODES,
                 "rows": "median and range of the turns",
