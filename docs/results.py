@@ -31,7 +31,7 @@ GROUPS = {
         *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
     ],
     "Language models": [
-        *("stories", "grammar", "rules", "compare", "anneal", "linear_gates"),
+        *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensor_readings"),
     ],
     "Circuits and flows": [
