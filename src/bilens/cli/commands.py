@@ -64,8 +64,8 @@ class Command:
                         check_value(parameter.name, value, parameter.annotation)
                     except BilensError as error:
                         raise UsageError(str(error)) from None
-            if "model" in settings:
-                settings["model"] = str(find_model(settings["model"]))
+            if isinstance(model := settings.get("model"), str):  # not the settings of one to train
+                settings["model"] = str(find_model(model))
             return Call(self.run, settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]
