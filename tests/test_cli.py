@@ -261,6 +261,7 @@ def test_ctrl_c_is_not_lost(place, tmp_path):
         within = "    import library\n"
     code = f"""
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script
 import bilens.cli
 from bilens.__main__ import main
 
