@@ -11,9 +11,9 @@ TASKS = Path(__file__).parent / "tasks"
 def find_model(source: str | Path) -> str | Path:
     """Return the folder of the model that comes with bilens for "story", or else the source.
 
-    A folder of that name in the current one is the user's own.
+    A model in a folder of that name is the user's own.
     """
-    is_name = str(source) == STORY.name and not Path(source).is_dir()
+    is_name = str(source) == STORY.name and not (Path(source) / "config.json").is_file()
     return STORY if is_name else source
 
 

@@ -56,6 +56,14 @@ def test_a_model_is_opened_in_float32_and_saved_again_as_an_ordinary_one(tmp_pat
     assert torch.equal(again.model(input_ids=ids).logits, opened.model(input_ids=ids).logits)
 
 
+def test_a_model_in_a_folder_named_story_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story").mkdir()
+    assert bilens.load("story").vocab_size == 2048  # the folder holds no model
+    saved(random_model().float(), tmp_path / "story")
+    assert bilens.load("story").vocab_size == 30
+
+
 def test_whole_numbers_without_their_scales_are_refused(tmp_path):
     folder = saved(random_model().float(), tmp_path / "small")
     file = folder / "model.safetensors"
