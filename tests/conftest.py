@@ -36,6 +36,11 @@ def pytest_configure(config):
     settings.load_profile("bilens")
 
 
+def pytest_make_parametrize_id(val, argname):
+    # Bytes may hold the time at which they were packed; all processes must give a test one name.
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop():
     # What imports made stays until the end: no collection of garbage walks through all of it.

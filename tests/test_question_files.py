@@ -133,7 +133,7 @@ def test_what_is_no_question_is_refused_with_its_line(tmp_path, content, message
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"a\tb\tc\n"), "is packed by gzip, expected UTF-8"),
+        (gzip.compress(b"a\tb\tc\n", mtime=0), "is packed by gzip, expected UTF-8"),
         (b"PK\x03\x04\x14\0\0\0", "is a zip archive, such as a spreadsheet"),
         ("a\tb\tc\n".encode("utf-32"), "is in UTF-32"),
         (b"a b c d e\tb\tc\nd\0\te\tf\n", "line 2 holds a zero byte"),
