@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from experiments.circuits import LEFT
 from experiments.pretrained import SMOLLM2, smollm2
 from experiments.results import Recording, Row
 
-from benchmarks.unseen_templates import LEFT, Task
+from benchmarks.unseen_templates import Task
 from bilens.models import load
 from bilens.read.flow import circuit
 from bilens.read.flow.case import make_cases

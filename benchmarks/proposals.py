@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiments.circuits import LEFT, splits_of
 from experiments.pretrained import SMOLLM2, saved_rows, smollm2
 from experiments.results import Recording, Row
 
-from benchmarks.unseen_templates import LEFT, all_of, share, splits_of
+from benchmarks.unseen_templates import all_of
 from bilens.models import load
 from bilens.question_files import read_lines
 from bilens.read.flow.circuit_measures import found_circuit, measured
@@ -116,12 +117,11 @@ def main() -> None:
         keys,
         lambda task: transfer(model, task) | {"commit": recording.commit},
     )
-    value, low, high = share([row["accepted"] for row in read])
-    rows = [Row("proposals that the author of the method accepts", value, low, high, len(read))]
+    judged = [row["accepted"] for row in read]
+    rows = [Row.of_share("proposals that the author of the method accepts", judged)]
     for task in BEHAVIOURS:
-        values = [row["accepted"] for row in read if row["task"] == task]
-        value, low, high = share(values)
-        rows.append(Row(f"{task}: proposals accepted", value, low, high, len(values)))
+        judged = [row["accepted"] for row in read if row["task"] == task]
+        rows.append(Row.of_share(f"{task}: proposals accepted", judged))
     for row in found:
         for name, claim in (
             ("proposals", "circuit of proposals, f on hand-written questions"),

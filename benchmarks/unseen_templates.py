@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from experiments.circuits import CHOSEN_ON, LEFT, TASKS, TEMPLATES, splits_of
 from experiments.contrasts import flows
 from experiments.patching import GRADIENTS
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
-from scipy import stats
 from torch import Tensor
 
 from bilens.question_files import read_lines
@@ -41,31 +41,14 @@ from bilens.read.flow.circuit_measures import Split, found_circuit, found_parts,
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, Cases
 from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.interval import Interval
-from bilens.read.flow.question import Question, read_pairs
+from bilens.read.flow.question import read_pairs
 from bilens.residual import ResidualModel
-from bilens.shipped import task_names
 
 OURS = "integrated gradients of the mask"
 KINDS = ("the answer", "random parts", "nonsense", "shuffled weights")
-TASKS = [name for name in task_names() if name != "pronouns"]
-"""Tasks of models of English; the pronouns are those of the story model."""
 BASELINES = ("EAP-IG", "gradient", "contrastive flow", "random order")
-LEFT = 0.1
 LEVEL = (0.9, 1.15)
 """Where f on a template that nobody saw counts as holding."""
-CHOSEN_ON = ("agreement", "comparative", "greater", "language", "negation", "plural")
-"""Every second task by the alphabet: the rule for the size was chosen on these, in SmolLM2."""
-
-
-def splits_of(model: ResidualModel, questions: Sequence[Question]) -> dict[str, Split]:
-    """Return the questions that a model answers, by their templates, as a search splits them."""
-    cases = Cases.of(model, questions)
-    templates: dict[str, list[int]] = {}
-    for number, (case, is_right) in enumerate(zip(cases.cases, cases.answers, strict=True)):
-        of_template = templates.setdefault(case.question.template, [])
-        if is_right:
-            of_template.append(number)
-    return {name: Split.of(cases, numbers, name) for name, numbers in templates.items() if numbers}
 
 
 def all_of(split: Split) -> Cases:
@@ -77,16 +60,9 @@ class Task:
     """The questions of a task that a model answers, and the scores of its parts on them."""
 
     def __init__(self, model: ResidualModel, name: str) -> None:
-        questions = read_pairs(model, name)
-        self.model, self.splits = model, splits_of(model, questions)
-        self.templates = {question.template for question in questions}
+        self.model, self.splits = model, splits_of(model, read_pairs(model, name))
+        self.is_asked = len(self.splits) == TEMPLATES
         self.scores = cache(self._scores)
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the model answers three questions of each template, the least for a circuit."""
-        least = min(len(all_of(split)) for split in self.splits.values())
-        return self.splits.keys() == self.templates and least >= 3
 
     def _scores(self, method: str, template: str) -> Tensor:
         """Return the scores of all parts on the questions of a template that order."""
@@ -191,13 +167,6 @@ def measure(
     return rows
 
 
-def share(values: Sequence[bool]) -> tuple[float, float, float]:
-    """Return a share with its interval of 95 %, Wilson's."""
-    of_all = stats.binomtest(sum(values), len(values))
-    low, high = of_all.proportion_ci(method="wilson")
-    return of_all.statistic, low, high
-
-
 def jaccard(masks: Sequence[set[int]]) -> float:
     """Return the mean Jaccard index of every two sets."""
     return float(np.mean([len(a & b) / len(a | b) for a, b in combinations(masks, 2)]))
@@ -236,10 +205,9 @@ class Summary:
         if not values:
             return Row(claim, None, unit=unit, baselines=middles)
         if is_share:
-            _, low, high = share([bool(value) for value in values])
-        else:
-            drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
-            low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
+            return Row.of_share(claim, [bool(value) for value in values], baselines=middles)
+        drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
+        low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
         return Row(claim, middle, low, high, len(values), unit, middles)
 
     def nearer(self, word: str) -> Row:
@@ -258,8 +226,8 @@ class Summary:
             else:
                 is_nearer = abs(1 - f["value"]) < abs(1 - g["value"])
                 found.append("ahead" if is_nearer else "behind")
-        value, low, high = share([x == word for x in found])
-        return Row(f"{self.name}: {word}, beside {BASELINES[0]}", value, low, high, len(found))
+        claim = f"{self.name}: {word}, beside {BASELINES[0]}"
+        return Row.of_share(claim, [x == word for x in found])
 
     def said(self) -> Row:
         """Return of templates that are said to have other parts, for how many it is true.
@@ -271,8 +239,7 @@ class Summary:
         claim = f"{self.name}: f is below half on the rest of templates said to have other parts"
         if not values:
             return Row(claim, None)
-        value, low, high = share([x < 0.5 for x in values])
-        return Row(claim, value, low, high, len(values))
+        return Row.of_share(claim, [x < 0.5 for x in values])
 
     def shared(self) -> Row:
         """Return the Jaccard index of every two of a task's circuits, the median over tasks."""
@@ -320,7 +287,7 @@ def control_rows(name: str, of_tasks: Sequence[Mapping[str, Any]]) -> list[Row]:
                 known = x["answers"] is None or x["answers"] >= 0.75 * x["questions"]
                 apart.append(unlike or not known or not (x["holds"] or kind == KINDS[1]))
         if apart:
-            rows.append(Row(f"{name}: {kind} told apart", *share(apart), len(apart)))
+            rows.append(Row.of_share(f"{name}: {kind} told apart", apart))
     return rows
 
 

@@ -1,12 +1,12 @@
-"""Circuits: the few parts that answer a task, where they transfer, and attributions that find them.
+"""Circuits: the parts that answer a task, the edges between them, and attributions that find them.
 
-For each of eleven tasks (`experiments/tasks.py`) a circuit is found on eleven questions of the
-first template, by `bilens.circuit`. It is measured on other questions of that template, and on
-the second template of every task: what it restores of the change, and what is left without it.
+For each of the tasks that come with bilens a circuit is found on all its templates, by the search
+of `bilens circuit`. It is measured on other questions of the task, and on questions of every other
+task. The edges between its parts are searched in the same way, and keep 0.9 of what the parts keep.
 
-The circuit track of MIB: parts are ordered by an attribution, its mean over the questions that
-order. On the others the first 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50 and 100 % are kept, and everything
-else has its value of the second text.
+The circuit track of MIB: parts are ordered by an attribution, its mean over the questions of the
+first template that order. On the others the first 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50 and 100 % are
+kept, and everything else has its value of the second text.
 
 - CPR is the area under f as a function of the share, for parts of the largest score;
 - CMD is the area under |1 - f|, for parts of the largest absolute score.
@@ -14,20 +14,18 @@ else has its value of the second text.
 The attributions are the gradient at the first text (AtP), EAP-IG inputs with 8 points, GIM's
 gradient (`experiments/gim.py`), contrastive flow, masks that are learned by 500 steps of Adam on
 the questions that order, and elimination: integrated gradients by the mask, taken again and again.
-The edges between the parts of each circuit are searched in the same way, and keep 0.9 of what the
-parts keep. Intervals of areas are bootstraps over questions, 95 %, also of differences from EAP-IG.
-Results are kept in the folder of models, and a stopped run resumes. The circuit of one task is also
-written there as MIB's track reads it.
+Intervals of areas are bootstraps over questions, 95 %, also of differences from EAP-IG. Rows are
+kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
+there as MIB's track reads it.
 
-Small: three tasks with three questions. Paper: all tasks, 8 questions to find, 12 to measure by
-either template and 25 for areas; an hour of processor time for each model.
+Small: two tasks. Paper: all of English, areas of every second one, and of edges of two.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,140 +38,133 @@ from bilens.read.flow.circuit_measures import Split, found_circuit
 from bilens.read.flow.circuit_search import KEEP, Cases
 from bilens.read.flow.edges import EdgeCases, found_edges
 from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
-from bilens.read.flow.question import Question
+from bilens.read.flow.question import Question, read_pairs
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Part
 from bilens.sections import Table
+from bilens.shipped import task_names
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, resampled
 from experiments.pretrained import open_models, saved_rows
-from experiments.tasks import questions_of
+from experiments.results import Row
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+TASKS = [name for name in task_names() if name != "pronouns"]
+"""Tasks of models of English; the pronouns are those of the story model."""
+TEMPLATES = 3
+"""Templates of each task."""
+CHOSEN_ON = TASKS[::2]
+"""The rule for the size of a circuit was chosen on these, in SmolLM2."""
 EDGES = ("agreement", "ioi")
-KNOWN = ("agreement", "gender", "ioi", "facts")
 BASELINE = "EAP-IG inputs"
 LEFT = 0.1
+UNRELATED = 0.1
+"""Size of f up to which a circuit is said to do nothing."""
 BATCH = 16
 
 
 def run(context: RecipeContext) -> Outcome:
     """Find and measure the circuits of all models that are installed."""
-    outcomes = {
-        name: _of_model(context, name, model) for name, model in open_models(context.models)
-    }
-    numbers = {name: rows for name, (rows, _) in outcomes.items()}
-    return Outcome(numbers, parts=[part for _, parts in outcomes.values() for part in parts])
+    numbers, parts, rows = dict[str, Any](), list[Table](), list[Row]()
+    for name, model in open_models(context.models):
+        circuits, of_parts, of_edges = measurements(context, name, model)
+        numbers[name] = circuits
+        tables = {
+            "circuits": circuit_table(circuits),
+            "restored of other tasks, by circuits": transfer_table(circuits),
+            "areas, first templates": area_table(of_parts),
+            "areas of edges": area_table(of_edges),
+        }
+        parts += [Table(frame, f"{name}: {title}") for title, frame in tables.items()]
+        rows += circuit_rows(name, circuits) + area_rows(name, of_parts)
+        rows += area_rows(f"{name}, edges", of_edges)
+    return Outcome(numbers, parts=parts, rows=rows, settings={"unrelated": UNRELATED})
 
 
-def _of_model(
+def measurements(
     context: RecipeContext, name: str, model: ResidualModel
-) -> tuple[list[dict[str, Any]], list[Table]]:
-    """Return the row of each circuit, and all tables."""
-    finding, measuring = context.choose(3, 8), context.choose(4, 12)
-    first = questions_of(model, finding + measuring)
-    of_second = questions_of(model, finding + measuring, 1)
-    second = {task: questions[:measuring] for task, questions in of_second.items()}
-    longer = questions_of(model, finding + context.choose(4, 25))
-    more = questions_of(model, 2 * finding + measuring)
-    tasks = list(first)[: context.choose(3, len(first))]
-    known = list(KNOWN[: context.choose(1, len(KNOWN))])
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a row of the circuit of each task, and of the areas of some, by parts and by edges."""
+    tasks: list[str] = context.choose(list(EDGES), TASKS)
 
-    def saved(kind: str, tasks: list[str], measure: Callable[[str], Any]) -> list[dict[str, Any]]:
-        path = context.models / f"{kind}-{name}-{finding}.jsonl"
+    def saved(kind: str, tasks: Sequence[str], measure: Callable[[str], Any]) -> Any:
+        path = context.models / f"{kind}-{name}.jsonl"
         return saved_rows(path, ("task",), [(task,) for task in tasks], measure)
 
-    circuits = saved("circuits", tasks, lambda task: of_task(model, first[task], second))
-    parts_of = {row["task"]: row for row in circuits}
-    twice = saved(
-        "circuits-of-twice", known, lambda task: of_task(model, more[task], {task: second[task]})
-    )
-    # Where a circuit does not carry over, does the second template have one of its own?
-    poor = [task for task, row in parts_of.items() if row["transfer"][task][0]["value"] < 0.5]
-    own = saved(
-        "circuits-of-second",
-        poor,
-        lambda task: of_task(model, of_second[task], {task: first[task][:measuring]}),
-    )
-    edges = saved(
-        "edges",
-        tasks[: context.choose(1, len(tasks))],
-        lambda task: edges_of_task(model, parts_of[task], first[task]),
-    )
+    def first(task: str) -> Split:
+        return next(iter(splits_of(model, read_pairs(model, task)).values()))
+
+    every = saved("circuits", tasks, lambda task: of_task(model, task))
+    circuits = [row for row in every if "mask" in row]
+    asked = [row["task"] for row in circuits]
+    # A task at a time, since the activations of all of its texts are held.
+    for row in saved("transfer", asked, lambda task: of_others(model, task, circuits)):
+        for circuit in circuits:
+            circuit.setdefault("on others", {})[row["task"]] = row["restored"][circuit["task"]]
     steps = context.choose(20, 500)
-    of_parts = saved("areas", tasks, lambda task: compared(model, longer[task], finding, steps))
-    few = finding // 2
-    of_edges = saved(
-        "edge-areas",
-        [task for task in EDGES if task in known],
-        lambda task: compared_edges(model, longer[task][: few + 10], few),
-    )
-    task = "ioi" if "ioi" in tasks else tasks[0]
-    path = context.models / f"mib-{name}-{task}.json"
+    some = [task for task in context.choose(EDGES[:1], TASKS[::2]) if task in asked]
+    of_parts = saved("areas", some, lambda task: compared(model, first(task), steps))
+    some = [task for task in context.choose((), EDGES) if task in asked]
+    of_edges = saved("edge-areas", some, lambda task: compared_edges(model, first(task)))
+    path = context.models / f"mib-{name}.json"
     if not path.exists():
-        ranks = eliminated(Cases.of(model, first[task][:finding]))
-        write_json(path, mib_graph(model, parts_of[task]["parts"], ranks))
-    tables = {
-        "circuits": circuit_table(circuits),
-        "circuits by tasks, second templates": transfer_table(circuits),
-        "circuits found on twice the questions": circuit_table(twice),
-        "circuits of the second template": circuit_table(own),
-        "edges between the parts": pd.DataFrame(edges),
-        "areas, first templates": area_table(of_parts),
-        "areas of edges": area_table(of_edges),
-    }
-    return circuits, [Table(frame, f"{name}: {title}") for title, frame in tables.items()]
+        ranks = eliminated(first(asked[-1]).ordering)
+        write_json(path, mib_graph(model, circuits[-1]["parts"], ranks))
+    return circuits, of_parts, of_edges
 
 
-def of_task(
-    model: ResidualModel, questions: list[Question], others: dict[str, list[Question]]
-) -> dict[str, Any]:
-    """Return the circuit of a task, and what it does on the second template of every task."""
-    circuit = found_circuit([split_of(model, questions)], KEEP, LEFT)
-    masks = torch.stack([circuit.mask, circuit.others]).double()
-    transfer = {}
-    for other, of_other in others.items():
-        cases = Cases.of(model, of_other)
-        values = cases.values(masks)
-        transfer[other] = [vars(Interval.of(rises, cases.changes)) for rises in values]
+def splits_of(model: ResidualModel, questions: Sequence[Question]) -> dict[str, Split]:
+    """Return the questions that a model answers, by template, as a search splits them.
+
+    Templates of which it answers fewer than three, the least for a circuit, are left out.
+    """
+    cases = Cases.of(model, questions)
+    splits = {}
+    for template, numbers in cases.templates.items():
+        answered = [number for number in numbers if cases.answers[number]]
+        if len(answered) >= 3:
+            splits[template] = Split.of(cases, answered, template)
+    return splits
+
+
+def others_of(splits: Sequence[Split]) -> Cases:
+    """Return the questions that measure, of several templates."""
+    return Cases.joined([split.measuring for split in splits])
+
+
+def of_task(model: ResidualModel, task: str) -> dict[str, Any]:
+    """Return the circuit of a task, and the edges between its parts; nothing if it is unknown."""
+    splits = [*splits_of(model, read_pairs(model, task)).values()]
+    if len(splits) < TEMPLATES:
+        return {}
+    circuit = found_circuit(splits, KEEP, LEFT)
+    start = time.process_time()
+    deciding = Cases.joined([split.deciding for split in splits])
+    orders = [split.ordering for split in splits]
+    found = found_edges(orders, deciding, others_of(splits), circuit.mask)
     return {
         "parts": [str(part) for part in parts_in(circuit.mask)],
-        "needed": [str(part) for part in parts_in(circuit.needed)],
+        "mask": circuit.mask.tolist(),
         "holds": circuit.holds,
         "restored": vars(circuit.measured.restored),
         "left": vars(circuit.measured.left),
-        "transfer": transfer,
-    }
-
-
-def edges_of_task(
-    model: ResidualModel, row: dict[str, Any], questions: list[Question]
-) -> dict[str, Any]:
-    """Return the numbers of edges between the parts of a circuit, and what the few restore."""
-    split = split_of(model, questions)
-    mask = torch.zeros(split.ordering.shape, dtype=torch.bool)
-    for address in row["parts"]:
-        part = Part.parse(address, model)
-        mask[part.layer or 0, -1 if part.number is None else part.number] = True
-    start = time.process_time()
-    found = found_edges([split.ordering], split.deciding, split.measuring, mask)
-    return {
         "edges": len(found.edges),
         "of": found.candidates,
-        "restored": vars(found.restored),
-        "by its parts": row["restored"]["value"],
-        "seconds": time.process_time() - start,
+        "restored by edges": vars(found.restored),
+        "seconds of edges": time.process_time() - start,
     }
 
 
-def split_of(model: ResidualModel, questions: list[Question]) -> Split:
-    """Return the questions that order, that decide the size of a circuit, and that measure."""
-    return Split.of(Cases.of(model, questions), range(len(questions)), "")
+def of_others(
+    model: ResidualModel, task: str, circuits: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return f of the circuit of each task on a task's questions that measure."""
+    cases = others_of([*splits_of(model, read_pairs(model, task)).values()])
+    shares = cases.faithfulness(torch.tensor([row["mask"] for row in circuits]).double())
+    return {"restored": dict(zip([row["task"] for row in circuits], shares.tolist(), strict=True))}
 
 
 def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> dict[str, Any]:
@@ -189,25 +180,22 @@ def mib_graph(model: ResidualModel, circuit: Collection[str], ranks: Tensor) -> 
     return {"cfg": {**cfg, "parallel_attn_mlp": False}, "nodes": nodes, "edges": {}}
 
 
-def compared(
-    model: ResidualModel, questions: list[Question], finding: int, steps: int
-) -> dict[str, Any]:
+def compared(model: ResidualModel, split: Split, steps: int) -> dict[str, Any]:
     """Return f of the circuits of each attribution on the questions that do not order."""
-    first, others = Cases.of(model, questions[:finding]), Cases.of(model, questions[finding:])
+    first, others = split.ordering, Cases.joined([split.deciding, split.measuring])
     scores = {
         "gradient (AtP)": by_gradients(first, GRADIENTS["gradient (AtP)"]),
         BASELINE: by_gradients(first, GRADIENTS[BASELINE]),
         "GIM": by_gim(first),
-        "contrastive flow": flows(model, questions[:finding]),
+        "contrastive flow": flows(model, [case.question for case in first.cases]),
         "learned masks": learned(first, steps),
     }
     return measured_rankings(first, others, scores)
 
 
-def compared_edges(model: ResidualModel, questions: list[Question], finding: int) -> dict[str, Any]:
-    """Return the same for edges, without GIM and learned masks."""
-    first = EdgeCases(Cases.of(model, questions[:finding]))
-    others = EdgeCases(Cases.of(model, questions[finding:]))
+def compared_edges(model: ResidualModel, split: Split) -> dict[str, Any]:
+    """Return the same for edges, without GIM and learned masks, on the questions that decide."""
+    first, others = EdgeCases(split.ordering), EdgeCases(split.deciding)
     graph, scores = AttributedEdges(model), dict[str, Tensor]()
     for case in first.cases:
         of_case = attributed_edges(graph, case.question)
@@ -350,39 +338,74 @@ def _shown(interval: dict[str, Any]) -> str:
     return "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
 
 
+def circuit_rows(name: str, circuits: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of results about the circuits of a model."""
+    found = [row for row in circuits if row["holds"]]
+    sizes = []
+    for row in found:
+        sizes += [abs(f) for task, f in row["on others"].items() if task != row["task"]]
+    kept = [row["restored by edges"]["value"] / row["restored"]["value"] for row in found]
+    ranges = {
+        "parts": [len(row["parts"]) for row in found],
+        "f on other questions": [row["restored"]["value"] for row in found],
+        "left on other questions": [row["left"]["value"] for row in found],
+        "share of the edges between its parts": [row["edges"] / row["of"] for row in found],
+        "f of the edges over that of the parts": kept,
+        "size of f on another task": sizes,
+    }
+    rows = [Row.of_share(f"{name}: a circuit is found", [row["holds"] for row in circuits])]
+    rows += [Row.of_range(f"{name}: {claim}", values) for claim, values in ranges.items() if values]
+    claim = f"{name}: size of f on another task at most {UNRELATED}"
+    return [*rows, Row.of_share(claim, [size <= UNRELATED for size in sizes])] if sizes else rows
+
+
+def area_rows(name: str, of_tasks: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the rows of results about areas: of elimination, beside all other attributions."""
+    rows, tables = [], [summary(row) for row in of_tasks]
+    for metric in ("CPR", "CMD") if tables else ():
+        of_each = {key: [table[key][metric]["value"] for table in tables] for key in tables[0]}
+        ours = of_each.pop("elimination")
+        means = {key: float(np.mean(values)) for key, values in of_each.items()}
+        rows.append(Row.of(f"{name}: {metric} of elimination", ours, baselines=means))
+        ahead = {}
+        for key in tables[0]:
+            differences = [table[key][f"{metric} minus that of {BASELINE}"] for table in tables]
+            # More is better for CPR, less for CMD.
+            ahead[key] = [x["low"] > 0 if metric == "CPR" else x["high"] < 0 for x in differences]
+        of_ours = ahead.pop("elimination")
+        others = {key: float(np.mean(x)) for key, x in ahead.items() if key != BASELINE}
+        claim = f"{name}: {metric} of elimination ahead of {BASELINE}"
+        rows.append(Row.of_share(claim, of_ours, baselines=others))
+    return rows
+
+
 def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a row for each circuit: its size, what it restores and what is left without it."""
+    """Return a row for each circuit: its size, what it and its edges restore, and what is left."""
     return pd.DataFrame(
         {
             "task": row["task"],
             "parts": len(row["parts"]),
+            "found": "yes" if row["holds"] else "no",
             "restored": _shown(row["restored"]),
             "left": _shown(row["left"]),
-            "restored, other template": _shown(row["transfer"][row["task"]][0]),
-            "left, other template": _shown(row["transfer"][row["task"]][1]),
-            "needed": " ".join(row["needed"]),
+            "edges": f"{row['edges']} of {row['of']}",
+            "restored by edges": _shown(row["restored by edges"]),
         }
         for row in rows
     )
 
 
 def transfer_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return what the circuit of each task (row) restores on each task, and what is left."""
+    """Return what the circuit of each task (row) restores on each task."""
     return pd.DataFrame(
-        {
-            "circuit": row["task"],
-            **{
-                other: f"{restored['value']:.2f}, {left['value']:.2f}"
-                for other, (restored, left) in row["transfer"].items()
-            },
-        }
+        {"circuit": row["task"], **{key: f"{f:.2f}" for key, f in row["on others"].items()}}
         for row in rows
     )
 
 
 def area_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return CPR and CMD of each attribution (row) on each task."""
-    columns: dict[str, list[str]] = {"attribution": list(rows[0]["rises"])}
+    columns: dict[str, list[str]] = {"attribution": [*rows[0]["rises"]] if rows else []}
     for row in rows:
         numbers = summary(row)
         for metric in ("CPR", "CMD"):

@@ -75,6 +75,13 @@ class Row:
         low, high = min(values), max(values)
         return cls(claim, float(torch.tensor(values).median()), low, high, len(values), **others)
 
+    @classmethod
+    def of_share(cls, claim: str, values: Sequence[bool], **others: Any) -> "Row":
+        """Return the row of how often something is true, with Wilson's 95 % interval."""
+        of_all = stats.binomtest(sum(values), len(values))
+        low, high = of_all.proportion_ci(method="wilson")
+        return cls(claim, of_all.statistic, low, high, len(values), **others)
+
 
 class Recording:
     """Commit, time and machine of a run, from its beginning, and the file that it writes.

@@ -7,6 +7,7 @@ from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
 from bilens.read.flow.case import both_passes
+from bilens.read.flow.circuit_measures import Split
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import flows
@@ -153,8 +154,9 @@ def test_the_measure_of_a_model_that_only_adds_is_known():
 def test_edges_are_ranked_and_measured_like_parts():
     view = ResidualModel(tiny("llama"), toy_tokenizer())
     texts = (("t1 t2 t3", "t1 t7 t3"), ("t2 t2 t9", "t2 t7 t9"), ("t3 t2 t1", "t3 t7 t1"))
-    questions = [Question(text, "t3", ("t7",), against) for text, against in texts]
-    result = recipe.compared_edges(view, questions, 2)
+    cases = Cases.of(view, [Question(text, "t3", ("t7",), against) for text, against in texts])
+    split = Split("", cases.some([0, 1]), cases.some([2]), cases.some([2]))
+    result = recipe.compared_edges(view, split)
     assert set(result["rises"]) == {
         "gradient (AtP)",
         "EAP-IG inputs",
@@ -162,7 +164,7 @@ def test_edges_are_ranked_and_measured_like_parts():
         "elimination",
     }
     assert np.array(result["rises"]["elimination"]).shape == (2, len(recipe.SHARES) - 1, 1)
-    cases = recipe.EdgeCases(Cases.of(view, questions[:2]))
+    cases = recipe.EdgeCases(split.ordering)
     ranks = recipe.eliminated(cases)
     exists = cases.graph.exists
     assert (ranks > 0).equal(exists)
