@@ -1,6 +1,6 @@
 """Memory of flows of SmolLM2 between two texts: the largest of a process, and what flows leave.
 
-`python -m benchmarks.flow_memory --write` takes ten minutes, after `make test-models`, and writes
+`python -m benchmarks.flow_memory --write` takes half an hour, after `make test-models`, and writes
 `results/flow_memory.json`. Each length has a process of its own, whose memory includes imports and
 weights. The last number is what flows of five tokens leave behind while the cyclic collector is
 off.
@@ -76,7 +76,7 @@ def left_behind(count: int) -> float:
 def main() -> None:
     """Measure each length in a process of its own, then what flows leave behind."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024, 2048])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024, 2048, 5000])
     parser.add_argument("--flows", type=int, default=20)
     parser.add_argument("--alone", type=int, help="number of tokens to measure in this process")
     parser.add_argument("--write", action="store_true")
