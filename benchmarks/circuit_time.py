@@ -14,17 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from experiments.circuits import LEFT
+from experiments.circuits import KEEP, LEFT
 from experiments.pretrained import SMOLLM2, smollm2
 from experiments.results import Recording, Row
 
 from benchmarks.unseen_templates import Task
-from bilens.models import load
-from bilens.read.flow import circuit
-from bilens.read.flow.case import make_cases
-from bilens.read.flow.circuit_measures import found_parts
-from bilens.read.flow.circuit_search import KEEP
-from bilens.read.flow.question import read_pairs
+from bilens import load
+from bilens.read.flow import Cases, circuit, find_circuit, read_pairs
 from bilens.residual import ResidualModel
 
 TASKS = ("agreement", "ioi")
@@ -45,7 +41,8 @@ def spent(call: Callable[[], Any]) -> float:
 def search(model: ResidualModel, task: str) -> float:
     """Return the time of a search on the first two templates of a task, whose passes are known."""
     splits = [*Task(model, task).splits.values()][:2]
-    return spent(lambda: found_parts(splits, KEEP, LEFT))
+    few = splits[0].deciding
+    return spent(lambda: find_circuit(splits, KEEP, LEFT, measuring=few))
 
 
 def main() -> None:
@@ -66,12 +63,12 @@ def main() -> None:
 
     for task in TASKS:
         asked = read_pairs(model, task)
-        passes = spent(partial(make_cases, model, asked[: 2 * len(asked) // 3]))
+        passes = spent(partial(Cases.of, model, asked[: 2 * len(asked) // 3]))
         times = [search(model, task) for _ in turns]
         add(f"{task}: search on 2 templates of 24 questions", times, passes)
     for name, options in WHOLE.items():
         asked = read_pairs(model, TASKS[0])
-        passes = spent(partial(make_cases, model, asked))
+        passes = spent(partial(Cases.of, model, asked))
         times = [spent(partial(circuit, model, asked, **options)) for _ in turns]
         add(f"{TASKS[0]}: circuit of 3 templates of 24 questions{name}", times, passes)
     recording.write(

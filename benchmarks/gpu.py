@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.clock import machine
 from bilens.kernels import bilinear_attention
-from bilens.kernels.attention import KernelName
 
 DEVICE = "cuda"
-KERNEL: KernelName = "triton"
+KERNEL: Any = "triton"
 Attend = Callable[..., Tensor]
 Outputs = TypeVar("Outputs")
 HEADS, WIDTHS = 8, (32, 64, 128)
@@ -140,7 +139,7 @@ def check(width: int, dtype: torch.dtype) -> None:
             check_bits(runs)
 
 
-def results(inputs: list[Tensor], dy: Tensor, kernel: KernelName) -> list[Tensor]:
+def results(inputs: list[Tensor], dy: Tensor, kernel: Any) -> list[Tensor]:
     """Return the output and the gradients of all inputs."""
     y = bilinear_attention(*inputs, kernel=kernel)
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
@@ -162,7 +161,7 @@ def check_bits(runs: list[list[Tensor]]) -> None:
 def floor(length: int, width: int, rate: float, *, squared: bool, backward: bool) -> float:
     """Return milliseconds of the products only."""
     # Triton need not be there where there is no GPU.
-    from benchmarks.kernels_static import launches  # noqa: PLC0415
+    from tests.kernels.static import launches  # noqa: PLC0415
 
     every = launches(width, torch.bfloat16, squared=squared, length=length)
     # The sums of segments are only there to fill the card.
@@ -217,7 +216,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "No GPU is here, and this benchmark is for one; `benchmarks.attention` is for the CPU, "
-            "and `benchmarks.kernels_static` compiles the kernels for GPUs that are not there."
+            "and `tests.kernels.static` compiles the kernels for GPUs that are not there."
         )
         return
     print(torch.cuda.get_device_name())

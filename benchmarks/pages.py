@@ -18,7 +18,7 @@ from experiments.results import Recording, Row
 from tests.explore.browser import FAULTS
 
 import bilens
-from bilens.report.page import report
+from bilens.report import report
 
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""

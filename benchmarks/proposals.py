@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from experiments.circuits import LEFT, splits_of
+from experiments.circuits import KEEP, LEFT, splits_of
 from experiments.pretrained import SMOLLM2, saved_rows, smollm2
 from experiments.results import Recording, Row
 
 from benchmarks.unseen_templates import all_of
-from bilens.models import load
-from bilens.question_files import read_lines
-from bilens.read.flow.circuit_measures import found_circuit, measured
-from bilens.read.flow.circuit_search import KEEP, Cases
-from bilens.read.flow.proposals import propose_questions
-from bilens.read.flow.question import Question, read_pairs
+from bilens import load
+from bilens.read.flow import Cases, Question, find_circuit, propose_questions, read_pairs
 from bilens.residual import ResidualModel
 
 BEHAVIOURS = ("language", "comparative", "ioi", "plural", "capitals")
@@ -41,8 +37,8 @@ JUDGED = Path(__file__).with_name("proposals_judged.tsv")
 @cache
 def proposed(model: ResidualModel, task: str) -> list[Question]:
     """Return the proposals of a behaviour, from the first question of its task."""
-    line = read_lines(task)[0]
-    question = Question(line.text, line.token, line.minus, line.against, task)
+    first = read_pairs(model, task)[0]
+    question = Question(first.text, first.token, first.minus, first.against, task)
     return [proposal.question for proposal in propose_questions(model, question, COUNT)]
 
 
@@ -59,14 +55,14 @@ def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
     kinds["by hand"] = [*splits_of(model, read_pairs(model, task)).values()]
     for name, other in (("proposals", "by hand"), ("by hand", "proposals")):
         start = time.process_time()
-        found = found_circuit(kinds[name], KEEP, LEFT)
+        found = find_circuit(kinds[name], KEEP, LEFT)
         there = Cases.joined([all_of(split) for split in kinds[other]])
         row[name] = {
             "seconds to search": time.process_time() - start,
             "parts": found.size,
             "holds": found.holds,
             "own": asdict(found.measured),
-            "there": asdict(measured(there, found.mask, found.others)[0]),
+            "there": asdict(found.on(there)),
         }
     return row
 

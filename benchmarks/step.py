@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.clock import machine, seconds, wait
+from bilens.nn import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.settings import ATTENTIONS
-from bilens.train.settings import PRESETS
+from bilens.train import PRESETS
 
 ROUNDS = 7
 SIZES: dict[str, dict[str, Any]] = {

@@ -28,25 +28,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments.circuits import CHOSEN_ON, LEFT, TASKS, TEMPLATES, splits_of
+from experiments.circuits import CHOSEN_ON, KEEP, LEFT, TASKS, TEMPLATES, splits_of
 from experiments.contrasts import flows
 from experiments.patching import GRADIENTS
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
 from torch import Tensor
 
-from bilens.question_files import read_lines
-from bilens.read.flow.circuit_controls import controls
-from bilens.read.flow.circuit_measures import Split, found_circuit, found_parts, measured
-from bilens.read.flow.circuit_search import HIGHEST, KEEP, Cases
-from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.interval import Interval
-from bilens.read.flow.question import read_pairs
+from bilens.read.flow import Cases, Split, circuit, find_circuit, gradient_effects, read_pairs
 from bilens.residual import ResidualModel
 
 OURS = "integrated gradients of the mask"
 KINDS = ("the answer", "random parts", "nonsense", "shuffled weights")
 BASELINES = ("EAP-IG", "gradient", "contrastive flow", "random order")
+HIGHEST = 1.15
+"""Largest f of a circuit."""
 LEVEL = (0.9, 1.15)
 """Where f on a template that nobody saw counts as holding."""
 
@@ -60,7 +56,8 @@ class Task:
     """The questions of a task that a model answers, and the scores of its parts on them."""
 
     def __init__(self, model: ResidualModel, name: str) -> None:
-        self.model, self.splits = model, splits_of(model, read_pairs(model, name))
+        self.model, self.questions = model, read_pairs(model, name)
+        self.splits = splits_of(model, self.questions)
         self.is_asked = len(self.splits) == TEMPLATES
         self.scores = cache(self._scores)
 
@@ -89,45 +86,30 @@ def fold(task: Task, template: str, method: str) -> dict[str, Any]:
     names = {split.ordering: split.template for split in splits}
     there = task.splits[template]
     start = time.process_time()
-    found, mask, needed = found_parts(
-        splits, KEEP, LEFT, lambda cases, _: task.scores(method, names[cases])
+    found = find_circuit(
+        splits, KEEP, LEFT, scores=lambda cases, _: task.scores(method, names[cases])
     )
     seconds = time.process_time() - start
-    own = Cases.joined([split.measuring for split in splits])
-    # What `bilens circuit` calls other parts is told by the questions that measure.
-    finding = len(there.ordering) + len(there.deciding)
-    groups = {"others": range(finding), "measuring": range(finding, len(all_of(there)))}
-    total, parts = measured(all_of(there), mask, ~mask | needed, groups)
-    unseen = asdict(total)
+    unseen = asdict(found.on(all_of(there)))
+    others = Cases.joined([there.ordering, there.deciding])
     return {
-        "parts": int(mask.sum()),
-        "mask": mask.flatten().nonzero().flatten().tolist(),
+        "parts": found.size,
+        "mask": found.mask.flatten().nonzero().flatten().tolist(),
         "holds": found.holds,
-        "own": asdict(Interval.of(own.values(mask[None].double())[0], own.changes)),
+        "own": asdict(found.measured.restored),
         "unseen": unseen.pop("restored"),
         **unseen,
-        "on those that measure": parts["measuring"].restored.value,
-        "on the others": parts["others"].restored.value,
+        "on those that measure": found.on(there.measuring).restored.value,
+        "on the others": found.on(others).restored.value,
         "seconds": seconds,
     }
 
 
 def controls_of(task: Task) -> dict[str, Any]:
     """Return the circuit of a task, and what the same search finds where there is nothing."""
-    splits = [*task.splits.values()]
-    # Each template's questions once more, in the same order and shares.
-    cases = Cases.joined([all_of(split) for split in splits])
-    numbers = [case.question.template for case in cases.cases]
-
-    def split(other: Cases) -> list[Split]:
-        return [
-            Split.of(other, [i for i, name in enumerate(numbers) if name == template], template)
-            for template in task.splits
-        ]
-
-    circuit = found_circuit(splits, KEEP, LEFT)
+    reading = circuit(task.model, task.questions, keep=KEEP, left=LEFT, controls=True)
     rows = {}
-    for name, control in controls(cases, split, circuit, KEEP, LEFT).items():
+    for name, control in reading.circuits[0].controls.items():
         kind = name if name in KINDS else "nonsense"
         rows[kind] = {"parts": control.size, "holds": control.holds, **asdict(control.measured)}
     return {"controls": rows}
@@ -157,7 +139,7 @@ def measure(
 
     rows: dict[str, list[dict[str, Any]]] = {"folds": [], "controls": []}
     for task in tasks:
-        templates = dict.fromkeys(line.template for line in read_lines(task))
+        templates = dict.fromkeys(asked.template for asked in read_pairs(model, task))
         keys = [(task, *key) for key in product(templates, (OURS, *baselines))]
         path = folder / f"folds-{name}.jsonl"
         rows["folds"] += saved_rows(path, ("task", "template", "method"), keys, of_fold)

@@ -11,6 +11,7 @@ story model:
 """
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +20,6 @@ import torch
 from playwright.sync_api import sync_playwright
 
 import bilens
-from bilens.cli import main
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, read_classifier
@@ -107,7 +107,8 @@ def flow() -> None:
     """Photograph the graph on the page of a flow between two texts."""
     texts = ["--prompt", "The girl was sad because", "--against", "The boy was sad because"]
     tokens = ["--token", "she", "--minus", "he"]
-    main(["flow", "story", *texts, *tokens, "--output", "runs/flow.html"])
+    command = ["flow", "story", *texts, *tokens, "--output", "runs/flow.html"]
+    subprocess.run([sys.executable, "-m", "bilens", *command], check=True)
     with sync_playwright() as driver:
         chrome = shutil.which("chromium") or shutil.which("google-chrome")
         page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page(

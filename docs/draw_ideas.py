@@ -9,20 +9,21 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import torch
+from experiments.curves import BLUE, GREY, RED
 from torch import Tensor
 
 from bilens.data import Grammar, load_corpus, load_images
-from bilens.figures.canvas import BLUE, DIVERGING, GREY, RED, dress
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
-from bilens.report import save_figure
+from bilens.report import dress, save_figure
 from bilens.residual import Pass, ResidualModel
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language
 
 FOLDER = Path(__file__).parent / "pictures"
-COLORS = [[place / 6, color] for place, color in enumerate(DIVERGING)]
+SHADES = ("#67001f", RED, "#f4a582", "#f7f7f7", "#92c5de", BLUE, "#053061")
+COLORS = [[place / 6, color.upper()] for place, color in enumerate(SHADES)]
 GRAMMAR = Grammar()
 RICE = TokenDirection("rice", ("soup", "bread", "corn", "fish", "jam"))
 

@@ -27,10 +27,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bilens.models import load
+from bilens import load
 from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure
-from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
+from bilens.report import ablation_figure
 from bilens.residual import ResidualModel
 from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext

@@ -30,10 +30,9 @@ from transformers import PreTrainedModel
 
 from bilens.convert import give_swish, open_model, open_tokenizer
 from bilens.data import Corpus, load_documents
+from bilens.train import AnnealTraining
 from bilens.train.linearise import anneal, linearise
-from bilens.train.run_directory import is_begun
-from bilens.train.settings import AnnealTraining
-from experiments.context import Outcome, RecipeContext, validation_loss
+from experiments.context import Outcome, RecipeContext, has_begun, validation_loss
 from experiments.curves import line_figure, spread_line
 from experiments.llama2c import stories260K
 
@@ -135,7 +134,7 @@ def _train(
         evaluate_every=max(1, steps // 2),
         save_every=100,
     )
-    return anneal(model.requires_grad_(), corpus, training, folder, resume=is_begun(folder))
+    return anneal(model.requires_grad_(), corpus, training, folder, resume=has_begun(folder))
 
 
 def _curve(history: list[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bilens.errors import DataError
-from bilens.hooks import hooked
-from bilens.residual import ResidualModel
+from bilens.residual import ResidualModel, hooked
 
 TERM = "subject_verb_agreement"
 

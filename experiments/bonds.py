@@ -47,15 +47,20 @@ from bilens.read import (
     accurate_ranks,
     classifier_bonds,
     classifier_function_bonds,
+    held_out,
     product_accuracies,
     read_bonds,
 )
-from bilens.read.bonds import sample_inputs
-from bilens.read.fidelity import full_cut, held_out
 from bilens.report import network_figure
-from bilens.tensor import BilinearTensor, Bonds, Cut, sparse_basis, with_constant
-from bilens.tensor.chain import joined
-from bilens.tensor.jacobian_bonds import Moments, balanced_bonds
+from bilens.tensor import (
+    BilinearTensor,
+    Bonds,
+    Cut,
+    Moments,
+    balanced_bonds,
+    sparse_basis,
+    with_constant,
+)
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, spread_line
@@ -207,7 +212,7 @@ def _chosen_cut(directions: Bonds, data: ImageData, full: float) -> dict[str, An
     start = time.process_time()
     ranks = accurate_ranks(directions, data, DROP)
     seconds = time.process_time() - start
-    logits = full_cut(directions)(data.test_images)
+    logits = directions.cut(max(bond.k for bond in directions.bonds))(data.test_images)
     tested = held_out(logits, directions.cut(ranks)(data.test_images), data.test_labels)
     return {
         "ranks": list(ranks),
@@ -227,7 +232,8 @@ def _baseline(name: str) -> Callable[[ImageClassifier, ImageData], Bonds]:
     def compute(model: ImageClassifier, data: ImageData) -> Bonds:
         tensors, W = centred_chain(model, data)
         E = model.embedding().double()
-        x = sample_inputs(data, "images")
+        # Evenly spaced, since images may be sorted by class.
+        x = data.train_images.double()[:: max(1, len(data.train_images) // 4096)][:4096]
         x = with_constant(x) if tensors[0].constant else x
         step = max(1, len(data.train_images) // len(x))
         labels = data.train_labels[::step][: len(x)]
@@ -251,7 +257,12 @@ def centred_chain(model: ImageClassifier, data: ImageData) -> tuple[list[Bilinea
     n = data.n_classes
     *lower, last = (tensor.to(torch.float64) for tensor in model.layer_tensors())
     W = torch.eye(n, dtype=torch.float64)
-    return joined([*lower, last.change_basis(outputs=W - 1 / n)], W), W
+    tensors = [*lower, last.change_basis(outputs=W - 1 / n)]
+    # From the top: a layer that passes the constant on has to read it itself.
+    for i in range(len(tensors) - 1, 0, -1):
+        if tensors[i].n_in == tensors[i - 1].n_out + 1:
+            tensors[i - 1] = tensors[i - 1].with_constant_output()
+    return tensors, W
 
 
 def loss_moments(

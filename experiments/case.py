@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.sections import signed
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import RecipeContext
@@ -59,7 +58,7 @@ def eigenvector_figure(
     ends = spectra.outermost(ENDS).oriented(data.test_images)
     rows = {
         name: [
-            (vector, signed(value, ".2g"))
+            (vector, f"{value:+.2g}")
             for vector, value in zip(ends.vectors[form], ends.values[form].tolist(), strict=True)
         ]
         for form, name in enumerate(names)

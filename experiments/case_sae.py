@@ -31,12 +31,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
-from bilens.figures.canvas import BLUE, GREY, INK, dress
 from bilens.nn import ImageClassifier
+from bilens.report import dress
 from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
+from experiments.curves import BLUE, GREY, INK
 from experiments.results import Row, intervals
 
 SEEDS = (3, 3)

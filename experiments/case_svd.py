@@ -24,9 +24,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
+from bilens.read import TruncationCurve
 from bilens.tensor import QuadraticForm, TensorSVD
-from bilens.tensor.factors import hidden_product
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure
@@ -139,7 +138,11 @@ def bottleneck_curve(
     def logits(rows: Tensor) -> Tensor:
         return (svd.components(rows)[..., None] * component_logits).cumsum(1)
 
-    return accuracy_by_rank(logits, x, labels)
+    right = torch.zeros(len(svd), dtype=torch.float64)
+    for rows, of_rows in zip(x.split(512), labels.split(512), strict=True):
+        right += (logits(rows).argmax(-1) == of_rows[:, None]).sum(0)
+    accuracy = (right / len(x)).tolist()
+    return TruncationCurve(tuple(accuracy), accuracy[-1])
 
 
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
@@ -148,8 +151,9 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
     A zero form has cosine 0. Computed from the factors, at O(rank_a rank_b n_in).
     """
     a, b = a.without_scale()[0], b.without_scale()[0]
-    K = hidden_product(a.left.double(), a.right.double(), b.left.double(), b.right.double())
-    inner = a.weights.double() @ K @ b.weights.double().T
+    straight = (a.left.double() @ b.left.double().T) * (a.right.double() @ b.right.double().T)
+    crossed = (a.left.double() @ b.right.double().T) * (a.right.double() @ b.left.double().T)
+    inner = a.weights.double() @ (straight + crossed) @ b.weights.double().T / 2
     norms = a.norm()[:, None] * b.norm()
     return torch.where(norms > 0, inner / norms, torch.zeros_like(inner))
 

@@ -26,6 +26,7 @@ definitions as in github.com/hannamw/MIB-circuit-track.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,31 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bilens.files import write_json
-from bilens.read.flow.circuit_measures import Split, found_circuit
-from bilens.read.flow.circuit_search import KEEP, Cases
-from bilens.read.flow.edges import EdgeCases, found_edges
-from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.patching import parts_in
-from bilens.read.flow.question import Question, read_pairs
+import bilens
+from bilens.analysis import Table
+from bilens.read.flow import (
+    Cases,
+    EdgeCases,
+    Question,
+    Split,
+    find_circuit,
+    find_edges,
+    gradient_effects,
+    parts_in,
+    read_pairs,
+)
 from bilens.residual import ResidualModel
-from bilens.sections import Table
-from bilens.shipped import task_names
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, resampled
 from experiments.pretrained import open_models, saved_rows
-from experiments.results import Row
+from experiments.results import Row, write_json
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-TASKS = [name for name in task_names() if name != "pronouns"]
+FILES = Path(bilens.__file__).parent.glob("tasks/*.tsv")
+TASKS = sorted(path.stem for path in FILES if path.stem != "pronouns")
 """Tasks of models of English; the pronouns are those of the story model."""
 TEMPLATES = 3
 """Templates of each task."""
@@ -60,7 +66,7 @@ CHOSEN_ON = TASKS[::2]
 """The rule for the size of a circuit was chosen on these, in SmolLM2."""
 EDGES = ("agreement", "ioi")
 BASELINE = "EAP-IG inputs"
-LEFT = 0.1
+KEEP, LEFT = 0.95, 0.1
 UNRELATED = 0.1
 """Size of f up to which a circuit is said to do nothing."""
 BATCH = 16
@@ -140,11 +146,11 @@ def of_task(model: ResidualModel, task: str) -> dict[str, Any]:
     splits = [*splits_of(model, read_pairs(model, task)).values()]
     if len(splits) < TEMPLATES:
         return {}
-    circuit = found_circuit(splits, KEEP, LEFT)
+    circuit = find_circuit(splits, KEEP, LEFT)
     start = time.process_time()
     deciding = Cases.joined([split.deciding for split in splits])
     orders = [split.ordering for split in splits]
-    found = found_edges(orders, deciding, others_of(splits), circuit.mask)
+    found = find_edges(orders, deciding, others_of(splits), circuit.mask)
     return {
         "parts": [str(part) for part in parts_in(circuit.mask)],
         "mask": circuit.mask.tolist(),

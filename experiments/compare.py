@@ -26,14 +26,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 
+from bilens.analysis import Table
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.sections import Table
+from bilens.train import PRESETS, LanguageTraining
 from bilens.train.language import train_language
-from bilens.train.run_directory import is_begun
-from bilens.train.settings import PRESETS, LanguageTraining
-from experiments.context import Outcome, RecipeContext
+from experiments.context import Outcome, RecipeContext, has_begun
 from experiments.curves import Line, line_figure
 
 MLPS, ATTENTIONS = ("swiglu", "bilinear"), ("softmax", "bilinear")
@@ -137,7 +136,7 @@ def train_all(
         curves = []
         for seed in seeds:
             run, settings = folder / f"{name}-seed{seed}", replace(training, seed=seed)
-            _, history = train_language(config, corpus, settings, run, resume=is_begun(run))
+            _, history = train_language(config, corpus, settings, run, resume=has_begun(run))
             rows = [
                 (record["step"], record["step"] * tokens, record["seconds"], record["eval_loss"])
                 for record in history

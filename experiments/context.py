@@ -1,43 +1,35 @@
 """The context of every recipe: data, cached trained models, and a scale."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from bilens import load
+from bilens.analysis import ContextList, Table
 from bilens.data import Corpus, ImageData, load_corpus, load_images
-from bilens.files import read_json_object, write_json, write_safetensors
-from bilens.lazy_imports import lazy_import
-from bilens.models import load
-from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.nn.settings import LanguageSettings
-from bilens.sections import ContextList, Table
-from bilens.train import ClassifierTraining, train_classifiers
-from bilens.train.run_directory import is_begun, is_finished
-from bilens.train.settings import LanguageTraining
+from bilens.nn import ClassifierConfig, ImageClassifier, LanguageSettings
+from bilens.train import ClassifierTraining, LanguageTraining, train_classifiers
 from experiments.autoencoder import (
     AutoencoderTraining,
     Sampler,
     SparseAutoencoder,
     train_autoencoder,
 )
-from experiments.results import Row
+from experiments.results import Row, write_json
 
 if TYPE_CHECKING:
-    from bilens.nn import language as models
     from bilens.residual import ResidualModel
-    from bilens.train import language as training_language
-else:  # transformers takes seconds to import, and most recipes do without it.
-    models = lazy_import("bilens.nn.language")
-    training_language = lazy_import("bilens.train.language")
 
 Scale = Literal["small", "paper"]
 
@@ -119,7 +111,8 @@ class RecipeContext:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, measure())
-        return read_json_object(path)
+        numbers: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return numbers
 
     def autoencoder(
         self, vectors: str, n_features: int, sample: Sampler, training: AutoencoderTraining
@@ -129,7 +122,7 @@ class RecipeContext:
         path = self.models / f"{vectors}-{n_features}-{settings}.safetensors"
         if not path.exists():
             model = train_autoencoder(sample, n_features, training)
-            write_safetensors(path, model.state_dict())
+            save_file({name: x.contiguous() for name, x in model.state_dict().items()}, path)
         weights = load_file(path)
         model = SparseAutoencoder(*weights["features"].shape)
         model.load_state_dict(weights)
@@ -164,7 +157,7 @@ class RecipeContext:
         kind = "affine-" if affine else ""
         name = f"{data.name}-{layers}x{d_model}-{kind}{settings}"
         run = self.models / re.sub(r"[^\w.=-]", "", name)
-        resume = any(is_begun(run / f"seed-{seed}") for seed in seeds)
+        resume = any(has_begun(run / f"seed-{seed}") for seed in seeds)
         trained = train_classifiers(config, data, training, seeds, run, resume=resume)
         return [model.requires_grad_(False) for model, _ in trained]
 
@@ -172,18 +165,25 @@ class RecipeContext:
         self, name: str, training: LanguageTraining, model: LanguageSettings
     ) -> "ResidualModel":
         """Return a trained language model, from the folder of models if it exists."""
-        config = models.LanguageConfig(**model.settings())
+        # transformers takes seconds to import, and most recipes do without it.
+        config = import_module("bilens.nn.language").LanguageConfig(**model.settings())
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
         run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
-        if not is_finished(run):
+        if not has_begun(run) or not json.loads((run / "training.json").read_text())["finished"]:
             corpus = self.corpus(name, config.n_ctx, config.vocab_size)
-            training_language.train_language(config, corpus, training, run, resume=is_begun(run))
+            train = import_module("bilens.train.language").train_language
+            train(config, corpus, training, run, resume=has_begun(run))
         return load(run)  # type: ignore[return-value]
 
     def corpus(self, name: str, n_ctx: int, vocab_size: int) -> Corpus:
         """Load texts in tokens; see `bilens.data.load_corpus`."""
         return load_corpus(name, n_ctx=n_ctx, vocab_size=vocab_size, data_dir=self.data_dir)
+
+
+def has_begun(run: Path) -> bool:
+    """Return whether a directory holds a training, which can be resumed."""
+    return (run / "training.json").is_file()
 
 
 def _changed(

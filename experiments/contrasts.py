@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bilens.read.flow import Question, edit_head_along
-from bilens.read.flow.split import flows as flows_of
-from bilens.read.language.names import TokenDirection
+from bilens import TokenDirection
+from bilens.read.flow import Question, edit_head_along, flow
 from bilens.residual import Pass, ResidualModel
-from bilens.residual.layers import Layer
 
 NOUNS = (
     *("key keys", "cat cats", "dog dogs", "boy boys", "girl girls", "teacher teachers"),
@@ -92,7 +91,8 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
 def flows(model: ResidualModel, asked: Sequence[Question]) -> Tensor:
     """Return the contrastive flow of each head and MLP, (layers, heads + 1), the mean."""
     rows = []
-    for through in flows_of(model, asked):
+    for one in asked:
+        through = flow(model, one.text, one.token, minus=one.minus, against=one.against, ablate=0)
         rows.append(torch.cat([through.heads.sum(-1), through.mlps.sum(-1, keepdim=True)], 1))
     return torch.stack(rows).double().cpu().mean(0)
 
@@ -115,7 +115,7 @@ def questions(model: ResidualModel, n: int) -> list[Question]:
     return asked
 
 
-def _layers(model: ResidualModel) -> list[Layer]:
+def _layers(model: ResidualModel) -> list[Any]:
     return [model.layer(number) for number in range(model.n_layers)]
 
 

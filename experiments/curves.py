@@ -10,8 +10,10 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from bilens.figures.canvas import Canvas, as_image, diverging, dress
+from bilens.report import Canvas, dress
 from experiments.results import interval
+
+BLUE, RED, GREY, INK = "#2166ac", "#b2182b", "#6e747c", "#1f2328"
 
 NAME, STEP, LABEL = 1.3, 1.1, 0.3
 
@@ -100,7 +102,6 @@ def picture_figure(
         canvas.label(escape(name), x=NAME / 2, y=top + aspect / 2 - 0.08)
         for column, (vector, text) in enumerate(pictures):
             left = NAME + STEP * column
-            picture = diverging(as_image(vector, shape))
-            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
+            canvas.eigenvector(vector, shape, x=left, y=top)
             canvas.label(escape(text), x=left + 0.5, y=top + aspect + 0.01)
     return canvas.figure()

@@ -5,7 +5,7 @@ Source:
     2024 (arXiv 2403.17806).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.hooks import hooked
-from bilens.read.flow.case import both_passes
-from bilens.read.flow.edges import EdgeGraph, Reader
-from bilens.read.flow.question import Question
-from bilens.read.flow.split import adjoints_of
-from bilens.residual.changes import token_site
-from bilens.residual.parts import LinearMap
-from bilens.residual.passes import Number, Pass, logit_of
+from bilens.read.flow import Cases, EdgeGraph, Question, adjoints_of
+from bilens.residual import Pass, hooked, token_site
 from experiments.patching import GRADIENTS
 
 Record = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -79,7 +73,7 @@ class AttributedEdges(EdgeGraph):
         return torch.stack([*rows, last])
 
     def gradient_reads(
-        self, runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
+        self, runs: tuple[Pass, Pass], number: Callable[[Tensor], Tensor], points: Sequence[float]
     ) -> Float[Tensor, "readers time d_model"]:
         """Return the mean gradient by each reader's input at points between the embeddings."""
         first, second = runs
@@ -106,9 +100,9 @@ class AttributedEdges(EdgeGraph):
 def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Tensor]:
     """Return the attribution of each edge for a question, (readers, parts), by each method."""
     model = graph.model
-    number = logit_of(model, question.output_direction(model))
+    (case,) = Cases.of(model, [question]).cases
+    number, runs = case.score.of_streams, case.alone
     with torch.no_grad():
-        runs = both_passes(model, [question.both_texts(model)])
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         reads = {
             "contrastive flow": graph.flow_reads(question),
@@ -132,7 +126,7 @@ def _gradients(
 
 
 def _pulled(
-    reader: Reader, record: Record, slopes: dict[nn.Module, Tensor]
+    reader: Any, record: Record, slopes: dict[nn.Module, Tensor]
 ) -> Float[Tensor, "runs time d_model"]:
     """Return what a reader reads of the stream, given the slopes at the outputs of its maps."""
     rows = []
@@ -146,5 +140,5 @@ def _pulled(
     return torch.autograd.grad(y, x, total, retain_graph=True)[0]
 
 
-def _selected(rows: Tensor, part: LinearMap) -> Tensor:
+def _selected(rows: Tensor, part: Any) -> Tensor:
     return rows if part.rows is None else rows[..., part.rows]

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.tensor import QuadraticForm
-from bilens.tensor.features import leaders
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import picture_figure
@@ -79,10 +78,12 @@ def local_maxima(
         points[active] = _unit((slope + shift * x)[unfinished].clamp_min(0))
     values = ((points @ Q) * points).sum(-1)
     order = values.argsort(descending=True, stable=True)
-    labels = leaders(points, order, 0.999)
-    # The groups are numbered in the order of their best points, which represent them.
-    n_groups = int(labels.max()) + 1
-    best = torch.stack([order[labels[order] == group][0] for group in range(n_groups)])
+    # The best point leads the first group, which all that resemble it join, and so on.
+    best, left = list[int](), torch.ones(n_starts, dtype=torch.bool)
+    for row in order.tolist():
+        if left[row]:
+            best.append(row)
+            left &= (points @ points[row]).abs() < 0.999
     return values[best], points[best]
 
 

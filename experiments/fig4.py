@@ -24,15 +24,15 @@ of each size and kind, d = 1000 too, as in the source: some 5.5 hours.
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from bilens.nn import ImageClassifier
-from bilens.options import Basis
 from bilens.read import spectra
-from bilens.tensor.features import unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure
@@ -107,6 +107,10 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, figures, rows=rows, settings=settings)
 
 
+Basis = Literal["model", "pixels"]
+"""Space in which eigenvectors are orthonormal."""
+
+
 def positive_vectors(model: ImageClassifier, basis: Basis = "model") -> Vectors:
     """Return the positive eigenvectors of each class in pixels, the largest eigenvalue first."""
     spectrum = spectra(model, basis=basis)
@@ -125,7 +129,7 @@ def similarity_curves(
     curves = []
     for seed, other in enumerate(others):
         pairs = [
-            (unit_rows(a[:ranks]) @ unit_rows(b).T).abs().amax(-1)
+            (normalize(a[:ranks]) @ normalize(b).T).abs().amax(-1)
             for number, model in enumerate(references)
             if number != seed
             for a, b in zip(model, other, strict=True)
@@ -136,7 +140,7 @@ def similarity_curves(
 
 def matches(a: Float[Tensor, "k_a n"], b: Float[Tensor, "k_b n"]) -> list[tuple[Tensor, str]]:
     """Return the row of b nearest to each row of a, with the same sign, and its similarity."""
-    cosines = unit_rows(a) @ unit_rows(b).T
+    cosines = normalize(a) @ normalize(b).T
     best = cosines.abs().argmax(-1)
     matched = cosines.gather(1, best[:, None])
     turned = matched.sign() * b[best]

@@ -27,13 +27,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.figures.canvas import BLUE, RED, Canvas, as_image, diverging
 from bilens.read import top_inputs
-from bilens.report import spectrum_figure
-from bilens.sections import signed
+from bilens.report import Canvas, spectrum_figure
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
+from experiments.curves import BLUE, RED
 from experiments.results import Row
 
 SEEDS = (1, 1)
@@ -148,9 +147,8 @@ def _drawing(parts: Branches, data: ImageData, name: str) -> go.Figure:
             pairs = zip(shown.values.tolist(), shown.vectors, strict=True)
             for column, (eigenvalue, vector) in enumerate(list(pairs)[:SHOWN]):
                 x = left + GAP * column
-                picture = diverging(as_image(vector, data.shape))
-                canvas.picture(picture, x=x, y=top, width=1, height=aspect)
-                canvas.label(signed(eigenvalue, ".2g"), x=x + 0.5, y=top + aspect + 0.01)
+                canvas.eigenvector(vector, data.shape, x=x, y=top)
+                canvas.label(f"{eigenvalue:+.2g}", x=x + 0.5, y=top + aspect + 0.01)
         canvas.label(f"<b>{branch}</b>", x=node[0], y=node[1], size=14, on_line=True)
     canvas.label(f"<b>{name}</b>", x=root[0], y=root[1], size=16, on_line=True)
     return canvas.figure()
@@ -167,4 +165,4 @@ def _edge(
     color = BLUE if value > 0 else RED
     canvas.line(start, end, color=color, width=THICKEST * max(abs(value) / largest, 1 / 7))
     x, y = ((a + b) / 2 for a, b in zip(start, end, strict=True))
-    canvas.label(signed(value, ".2g"), x=x, y=y, color=color, on_line=True)
+    canvas.label(f"{value:+.2g}", x=x, y=y, color=color, on_line=True)

@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
-from bilens.analysis import Reading, analysis
-from bilens.checks import detached
+from bilens.analysis import Fact, Percent, Reading, analysis
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.read.chain import input_tensors, predict
-from bilens.sections import Fact, Percent
 from bilens.tensor import BilinearTensor, TensorChain
 
 
@@ -66,7 +63,7 @@ class FourierReading(Reading):
 
 
 @analysis("fourier")
-@detached
+@torch.no_grad()
 def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     """Decompose all logits of a model of `bilens.data.modular_addition` into Fourier waves.
 
@@ -87,8 +84,9 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
         Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
         arXiv:2301.05217.
     """
-    tensors = input_tensors(model)
-    p, n_inputs = tensors[-1].n_out, tensors[0].n_in - tensors[0].constant
+    tensors, embedding = model.layer_tensors(), model.embedding()
+    first = tensors[0] if embedding is None else tensors[0].change_basis(inputs=embedding)
+    p, n_inputs = tensors[-1].n_out, first.n_in - first.constant
     if n_inputs != 2 * p:
         raise BilensError(
             f"The model has {n_inputs} pixels and {p} classes, expected twice as many "
@@ -97,7 +95,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     # All p^2 inputs: nothing is sampled.
     one_hot = torch.eye(p, device="cpu")
     pairs = torch.cat([one_hot.repeat_interleave(p, 0), one_hot.repeat(p, 1)], dim=1)
-    logits = predict(model, pairs).double().cpu().reshape(p, p, p)
+    logits = model(pairs.to(first.left)).double().cpu().reshape(p, p, p)
     waves = torch.fft.fftn(logits)
     k = torch.arange(1, p // 2 + 1, device="cpu")
     # Waves with a zero frequency depend on fewer than three of a, b and c.
@@ -120,7 +118,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
         _accuracy(waves, torch.ones_like(selected)),
         _accuracy(waves, selected),
         _accuracy(waves, ~selected),
-        _unit_share(tensors[0], p),
+        _unit_share(first, p),
     )
 
 

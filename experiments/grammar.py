@@ -27,7 +27,7 @@ from torch import Tensor
 from bilens.data import DeepGrammar, Grammar, load_corpus
 from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
-from bilens.train.settings import PRESETS
+from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row, intervals
 

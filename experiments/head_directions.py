@@ -18,12 +18,16 @@ from typing import Any
 import pandas as pd
 import torch
 
-from bilens.read.flow import Question
-from bilens.read.flow.directions import MLPDirections
-from bilens.read.flow.recurring import Moves, learned, share_held
-from bilens.read.flow.split import adjoints_of
+from bilens.analysis import Table
+from bilens.read.flow import (
+    MLPDirections,
+    Moves,
+    Question,
+    adjoints_of,
+    find_directions,
+    share_held,
+)
 from bilens.residual import ResidualModel
-from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
@@ -77,7 +81,7 @@ def methods(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
     """Return k directions of each part, by method."""
     widths = [changes.shape[1] for changes in moves[0].changes]
     return {
-        "of the task": learned(moves, k)[0],
+        "of the task": find_directions(moves, k)[0],
         "PCA of changes": principal_directions(moves, 0, k),
         "random": random_directions(widths, k),
     }

@@ -25,12 +25,18 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
-from bilens.read.flow import Flow, Node, Question, flow, measure
-from bilens.read.flow.circuit_measures import part_effects
-from bilens.read.flow.circuit_search import Cases, search
-from bilens.read.flow.labels import token_words
+from bilens.analysis import Table
+from bilens.read.flow import (
+    Cases,
+    Flow,
+    Node,
+    Question,
+    flow,
+    measure,
+    part_effects,
+    search_circuit,
+)
 from bilens.residual import ResidualModel
-from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pretrained import open_models
 from experiments.tasks import questions_of
@@ -96,7 +102,7 @@ def of_parts(
 ) -> dict[str, float]:
     """Return the mean score of the labels of a circuit's parts on other questions."""
     first = Cases.of(model, questions)
-    mask = search([first], first, KEEP).mask
+    mask = search_circuit([first], first, KEEP).mask
     sides = []
     for cases in (first, Cases.of(model, others)):
         effects = part_effects(cases, mask, TOKENS)
@@ -159,4 +165,8 @@ def nearest(model: ResidualModel, of_text: Flow, node: Node) -> tuple[str, ...]:
         written = written.to(out) @ out[node.number or 0]
     W, _ = model.parts.logit_weights()
     cosines = functional.normalize(written.to(W), dim=0) @ functional.normalize(W, dim=0)
-    return token_words(model, cosines.topk(TOKENS).indices, TOKENS)
+    tokenizer: Any = model.tokenizer
+    texts = [text.strip() for text in tokenizer.batch_decode(cosines.topk(TOKENS).indices[:, None])]
+    # As words of labels are written, of which some are in quotes.
+    words = (text if any(map(str.isalnum, text)) else f'"{text}"' for text in texts)
+    return tuple(dict.fromkeys(words))

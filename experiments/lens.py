@@ -11,9 +11,8 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedTokenizerBase
 
-from bilens.nn.language.attention import Attention
-from bilens.nn.language.model import LanguageModel
-from bilens.nn.layers import GatedLayer
+from bilens.nn import GatedLayer
+from bilens.nn.language import Attention, LanguageModel
 
 
 def to_transformer_lens(

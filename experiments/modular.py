@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from bilens.analysis import Table
 from bilens.data import modular_addition
-from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.fourier import FourierReading, read_fourier

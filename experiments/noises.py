@@ -20,16 +20,15 @@ from typing import Any
 
 import pandas as pd
 
+from bilens.analysis import Table
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.options import Basis
 from bilens.read import spectra, truncation_curve
-from bilens.sections import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, confidence_line, line_figure
 from experiments.fig3 import FEW
-from experiments.fig4 import TOP, positive_vectors, similarity_curves
+from experiments.fig4 import TOP, Basis, positive_vectors, similarity_curves
 from experiments.results import Row, interval
 
 SEEDS = (5, 20)

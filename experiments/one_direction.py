@@ -24,10 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bilens.read.flow import Question, edit_head_along, edit_mlp_along, task_directions
-from bilens.read.flow.recurring import learned
-from bilens.residual import ResidualModel
-from bilens.residual.passes import Pass
+from bilens.read.flow import (
+    Question,
+    edit_head_along,
+    edit_mlp_along,
+    find_directions,
+    task_directions,
+)
+from bilens.residual import Pass, ResidualModel
 from experiments.agreement import HEADS, accuracy
 from experiments.blimp import Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
@@ -102,7 +106,7 @@ def _of_heads(
     """Return edits of one direction of each head, by name, with the first layer that changes."""
     first = min(layer for layer, _ in heads)
     with torch.no_grad():
-        directions, _ = learned([head_moves(model, question)[0] for question in asked], 1)
+        directions, _ = find_directions([head_moves(model, question)[0] for question in asked], 1)
 
     def along(scale: float, *, of_task: bool) -> Edit:
         def edited() -> ResidualModel:

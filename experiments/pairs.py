@@ -10,8 +10,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow import Question
 from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from bilens.residual.passes import last_streams
+from bilens.residual import Pass, ResidualModel
 
 LEAST = 0.5
 """Least change of the logit difference, in nats, of a pair."""
@@ -198,6 +197,6 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
         return False
     if len(ids[0]) != len(ids[1]):
         return False
-    with torch.no_grad():
-        n = model.parts.normalised(last_streams(model, torch.stack(ids))[:, -1].to(direction))
+    stream = Pass.of(model, torch.stack(ids)).stream
+    n = model.parts.normalised(stream[:, -1].to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST

@@ -27,15 +27,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from bilens.analysis import Table
 from bilens.data import Grammar
-from bilens.read.flow import Flow, Node, flow, open_part
-from bilens.read.flow.ablation import without_output
-from bilens.read.flow.weights import tensor_inputs
-from bilens.residual import ResidualModel
-from bilens.residual.passes import Pass
-from bilens.sections import Table
-from bilens.train.settings import PRESETS
+from bilens.read.flow import Flow, Node, flow, open_part, without_output
+from bilens.residual import Pass, ResidualModel
+from bilens.train import PRESETS
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
 
@@ -140,7 +138,11 @@ def _part(
     assert node.position is not None
     part, tensor = open_part(model, through, node.address, k=K), model.mlp(node.layer)
     (output,), w = through.written([node]), through.adjoint(node)
-    inputs = tensor_inputs(model, through, node.layer, node.position)
+    # The texts of the flow, and the constant of a tensor with biases.
+    against: Any = through.question.against
+    texts = [through.ids, against] if through.two_texts else [through.ids]
+    inputs = [model.mlp_inputs(node.layer, text[None])[0, node.position] for text in texts]
+    inputs = [functional.pad(x, (0, tensor.n_in - len(x)), value=1.0) for x in inputs]
     hidden, *second = [(tensor.left @ z) * (tensor.right @ z) for z in inputs]
     for other in second:
         hidden = hidden - other

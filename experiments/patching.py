@@ -28,7 +28,7 @@ Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,10 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from bilens.read.flow.case import both_passes
-from bilens.read.flow.edges import EdgeGraph
-from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.patching import patched_effects
-from bilens.read.flow.question import Question
-from bilens.read.flow.split import adjoints_of
+from bilens.analysis import Table
+from bilens.read.flow import Cases, EdgeGraph, Question, adjoints_of, gradient_effects, patch
 from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from bilens.residual.passes import Number, Pass, logit_of
-from bilens.sections import Table
+from bilens.residual import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.pairs import Pair, pairs_of, story_templates
@@ -146,8 +140,8 @@ def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[st
 def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     """Return effects and attributions of one pair, and the seconds of processor time of each."""
     direction = TokenDirection(pair.token, pair.minus)
-    runs = both_passes(model, [pair.question.both_texts(model)])
-    number = logit_of(model, direction.vector(model))
+    (case,) = Cases.of(model, [pair.question]).cases
+    runs = case.alone
     attributed: dict[str, tuple[Tensor, Tensor]] = {}
     seconds: dict[str, float] = {}
 
@@ -157,7 +151,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         seconds[name] = time.process_time() - start
 
     def gradients(points: Sequence[float]) -> tuple[Tensor, Tensor]:
-        effects = gradient_effects(runs, number, points)
+        effects = gradient_effects(runs, case.score.of_streams, points)
         return effects[:, :-1], effects[:, -1]
 
     def contrastive() -> tuple[Tensor, Tensor]:
@@ -165,8 +159,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         return of_parts[:, :-1], of_parts[:, -1]
 
     def patched() -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            effects = patched_effects(runs, number)
+        effects = patch(model, pair.text, direction, against=pair.against)
         return effects.heads, effects.mlps
 
     timed("patching", patched)
@@ -210,7 +203,7 @@ def _direct(direction: TokenDirection, runs: tuple[Pass, Pass]) -> tuple[Tensor,
     return torch.stack(heads), torch.stack(mlps)
 
 
-def along(u: Float[Tensor, " d_model"]) -> Number:
+def along(u: Float[Tensor, " d_model"]) -> Callable[[Tensor], Tensor]:
     """Return u . x at the last position as a function of the stream x, without a norm."""
     return lambda stream: stream[:, -1] @ u
 

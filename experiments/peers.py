@@ -32,14 +32,12 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
+from bilens import load
+from bilens.analysis import Table
 from bilens.errors import BilensError
-from bilens.models import load
-from bilens.read.flow.case import both_passes
-from bilens.read.flow.gradients import gradient_effects
+from bilens.read.flow import Cases, gradient_effects
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.passes import last_streams, logit_of
-from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
 from experiments.patching import along, measure, summary, tables
@@ -69,8 +67,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Te
     """Return the attributions of the heads and of the MLPs by each package, (layers, ...)."""
     ids = model.ids(pair.text)
     direction = TokenDirection(pair.token, tuple(pair.minus))
-    with torch.no_grad():
-        runs = both_passes(model, [pair.question.both_texts(model)])
+    runs = Cases.of(model, [pair.question]).cases[0].alone
     u = direction.vector(model)
     # LXT holds the scale of the last norm fixed, as all norms.
     frozen = u * model.parts.scale(runs[0].stream[0, -1])
@@ -87,11 +84,13 @@ def by_captum(
     model: ResidualModel, ids: Tensor, direction: TokenDirection
 ) -> tuple[Tensor, Tensor]:
     """Return captum's gradient times activation of each head and MLP."""
-    captum, number = import_module("captum.attr"), logit_of(model, direction.vector(model))
+    captum = import_module("captum.attr")
+    right, *wrong = (model.token(name) for name in (direction.token, *direction.minus))
     layers = model.parts.layers
 
     def forward(text: Tensor) -> Tensor:
-        return number(last_streams(model, text))
+        logits: Tensor = model.model(text, use_cache=False).logits[:, -1]
+        return logits[:, right] - logits[:, wrong].mean(1)
 
     def attribute(modules: list[nn.Module], inputs: bool) -> list[Tensor]:
         method = captum.LayerGradientXActivation(forward, modules)

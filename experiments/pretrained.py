@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bilens import load
 from bilens.errors import BilensError
-from bilens.files import read_json
-from bilens.models import load
 from bilens.residual import ResidualModel
 
 STORY_MODEL = "tensorise-small-both"
@@ -69,7 +68,8 @@ def saved_rows(
     So a stopped recipe resumes. A key is the values of a row's `fields`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = read_json(path, lines=True) if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = list(map(json.loads, lines))
     saved = {tuple(row[field] for field in fields): row for row in rows}
     wanted = list(keys)
     for key in wanted:

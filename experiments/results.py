@@ -23,7 +23,6 @@ import torch
 from scipy import stats
 
 from bilens.errors import BilensError
-from bilens.files import write_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -126,6 +125,14 @@ class Recording:
         check(result)
         write_json(self.folder / f"{name}.json", result)
         return result
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON, whole or not at all."""
+    draft = path.with_suffix(".unfinished")
+    text = json.dumps(content, indent=2, default=lambda number: number.item())
+    draft.write_text(text + "\n", encoding="utf-8")
+    draft.replace(path)
 
 
 def machine() -> str:

@@ -33,28 +33,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bilens.analysis import Table
 from bilens.data import DeepGrammar, load_corpus
-from bilens.data.languages import (
-    ADJECTIVES,
-    BRACKETS,
-    CUES,
-    DEEP_FILLERS,
-    NOUNS,
-    PREPOSITIONS,
-    VALUES,
-    VERBS,
-)
-from bilens.nn.settings import LanguageSettings
-from bilens.read.flow.circuit_search import Cases, search
-from bilens.read.flow.patching import parts_in
-from bilens.read.flow.question import Question
+from bilens.nn import LanguageSettings
+from bilens.read.flow import Cases, Question, parts_in, search_circuit
 from bilens.residual import ResidualModel
-from bilens.sections import Table
-from bilens.train.settings import LanguageTraining
+from bilens.train import LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.grammar import divergence
 from experiments.results import intervals
 
+CUES, VALUES = DeepGrammar.cues, DeepGrammar.values
+NOUNS, VERBS = DeepGrammar.nouns, DeepGrammar.verbs
+PREPOSITIONS, ADJECTIVES = DeepGrammar.prepositions, DeepGrammar.adjectives
+BRACKETS, FILLERS = DeepGrammar.brackets, DeepGrammar.fillers
 KINDS = ("induction", "agreement", "brackets", "other")
 SIZES: dict[str, Any] = {
     "vocab_size": 46,
@@ -152,9 +144,9 @@ def questions(model: ResidualModel, grammar: DeepGrammar, rule: str, number: int
     draw = random.Random(0)
     asked = []
     for _ in range(number):
-        filler = draw.choice(DEEP_FILLERS)
+        filler = draw.choice(FILLERS)
         if rule == "induction":
-            (cue, other), words = draw.sample(CUES, 2), draw.sample(VALUES, 2)
+            (cue, other), words = (draw.sample(CUES, 2), draw.sample(VALUES, 2))
             texts = [f"map {cue} {value} {other} {filler} {cue}" for value in words]
         elif rule == "agreement":
             groups = draw.sample((0, 1), 2)
@@ -175,7 +167,7 @@ def in_circuit(model: ResidualModel, grammar: DeepGrammar, rule: str) -> set[int
     """Return the heads of the second block in the circuit of a rule."""
     asked = questions(model, grammar, rule, QUESTIONS)
     cases = Cases.of(model, asked)
-    mask = search([cases], cases, KEEP).mask
+    mask = search_circuit([cases], cases, KEEP).mask
     return {part.number for part in parts_in(mask) if part.layer == 1 and part.number is not None}
 
 
@@ -198,7 +190,7 @@ class Circuits:
     @torch.no_grad()
     def induction(self) -> Pairs:
         """Return pairs of heads by which a cue attends to itself as the word before a value."""
-        words = self._embedded("map", *CUES, *VALUES, *DEEP_FILLERS)
+        words = self._embedded("map", *CUES, *VALUES, *FILLERS)
         cues = torch.arange(1, 1 + len(CUES))
         values = words[1 + len(CUES) : 1 + len(CUES) + len(VALUES)]
         looking, named = self._after(words[cues]), set()
@@ -212,7 +204,7 @@ class Circuits:
     def agreement(self, least: float = 0.99) -> Pairs:
         """Return pairs of heads by which a noun attends to nouns that follow no preposition."""
         nouns = self._embedded(*NOUNS[0], *NOUNS[1])
-        free = self._embedded("tale", *DEEP_FILLERS, *VERBS[0], *VERBS[1])
+        free = self._embedded("tale", *FILLERS, *VERBS[0], *VERBS[1])
         inner = self._embedded(*PREPOSITIONS, *ADJECTIVES)
         looking, named = self._after(nouns), set()
         for first in range(self.model.n_heads):
@@ -230,7 +222,7 @@ class Circuits:
     def brackets(self) -> set[int]:
         """Return heads of the second block that raise the closing bracket of each open one."""
         opening = self._embedded(*BRACKETS)
-        now = self._after(self._embedded(*BRACKETS, *BRACKETS.values(), *DEEP_FILLERS))
+        now = self._after(self._embedded(*BRACKETS, *BRACKETS.values(), *FILLERS))
         closing = self._unembedded(*BRACKETS.values())
         named = set()
         for head, OV in enumerate(self._ov[1]):
@@ -251,7 +243,7 @@ class Circuits:
         words, and more after A itself than after any other A'. It is false if another A' raises B
         most.
         """
-        words = ("map", *CUES, *VALUES, *DEEP_FILLERS)
+        words = ("map", *CUES, *VALUES, *FILLERS)
         cues, values = self._embedded(*CUES), self._embedded(*VALUES)
         places = torch.tensor([words.index(value) for value in VALUES])
         looks = self._scores(0, values, cues, 1)

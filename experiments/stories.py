@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from bilens.analysis import ContextList, Table
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -35,12 +36,9 @@ from bilens.read.language import (
     read_ngrams,
     skip_trigrams,
 )
-from bilens.read.language.ngrams import ngram_table
-from bilens.read.language.outputs import context_line
 from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
-from bilens.sections import ContextList, signed
-from bilens.train.settings import PRESETS
+from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 
 FREQUENT = 500
@@ -92,13 +90,13 @@ def run(context: RecipeContext) -> Outcome:
         "source": {"talk_before_comma_or_colon_of_100": 99, "parameters": 22_020_096},
     }
     tables = [
-        ngram_table(girl.preceding, "before girl"),
-        ngram_table(girl.following, "after girl"),
-        ngram_table(direct, "bigrams, residual"),
-        ngram_table(mlp, "bigrams, MLP"),
-        *(ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(quote.heads)),
+        _ngram_table(girl.preceding, "before girl"),
+        _ngram_table(girl.following, "after girl"),
+        _ngram_table(direct, "bigrams, residual"),
+        _ngram_table(mlp, "bigrams, MLP"),
+        *(_ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(quote.heads)),
     ]
-    contexts = [part for reading in directions for part in _contexts(model, reading)]
+    contexts = [part for reading in directions for part in _contexts(reading)]
     figures = {
         f"spectrum-{reading.direction.token}": spectrum_figure(
             reading.all_eigenvectors, title=f"Eigenvalues of {reading.direction}"
@@ -123,11 +121,15 @@ def _records(frame: pd.DataFrame) -> list[list[Any]]:
     return [[*row[:-1], round(row[-1], 2)] for row in frame[[*words, "value"]].values.tolist()]
 
 
-def _contexts(model: ResidualModel, reading: DirectionReading) -> Sequence[ContextList]:
+def _ngram_table(frame: pd.DataFrame, caption: str) -> Table:
+    words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
+    return Table(frame[[*words, "value"]], caption, {"value": "z.2f"})
+
+
+def _contexts(reading: DirectionReading) -> Sequence[ContextList]:
     return [
-        ContextList(
-            f"{reading.direction.token}: eigenvalue {signed(value)}",
-            [context_line(model, context) for context in examples],
-        )
-        for value, examples in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True)
+        part
+        for section in reading.sections()
+        for part in section.parts
+        if isinstance(part, ContextList)
     ]

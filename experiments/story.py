@@ -30,22 +30,20 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+import bilens
+from bilens import load
 from bilens.convert import open_model, open_tokenizer, save_model
-from bilens.convert.eight_bits import MARK, round_rows
-from bilens.data.texts import clean, read_texts
-from bilens.models import load
-from bilens.read.flow import circuit
-from bilens.read.flow.question import read_pairs
+from bilens.data import clean, read_texts
+from bilens.read.flow import circuit, read_pairs
 from bilens.read.language import read_ngrams
 from bilens.residual import ResidualModel
-from bilens.residual.tokens import max_tokens
-from bilens.shipped import STORY
-from bilens.train.settings import PRESETS
+from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K
 from experiments.results import Row
 
 N_STORIES = 200
+STORY = Path(bilens.__file__).parent / "story"
 QUESTIONS = Path(__file__).with_suffix(".tsv")
 VERBS = ("ate", "ran", "saw", "jumped", "climbed", "played", "gave", "found", "asked", "went")
 NOUNS = ("girl", "dog", "ball", "tree", "mom", "cake", "park", "bird", "boat", "friend")
@@ -128,7 +126,7 @@ def bits_per_character(model: ResidualModel, stories: list[str]) -> float:
     in training, and at least half as many before each, but at the beginning of a story.
     """
     tokenizer: Any = model.tokenizer
-    n_ctx = min(256, max_tokens(model.model.config))
+    n_ctx = min(256, model.model.config.max_position_embeddings)
     nats = 0.0
     for story in stories:
         pieces = tokenizer.encode(story, add_special_tokens=False)
@@ -179,8 +177,7 @@ def fitting(model: ResidualModel, stories: Iterable[str]) -> tuple[list[bool], l
 def ship(run: Path, folder: Path = STORY) -> None:
     """Write a finished training to the package, in eight bits."""
     model = open_model(run)
-    setattr(model.config, MARK, True)
-    save_model(folder, model, open_tokenizer(run, model), round_rows(model.state_dict()))
+    save_model(folder, model, open_tokenizer(run, model), eight_bits=True)
 
 
 if __name__ == "__main__":

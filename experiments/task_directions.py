@@ -21,11 +21,16 @@ from typing import Any
 import pandas as pd
 import torch
 
-from bilens.read.flow import Question, task_directions
-from bilens.read.flow.directions import MLPDirections
-from bilens.read.flow.recurring import Moves, learned, share_held
+from bilens.analysis import Table
+from bilens.read.flow import (
+    MLPDirections,
+    Moves,
+    Question,
+    find_directions,
+    share_held,
+    task_directions,
+)
 from bilens.residual import ResidualModel
-from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
@@ -67,7 +72,7 @@ def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
             others = [m for name, group in moves.items() if name != task for m in group[finding:]]
             found = of_task[:finding]
             by_method = {
-                "of the task": learned(found, k)[0],
+                "of the task": find_directions(found, k)[0],
                 "PCA of Dy": principal_directions(found, 0, k),
                 "PCA of w": principal_directions(found, 1, k),
             }

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bilens import load
 from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
-from bilens.models import load
-from bilens.nn.settings import LanguageSettings
+from bilens.nn import LanguageSettings
 from bilens.residual import ResidualModel
-from bilens.train.settings import LanguageTraining, TensoriseTraining
+from bilens.train import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K

@@ -42,15 +42,13 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from bilens import load
+from bilens.analysis import Table
 from bilens.convert import save_model
 from bilens.errors import BilensError
-from bilens.models import load
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.flow.circuit_search import Cases, search
-from bilens.read.flow.edges import EdgeCases, EdgeGraph, Reader
-from bilens.read.flow.question import Question
+from bilens.read.flow import Cases, EdgeCases, EdgeGraph, Question, search_circuit
 from bilens.residual import Pass, ResidualModel
-from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
 
@@ -132,10 +130,10 @@ def found(graph: EdgeGraph, circuit: Tensor, asked: list[Question]) -> dict[str,
     """Return numbers of parts and edges of a program, of those found, and of those in both."""
     cases = Cases.of(graph.model, asked)
     sizes = range(1, int(cases.everything.sum()) + 1)
-    parts = search([cases], cases, WHOLE, sizes=sizes).mask
+    parts = search_circuit([cases], cases, WHOLE, sizes=sizes).mask
     of_edges, between = EdgeCases(cases), graph.between(parts)
     sizes = range(1, int(between.sum()) + 1)
-    edges = search([of_edges], of_edges, WHOLE, between, sizes).mask
+    edges = search_circuit([of_edges], of_edges, WHOLE, between, sizes).mask
     # The embedding is the first source; the others are in the order of masks.
     program, parts = circuit.any(0)[1:], parts.flatten()
     return {
@@ -239,7 +237,7 @@ def compiled_circuit(graph: EdgeGraph, outputs: list[int], tokens: list[int]) ->
     return joined & used[:, None] & varies
 
 
-def _read_rows(reader: Reader) -> Tensor:
+def _read_rows(reader: Any) -> Tensor:
     return torch.cat([part.weight()[rows] for part, rows in reader.maps])
 
 

@@ -28,6 +28,7 @@ from bilens.sections import (
     ContextList,
     Fact,
     Panel,
+    Percent,
     Picture,
     Section,
     Table,
@@ -37,6 +38,8 @@ from bilens.sections import (
     plain,
     plotly_text,
 )
+
+__all__ = ["ContextList", "Fact", "Percent", "Picture", "Reading", "Section", "Table", "analysis"]
 
 Function = TypeVar("Function", bound="Callable[..., Reading]")
 

@@ -33,9 +33,8 @@ def test_a_row_of_zeros_stays_zero():
 
 
 def saved(model, folder):
-    setattr(model.config, MARK, True)
-    save_model(folder, model, None, round_rows(model.state_dict()))
-    delattr(model.config, MARK)
+    save_model(folder, model, None, eight_bits=True)
+    assert MARK not in vars(model.config)
     return folder
 
 

@@ -11,7 +11,6 @@ from experiments.rules import KINDS, Circuits, count, parts_of_rules
 
 from bilens.cli.running import recipes, run_recipe
 from bilens.data import DeepGrammar
-from bilens.data.languages import BRACKETS, DEEP_FILLERS, NOUNS, VERBS
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.residual import ResidualModel
 
@@ -46,11 +45,11 @@ def built() -> LanguageModel:
     second.key.weight[:N] = before
     second.value.weight[:N] = token
     second.out.weight[:, :N] = token.T
-    free = rows("tale", *DEEP_FILLERS, *VERBS[0], *VERBS[1])
-    second.query.weight[N, rows(*NOUNS[0], *NOUNS[1])] = 1
+    free = rows("tale", *DeepGrammar.fillers, *DeepGrammar.verbs[0], *DeepGrammar.verbs[1])
+    second.query.weight[N, rows(*DeepGrammar.nouns[0], *DeepGrammar.nouns[1])] = 1
     second.key.weight[N, [N + row for row in free]] = 1
     second.value.weight[N:] = token
-    for opening, closing in BRACKETS.items():
+    for opening, closing in DeepGrammar.brackets.items():
         (a,), (b,) = rows(opening), rows(closing)
         second.out.weight[b, N + a] = 1
     return model

@@ -14,7 +14,7 @@ from tests.nightly import nightly
 
 COMPILE = """
 import json, sys, torch
-from benchmarks.kernels_static import CARDS, compiled, launches
+from tests.kernels.static import CARDS, compiled, launches
 
 card, dtype = CARDS[sys.argv[1]], getattr(torch, sys.argv[2])
 kernels = {launch.name: launch for launch in launches(64, dtype, squared=False, card=card)}

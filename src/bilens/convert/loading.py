@@ -17,7 +17,8 @@ from transformers.utils import logging
 
 import bilens.nn.language  # noqa: F401  # transformers knows its models then
 from bilens.checks import check_count, check_weights, checked
-from bilens.convert import eight_bits, gates, layouts, weights
+from bilens.convert import gates, layouts, weights
+from bilens.convert.eight_bits import MARK, restore_rows, round_rows
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
 from bilens.convert.gguf_tokenizer import gguf_tokenizer
@@ -160,9 +161,9 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
 
 def _restored(source: str | Path, config: Any, **place: Any) -> dict[str, Tensor] | None:
     """Return weights that are stored in eight bits; None of others, which transformers reads."""
-    if not config.__dict__.pop(eight_bits.MARK, False):  # what is saved again is in float32
+    if not config.__dict__.pop(MARK, False):  # what is saved again is in float32
         return None
-    return eight_bits.restore_rows(weights.stored_tensors(source, **place), source)
+    return restore_rows(weights.stored_tensors(source, **place), source)
 
 
 def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:
@@ -329,10 +330,13 @@ def save_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     state: dict[str, Tensor] | None = None,
+    *,
+    eight_bits: bool = False,
 ) -> None:
     """Write a model and its tokenizer, each file whole or not at all.
 
-    `state` are its weights, if several processes held parts of them.
+    `state` are its weights, if several processes held parts of them. With `eight_bits` the rows of
+    its matrices are whole numbers from -127 to 127 with a scale, a quarter of the size.
 
     Raises:
         CheckpointError: the disk is full, or refuses.
@@ -340,7 +344,13 @@ def save_model(
     with file_errors(directory):
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
-            with _marked(model.config, tokenizer):
+            marks: dict[str, Any] = {}
+            if tokenizer is not None:
+                marks[FINGERPRINT] = _fingerprint(tokenizer)
+            if eight_bits:
+                marks[MARK] = True
+                state = round_rows(model.state_dict() if state is None else state)
+            with _marked(model.config, **marks):
                 # A file is put together in memory, and a model may be larger than that.
                 model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
                 write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
@@ -353,18 +363,16 @@ def save_model(
 
 
 @contextmanager
-def _marked(config: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[None]:
-    """Let a configuration name its tokenizer in the block alone: the model is somebody's own."""
-    before = config.__dict__.get(FINGERPRINT)
-    if tokenizer is not None:
-        setattr(config, FINGERPRINT, _fingerprint(tokenizer))
+def _marked(config: Any, **marks: Any) -> Iterator[None]:
+    """Let a configuration have further settings in the block alone: the model is somebody's own."""
+    before = {name: value for name, value in vars(config).items() if name in marks}
+    vars(config).update(marks)
     try:
         yield
     finally:
-        if before is not None:
-            setattr(config, FINGERPRINT, before)
-        elif tokenizer is not None:
-            delattr(config, FINGERPRINT)
+        for name in marks:
+            delattr(config, name)
+        vars(config).update(before)
 
 
 def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: Any) -> nn.Module:

@@ -3,7 +3,7 @@
 from bilens.data.corpus import Corpus, load_corpus, load_documents
 from bilens.data.images import ImageData, fit_drawing, load_images, modular_addition
 from bilens.data.languages import DeepGrammar, Grammar
-from bilens.data.texts import clean, train_tokenizer
+from bilens.data.texts import clean, read_texts, train_tokenizer
 
 __all__ = [
     "Corpus",
@@ -16,5 +16,6 @@ __all__ = [
     "load_documents",
     "load_images",
     "modular_addition",
+    "read_texts",
     "train_tokenizer",
 ]

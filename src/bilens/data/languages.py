@@ -249,19 +249,7 @@ class Grammar(SyntheticLanguage):
         return "bigram" if state[1] in BIGRAMS else "skip-trigram" if state in RULES else "filler"
 
 
-CUES = ("red", "blue", "green", "gold")
-VALUES = ("one", "two", "three", "four", "five", "six")
-NOUNS = (("key", "dog", "car", "boy"), ("keys", "dogs", "cars", "boys"))
-VERBS = (("is", "runs", "sits"), ("are", "run", "sit"))
-PREPOSITIONS = ("near", "behind", "beside")
-ADJECTIVES = ("old", "big")
-BRACKETS = {"(": ")", "[": "]"}
-DEEP_FILLERS = ("and", "then", "so", "well", "yes", "now")
-STARTS = {
-    "map": ("map", (None,) * len(CUES), ""),
-    "tale": ("tale", None, "free"),
-    "code": ("code", ""),
-}
+STARTS = {"map": ("map", (None,) * 4, ""), "tale": ("tale", None, "free"), "code": ("code", "")}
 
 
 @dataclass(frozen=True)
@@ -281,48 +269,51 @@ class DeepGrammar(SyntheticLanguage):
     All words of a group are equally likely. One block cannot learn these rules. The value after a
     cue, a noun without a preposition and an open bracket all depend on the words before them.
 
+    Its words by kind are attributes of the class, such as `nouns` and `verbs` in both numbers.
+
     A state is a kind of sentence and its memory. For a map, that is the value of each cue and the
     last cue. For a tale, it is the number of the subject and the kind of the last word. For code,
     it is the open brackets.
     """
 
+    cues: ClassVar = ("red", "blue", "green", "gold")
+    values: ClassVar = ("one", "two", "three", "four", "five", "six")
+    nouns: ClassVar = (("key", "dog", "car", "boy"), ("keys", "dogs", "cars", "boys"))
+    verbs: ClassVar = (("is", "runs", "sits"), ("are", "run", "sit"))
+    prepositions: ClassVar = ("near", "behind", "beside")
+    adjectives: ClassVar = ("old", "big")
+    brackets: ClassVar = {"(": ")", "[": "]"}
+    fillers: ClassVar = ("and", "then", "so", "well", "yes", "now")
     words: ClassVar[tuple[str, ...]] = (
-        *STARTS,
-        *CUES,
-        *VALUES,
-        *(word for group in (*NOUNS, *VERBS) for word in group),
-        *PREPOSITIONS,
-        *ADJECTIVES,
-        *BRACKETS,
-        *BRACKETS.values(),
-        *DEEP_FILLERS,
+        *(*STARTS, *cues, *values, *nouns[0], *nouns[1], *verbs[0], *verbs[1]),
+        *(*prepositions, *adjectives, *brackets, *brackets.values(), *fillers),
     )
     start: ClassVar = ("",)
 
     def following(self, state: Any) -> dict[str, float]:  # noqa: PLR0911
-        nouns = uniform(NOUNS[0] + NOUNS[1])
+        nouns = uniform(self.nouns[0] + self.nouns[1])
         match state:
             case ("map", _, ""):
-                return average(uniform(CUES), uniform(DEEP_FILLERS))
+                return average(uniform(self.cues), uniform(self.fillers))
             case ("map", values, cue):
-                value = values[CUES.index(cue)]
-                return self.mixed([value], uniform(DEEP_FILLERS)) if value else uniform(VALUES)
+                value = values[self.cues.index(cue)]
+                return self.mixed([value], uniform(self.fillers)) if value else uniform(self.values)
             case ("tale", _, "free"):
-                return average(nouns, uniform(DEEP_FILLERS))
+                return average(nouns, uniform(self.fillers))
             case ("tale", _, "preposition"):
-                return average(nouns, uniform(ADJECTIVES))
+                return average(nouns, uniform(self.adjectives))
             case ("tale", _, "adjective"):
                 return nouns
             case ("tale", number, _):
-                verbs = self.mixed(VERBS[number], uniform(VERBS[1 - number]))
-                return average(uniform(PREPOSITIONS), verbs)
+                verbs = self.mixed(self.verbs[number], uniform(self.verbs[1 - number]))
+                return average(uniform(self.prepositions), verbs)
             case ("code", ""):
-                return average(uniform(DEEP_FILLERS), uniform(BRACKETS))
+                return average(uniform(self.fillers), uniform(self.brackets))
             case ("code", opened):
-                right = BRACKETS[opened[-1]]
-                closing = self.mixed([right], uniform(set(BRACKETS.values()) - {right}))
-                deeper = [uniform(BRACKETS)] if len(opened) < 2 else []
-                return average(uniform(DEEP_FILLERS), closing, *deeper)
+                right = self.brackets[opened[-1]]
+                closing = self.mixed([right], uniform(set(self.brackets.values()) - {right}))
+                deeper = [uniform(self.brackets)] if len(opened) < 2 else []
+                return average(uniform(self.fillers), closing, *deeper)
             case _:
                 return uniform(STARTS)
 
@@ -330,31 +321,30 @@ class DeepGrammar(SyntheticLanguage):
         match state:
             case ("map", values, cue):
                 bound = tuple(
-                    word if name == cue and word in VALUES else value
-                    for name, value in zip(CUES, values, strict=True)
+                    word if name == cue and word in self.values else value
+                    for name, value in zip(self.cues, values, strict=True)
                 )
-                return ("map", bound, word if word in CUES else "")
+                return ("map", bound, word if word in self.cues else "")
             case ("tale", number, last):
-                if word in (*NOUNS[0], *NOUNS[1]):
+                if word in (*self.nouns[0], *self.nouns[1]):
                     modifies = last in ("preposition", "adjective")
-                    subject = number if modifies else int(word in NOUNS[1])
+                    subject = number if modifies else int(word in self.nouns[1])
                     return ("tale", subject, "subject" if last == "free" else "distractor")
-                if word in PREPOSITIONS:
+                if word in self.prepositions:
                     return ("tale", number, "preposition")
-                return (
-                    ("tale", number, "adjective") if word in ADJECTIVES else ("tale", None, "free")
-                )
+                is_inner = word in self.adjectives
+                return ("tale", number, "adjective") if is_inner else ("tale", None, "free")
             case ("code", opened):
-                if word in BRACKETS:
+                if word in self.brackets:
                     return ("code", opened + word)
-                return ("code", opened[:-1] if word in BRACKETS.values() else opened)
+                return ("code", opened[:-1] if word in self.brackets.values() else opened)
             case _:
                 return STARTS[word]
 
     def kind(self, state: Any) -> str:
         """Return induction, agreement (after a distractor), brackets or other."""
         match state:
-            case ("map", values, cue) if cue and values[CUES.index(cue)]:
+            case ("map", values, cue) if cue and values[self.cues.index(cue)]:
                 return "induction"
             case ("tale", _, "distractor"):
                 return "agreement"

@@ -78,7 +78,7 @@ TILES = {
         },
     ),
 }
-"""Tiles by card. `python -m benchmarks.kernels_static` compiles all and compares them with the
+"""Tiles by card. `python -m tests.kernels.static` compiles all and compares them with the
 limits of each card."""
 LENGTHS = {16: 256, 32: 512, 64: 1024, 128: 4096}
 """Tokens of a chunk by width, the fastest of those timed on an H100; 16 was not timed."""

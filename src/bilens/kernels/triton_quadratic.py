@@ -40,7 +40,7 @@ TILES = {
     (4, 128): ((32, 32, 8, 1), (32, 16, 8, 1)),
 }
 """Rows of a program, rows of a block, warps and stages, by bytes of a number and width: of outputs,
-and of gradients. Compiled for several cards by `benchmarks.kernels_static`, and not yet timed."""
+and of gradients. Compiled for several cards by `python -m tests.kernels.static`; not timed yet."""
 
 
 @cache

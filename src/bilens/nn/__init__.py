@@ -7,7 +7,7 @@ from bilens.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from bilens.nn.classifier import ImageClassifier
     from bilens.nn.layers import Bilinear, Gate, GatedLayer
-    from bilens.nn.settings import ATTENTIONS, AttentionKind, ClassifierConfig
+    from bilens.nn.settings import ATTENTIONS, AttentionKind, ClassifierConfig, LanguageSettings
 else:  # Settings of commands do without torch.
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -19,4 +19,5 @@ __all__ = [
     "Gate",
     "GatedLayer",
     "ImageClassifier",
+    "LanguageSettings",
 ]

@@ -15,6 +15,7 @@ from bilens.read.explanation import Explanation, explain, shared_by_classes, sha
 from bilens.read.fidelity import (
     TruncationCurve,
     accurate_ranks,
+    held_out,
     product_accuracies,
     truncation_curve,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "classifier_bonds",
     "classifier_function_bonds",
     "explain",
+    "held_out",
     "path_accuracies",
     "product_accuracies",
     "read_bonds",

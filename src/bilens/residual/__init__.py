@@ -3,10 +3,22 @@
 Importing it takes as long as transformers does.
 """
 
+from bilens.hooks import hooked
+from bilens.residual.changes import Part, token_site
 from bilens.residual.families import Family, register_family
 from bilens.residual.layers import Moment
 from bilens.residual.model import ResidualModel
 from bilens.residual.passes import Pass
 from bilens.residual.queries import queries_keys
 
-__all__ = ["Family", "Moment", "Pass", "ResidualModel", "queries_keys", "register_family"]
+__all__ = [
+    "Family",
+    "Moment",
+    "Part",
+    "Pass",
+    "ResidualModel",
+    "hooked",
+    "queries_keys",
+    "register_family",
+    "token_site",
+]

@@ -14,7 +14,7 @@ from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.features import Dictionary, Features, cluster
-from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds
+from bilens.tensor.jacobian_bonds import FunctionBonds, Moments, balanced_bonds, function_bonds
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.tree import Paths, decompile
 
@@ -27,6 +27,7 @@ __all__ = [
     "FactoredMatrix",
     "Features",
     "FunctionBonds",
+    "Moments",
     "Paths",
     "Products",
     "QuadraticForm",
@@ -36,6 +37,7 @@ __all__ = [
     "TensorStack",
     "TreeBonds",
     "affine",
+    "balanced_bonds",
     "bonds",
     "cluster",
     "decompile",

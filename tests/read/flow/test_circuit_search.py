@@ -8,7 +8,7 @@ import torch
 from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.read.flow import Question, circuit, patch
-from bilens.read.flow.circuit_measures import Split, exchanges, found_circuit, part_effects
+from bilens.read.flow.circuit_measures import Split, exchanges, find_circuit, part_effects
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, SLACK, Cases, necessary, search
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import read_questions
@@ -129,7 +129,7 @@ def test_the_circuit_of_a_model_with_known_parts_is_these():
     view = ResidualModel(model, toy_tokenizer())
     assert view.layer(0).heads.d_head == 4
     split = Split.of(Cases.of(view, QUESTIONS), range(4), "")
-    found = found_circuit([split], 0.999, 0.1)
+    found = find_circuit([split], 0.999, 0.1)
     assert {str(part) for part in parts_in(found.mask)} == {"head.0.0", "mlp.1"}
     assert found.measured.restored.value == pytest.approx(1)
     assert [str(part) for part in parts_in(found.needed)] == ["head.0.0"]
@@ -176,7 +176,7 @@ def test_effects_of_parts_are_their_patches(view):
 
 def test_everything_else_has_the_needed_parts_in_place(view):
     cases = Cases.of(view, QUESTIONS[:2])
-    found = found_circuit([Split("", cases, cases, cases)], 0.9, 1.0)
+    found = find_circuit([Split("", cases, cases, cases)], 0.9, 1.0)
     assert (found.others & found.mask).equal(found.needed)
     assert (found.others | found.mask).all()
     f = cases.faithfulness(found.others[None].double())
@@ -258,7 +258,7 @@ def test_parts_that_can_be_exchanged_change_little(view, templates):
     splits = []
     for name, questions in zip(TEMPLATES, templates, strict=True):
         splits.append(Split.of(Cases.of(view, questions), range(len(questions)), name))
-    found = found_circuit(splits, 0.6, 1.0)
+    found = find_circuit(splits, 0.6, 1.0)
     changes = {}
     for limit in (0.02, 0.5, 1e9):
         changes[limit] = exchanges(found, splits, change=limit)

@@ -6,7 +6,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read.flow import circuit
 from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.edges import EdgeCases, EdgeGraph, found_edges
+from bilens.read.flow.edges import EdgeCases, EdgeGraph, find_edges
 from tests.families import exact_norms, family_view
 from tests.language import view_of
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient
@@ -52,7 +52,7 @@ def test_edges_keep_what_is_asked_and_are_named():
     cases = Cases.of(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
-    found = found_edges([cases], cases, cases, parts)
+    found = find_edges([cases], cases, cases, parts)
     whole = float(cases.faithfulness(parts[None].double())[0])
     assert 0.9 * whole - 1e-4 <= found.restored.value <= 1.5
     assert len(found.edges) == int(found.mask.sum()) < found.candidates

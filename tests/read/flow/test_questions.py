@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.read.flow import Question, circuit, flow, patch, task_directions
 from bilens.read.flow.case import make_cases
-from bilens.read.flow.circuit_measures import Split, found_circuit, part_effects
+from bilens.read.flow.circuit_measures import Split, find_circuit, part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
 from tests.families import exact_norms, family_view
@@ -95,13 +95,13 @@ def by_positions(view, question):
 
 def by_parts(view, question):
     finding, measuring = Cases.of(view, [question]), Cases.of(view, MEASURING)
-    found = found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    found = find_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
     return of_circuit(found, measuring)
 
 
 def by_measuring(view, question):
     finding, measuring = Cases.of(view, MEASURING), Cases.of(view, [question])
-    found = found_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    found = find_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
     return of_circuit(found, measuring)
 
 

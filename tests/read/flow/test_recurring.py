@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import edit_mlp_along, task_directions
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.directions import MLPDirections
-from bilens.read.flow.recurring import Moves, balanced, learned, share_held
+from bilens.read.flow.recurring import Moves, balanced, find_directions, share_held
 from bilens.read.flow.split import flows as flows_of
 from bilens.residual import ResidualModel
 from bilens.residual.passes import Pass
@@ -91,11 +91,11 @@ def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
     of_mlps = through.mlps / abs(through.value)
     torch.testing.assert_close((moves.changes * moves.adjoints).sum(-1), of_mlps)
     assert float(of_mlps.abs().max()) > 1e-4
-    directions, _ = learned([moves], model.d_model)
+    directions, _ = find_directions([moves], model.d_model)
     for layer, of_layer in enumerate(directions):
         flows = of_layer.flows(moves.changes[layer], moves.adjoints[layer])
         torch.testing.assert_close(flows.sum(-1), of_mlps[layer], atol=1e-9, rtol=1e-6)
-    few, _ = learned([moves], 1)
+    few, _ = find_directions([moves], 1)
     share, _ = share_held([moves], few)
     assert 0 < share < share_held([moves], directions)[0] == pytest.approx(1)
 
@@ -201,7 +201,7 @@ def test_the_first_half_of_each_task_finds(view):
     assert both.questions == (4, 3)
     with torch.no_grad():
         moves = [Moves.of(view, question) for question in (*QUESTIONS[:2], *others[:2])]
-    directions, values = learned(moves, 2)
+    directions, values = find_directions(moves, 2)
     torch.testing.assert_close(both.values, tuple(values))
     assert torch.equal(both.directions[0].written, directions[0].written)
 

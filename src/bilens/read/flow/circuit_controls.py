@@ -7,7 +7,7 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.memory import check_memory
-from bilens.read.flow.circuit_measures import Circuit, Split, found_circuit, measured
+from bilens.read.flow.circuit_measures import Circuit, Split, find_circuit, measured
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.question import Question
 from bilens.read.language.names import exact_names, shown_tokens
@@ -34,8 +34,8 @@ def controls(
     return {
         "the answer": circuit,
         "random parts": _random(measuring, circuit),
-        f"answer {token} minus {minus}": found_circuit(split(nonsense), keep, left),
-        "shuffled weights": found_circuit(split(shuffled), keep, left),
+        f"answer {token} minus {minus}": find_circuit(split(nonsense), keep, left),
+        "shuffled weights": find_circuit(split(shuffled), keep, left),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bilens.read.flow.circuit_search import Cases, Found, Scores, necessary, search
+from bilens.read.flow.circuit_search import Cases, Found, Scores, necessary, search_circuit
 from bilens.read.flow.edges import EdgeCircuit
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.labels import token_scores
@@ -86,15 +86,9 @@ class Measured:
 
 
 def measured(
-    cases: Cases,
-    circuit: Bool[Tensor, " *shape"],
-    others: Bool[Tensor, " *shape"],
-    groups: Mapping[str, Sequence[int]] | None = None,
+    cases: Cases, circuit: Bool[Tensor, " *shape"], others: Bool[Tensor, " *shape"]
 ) -> tuple[Measured, dict[str, Measured]]:
-    """Return what a circuit, and everything else, does on questions, and on groups of them.
-
-    These are by default those of each template.
-    """
+    """Return what a circuit, and everything else, does on questions, and on each template."""
     rises, right = cases.measured(torch.stack([circuit, others]).double())
     changes, answers = cases.changes, cases.answers
 
@@ -114,8 +108,8 @@ def measured(
             change=float(of_these.mean()),
         )
 
-    groups = cases.templates if groups is None else groups
-    return of(range(len(cases))), {name: of(numbers) for name, numbers in groups.items()}
+    by_template = {name: of(numbers) for name, numbers in cases.templates.items()}
+    return of(range(len(cases))), by_template
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +171,10 @@ class Circuit:
         """The mask of all parts that are not in the circuit, and of those that any needs."""
         return ~self.mask | self.needed
 
+    def on(self, cases: Cases) -> Measured:
+        """Return what it does on other questions."""
+        return measured(cases, self.mask, self.others)[0]
+
     @property
     def core(self) -> Bool[Tensor, " *shape"]:
         """The mask of the parts that are in it whichever template is left out."""
@@ -195,27 +193,26 @@ class Circuit:
         return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.5]
 
 
-def found_circuit(
-    splits: Sequence[Split], keep: float, left: float, *, measuring: Cases | None = None
+def find_circuit(
+    splits: Sequence[Split],
+    keep: float,
+    left: float,
+    *,
+    measuring: Cases | None = None,
+    scores: Scores = Cases.scores,
 ) -> Circuit:
     """Return the circuit of some templates, measured on questions that did not find it.
 
-    These are by default those of the templates that measure.
+    These are by default those of the templates that measure. It is the smallest that
+    `search_circuit` finds, with the parts without which at most `left` is left.
     """
-    found, mask, needed = found_parts(splits, keep, left)
+    deciding = Cases.joined([split.deciding for split in splits])
+    found = search_circuit([split.ordering for split in splits], deciding, keep, scores=scores)
+    needed = needed_parts(found.mask, deciding)
+    mask = necessary(found.mask, needed, deciding, left)
     measuring = measuring or Cases.joined([split.measuring for split in splits])
     total, by_template = measured(measuring, mask, ~mask | needed)
     return Circuit(measuring.cases[0].question.task, found, mask, needed, total, by_template)
-
-
-def found_parts(
-    splits: Sequence[Split], keep: float, left: float, scores: Scores = Cases.scores
-) -> tuple[Found, Bool[Tensor, " *shape"], Bool[Tensor, " *shape"]]:
-    """Return a search, the circuit without which at most `left` is left, and its needed parts."""
-    deciding = Cases.joined([split.deciding for split in splits])
-    found = search([split.ordering for split in splits], deciding, keep, scores=scores)
-    needed = needed_parts(found.mask, deciding)
-    return found, necessary(found.mask, needed, deciding, left), needed
 
 
 def left_out(splits: Sequence[Split], keep: float, left: float) -> dict[str, Circuit]:
@@ -223,7 +220,7 @@ def left_out(splits: Sequence[Split], keep: float, left: float) -> dict[str, Cir
     circuits = {}
     for split in splits if len(splits) > 1 else ():
         others = [other for other in splits if other is not split]
-        circuits[split.template] = found_circuit(others, keep, left, measuring=split.measuring)
+        circuits[split.template] = find_circuit(others, keep, left, measuring=split.measuring)
     return circuits
 
 

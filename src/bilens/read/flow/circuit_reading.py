@@ -25,13 +25,12 @@ from bilens.read.flow.circuit_measures import (
     Measured,
     Split,
     exchanges,
-    found_circuit,
+    find_circuit,
     left_out,
-    measured,
     part_effects,
 )
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, Cases
-from bilens.read.flow.edges import found_edges
+from bilens.read.flow.edges import find_edges
 from bilens.read.flow.graph import FlowGraph, notebook_picture
 from bilens.read.flow.interval import LEAST, Interval
 from bilens.read.flow.nodes import NARROW, WIDE
@@ -352,7 +351,7 @@ def circuit(
         measuring.append(Cases.joined([of_template.measuring for of_template in splits]))
         cases = measuring[-1].cases
         of_task = replace(
-            _shown(found_circuit(splits, keep, left), splits),
+            _shown(find_circuit(splits, keep, left), splits),
             questions=(len(first), len(second), 0 if alone else len(cases)),
             opposite=sum(case.change < 0 for case in cases),
             left_out=left_out(splits, keep, left),
@@ -362,11 +361,11 @@ def circuit(
         )
         of_task = replace(of_task, exchanged=exchanges(of_task, splits))
         if of_task.unlike_templates:
-            own = {x.template: _shown(found_circuit([x], keep, left), [x]) for x in splits}
+            own = {x.template: _shown(find_circuit([x], keep, left), [x]) for x in splits}
             of_task = replace(of_task, own=own)
         if level == "edges":
             orders = [of_template.ordering for of_template in splits]
-            edges = found_edges(orders, second, measuring[-1], of_task.mask)
+            edges = find_edges(orders, second, measuring[-1], of_task.mask)
             of_task = replace(of_task, edges=edges)
         if controls:
             beside = controls_of(everything, split, of_task, keep, left)
@@ -375,7 +374,7 @@ def circuit(
     shown = measuring[0].cases[0]
     matrix = []
     for one in found if len(found) > 1 else ():
-        matrix.append(tuple(measured(cases, one.mask, one.others)[0] for cases in measuring))
+        matrix.append(tuple(one.on(cases) for cases in measuring))
     return CircuitReading(
         question=shown.question,
         texts=shown.texts,

@@ -236,7 +236,7 @@ class Found:
     sizes: dict[int, tuple[float, ...]]
 
 
-def search(
+def search_circuit(
     ordering: Sequence[Cases],
     deciding: Cases,
     keep: float,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case
-from bilens.read.flow.circuit_search import Cases, search
+from bilens.read.flow.circuit_search import Cases, search_circuit
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
@@ -270,7 +270,7 @@ class EdgeCircuit:
     restored: Interval  # f on the questions that measure
 
 
-def found_edges(
+def find_edges(
     ordering: Sequence[Cases],
     deciding: Cases,
     measuring: Cases,
@@ -286,7 +286,7 @@ def found_edges(
     candidates = graph.between(parts)
     count = int(candidates.sum())
     whole = float(deciding.shares(parts[None].double()).min())
-    found = search(first, EdgeCases(deciding), 0.9 * whole, candidates, edge_sizes(count))
+    found = search_circuit(first, EdgeCases(deciding), 0.9 * whole, candidates, edge_sizes(count))
     mask = found.mask
     shares = others.scores(mask)
     named = [None, *parts_in(torch.ones_like(parts))]

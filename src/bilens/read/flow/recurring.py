@@ -139,7 +139,7 @@ def task_directions(
     repeated = len(cases) - len(both)
     cases = [cases[i] for i in both]
     moves = [Moves.of(model, case.question) for case in cases]
-    found, values = learned(moves[: len(finding)], k)
+    found, values = find_directions(moves[: len(finding)], k)
     counts = len(finding), len(cases) - len(finding)
     held, shares = share_held(moves[len(finding) :], found)
     places = _strongest(cases[: len(finding)], moves, found)[:strongest]
@@ -157,7 +157,7 @@ def task_directions(
     )
 
 
-def learned(
+def find_directions(
     moves: Sequence[Moves], k: int
 ) -> tuple[list[MLPDirections], list[Float[Tensor, " k"]]]:
     """Return the balanced directions of each layer, and their singular values."""
