@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from experiments.context import RecipeContext, validation_loss
-from experiments.grammar import divergence, found_bigrams, found_pairs, found_trigrams
+from experiments.grammar import (
+    divergence,
+    found_bigrams,
+    found_pairs,
+    found_trigrams,
+    rule_in_flows,
+)
 from experiments.stories import PROMPT, VERBS, talk_share
 
 from bilens.cli.running import run_recipe
@@ -43,6 +49,8 @@ class TinyContext(RecipeContext):
         config = LanguageConfig(**{**model.settings(), "d_model": 16, "d_hidden": 20, "n_heads": 2})
         torch.manual_seed(training.seed)
         model = LanguageModel(config).requires_grad_(False)
+        if name == "grammar":
+            return ResidualModel(model, Grammar().tokenizer())
         return ResidualModel(model, self.corpus(name, config.n_ctx, 300).tokenizer)
 
     def corpus(self, name, n_ctx, vocab_size):
@@ -140,3 +148,24 @@ def test_verbs_that_look_at_names_are_found():
         attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
     result = found_pairs(view, grammar)
     assert result == {"pairs_found_by_one_head": 0.75, "pairs_found": 1.0}
+
+
+@torch.no_grad()
+def test_the_flow_of_a_rule_is_on_its_nodes():
+    grammar = Grammar()
+    size = len(grammar.vocabulary)
+    view = grammar_model(d_model=size, n_heads=4, positions="none")
+    model, attn = view.model, view.model.blocks[0].attn
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.W_E.copy_(torch.eye(size))
+    number = {word: i for i, word in enumerate(grammar.vocabulary)}
+    # One head moves the name to the verb, where it raises what it ate.
+    attn.query.weight[0, number["ate"]] = 1
+    for unit, name in enumerate(dict.fromkeys(name for name, _, _ in grammar.skip_trigrams)):
+        attn.key.weight[0, number[name]] = 1
+        attn.value.weight[unit, number[name]] = attn.out.weight[number[name], unit] = 1
+    for name, verb, word in grammar.skip_trigrams:
+        model.W_U[number[name], number[word]] = float(verb == "ate")
+    result = rule_in_flows(view, grammar)
+    assert result == pytest.approx({"flow_of_rule": 1, "left_by_rule": 1}, abs=1e-5)
