@@ -30,8 +30,7 @@ from torch import Tensor
 
 import bilens
 from bilens.data import DeepGrammar, Grammar, load_corpus
-from bilens.read.flow import remove
-from bilens.read.flow.nodes import Node
+from bilens.read.flow import Node, remove
 from bilens.read.language import attention_pairs, bigrams, pair_trigrams
 from bilens.residual import ResidualModel
 from bilens.train import PRESETS
