@@ -40,11 +40,6 @@ def layer_of(model: Any, layer: int | None = None) -> int:
     return layer or 0
 
 
-def first_tokens(among: int | Sequence[int] | None, model: Any) -> Sequence[int] | None:
-    """Return the numbers of so many tokens, the first of a vocabulary; others stay as they are."""
-    return range(min(among, model.vocab_size)) if isinstance(among, int) else among
-
-
 _NAME = r'(?:"(?:[^"]|"")+"|[^",][^,]*)'
 """A name in double quotes, which holds each of its own twice, or a name without a comma."""
 

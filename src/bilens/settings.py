@@ -1,13 +1,13 @@
 """Values are checked against annotations, and dataclasses that check their fields by it.
 
-beartype and jaxtyping check. Added are limits of numbers, and what passes for numbers and lists.
+beartype and jaxtyping check all but numbers and lists: which ones pass is said here.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     import jaxtyping
     import numpy as np
     import torch
-    from beartype import door, vale
+    from beartype import door
 else:  # The help of a command needs the annotations and none of these.
     jaxtyping, np, torch = map(lazy_import, ("jaxtyping", "numpy", "torch"))
-    door, vale = map(lazy_import, ("beartype.door", "beartype.vale"))
+    door = lazy_import("beartype.door")
 
 Settings = TypeVar("Settings")
 Check = Callable[[Any], bool]
@@ -106,29 +106,11 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
 
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise unless a value fits an annotation; see `checker`."""
-    # beartype takes a quarter of a second to import and begin, for which help would wait.
-    if _is_plain(value, hint):
-        return
     # Axes of an array have the sizes of this one, whatever is checked around it: Ctrl-C in the
     # middle of another check may have left sizes behind.
     with jaxtyping.jaxtyped("context") if hasattr(value, "shape") else nullcontext():
         if not checker(hint)(value):
             raise misfit(name, value, hint)
-
-
-def _is_plain(value: Any, hint: Any) -> bool:
-    """Return True if a number or a text is of exactly the annotated type, within its limits."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind is Annotated:
-        limits = (limit for limit in parts[1:] if isinstance(limit, Between))
-        return _is_plain(value, parts[0]) and all(limit.holds(value) for limit in limits)
-    if kind in (Union, UnionType):
-        return any(_is_plain(value, part) for part in parts)
-    if kind is Literal:
-        return any(type(value) is type(part) and value == part for part in parts)
-    if type(value) in (int, float) and kind in (type(value), float):
-        return abs(value) < 2**63 if type(value) is int else math.isfinite(value)
-    return type(value) is kind and kind in (str, bool, NoneType)
 
 
 @dataclass(frozen=True)
@@ -177,51 +159,42 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def checker(hint: Any) -> Check:
+def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotation
     """Return the check of values against an annotation.
 
     A float is finite, an int or a number of NumPy passes for it, and a bool for neither. `Between`
     inside `Annotated` limits a number. A tensor matches its `jaxtyping` annotation. A list or a
     tuple passes for both, a text for neither, and all of their items are checked. Anything else is
-    as beartype has it.
+    as beartype has it, which takes a quarter of a second to import.
     """
-    check: Check = door.TypeHint(_validated(hint)).is_bearable
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint in (bool, int, float):
+        return partial(_is_number, hint)
+    if hint in (str, NoneType, None):
+        return lambda value: isinstance(value, hint or NoneType)
+    if kind is Literal:
+        return lambda value: any(type(value) is type(x) and value == x for x in parts)
+    if kind is Annotated:
+        tests = [checker(parts[0]), *(x.holds for x in parts[1:] if isinstance(x, Between))]
+        return lambda value: all(test(value) for test in tests)
+    if kind in (Union, UnionType):
+        tests = [checker(part) for part in parts]
+        return lambda value: any(test(value) for test in tests)
+    if _is_list(kind) and parts:
+        return _items(kind, parts)
+    check: Check = door.TypeHint(hint).is_bearable
     return check
 
 
-def _validated(hint: Any) -> Any:
-    """Return an annotation as beartype is to check it."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    validated = hint
-    if hint is bool:
-        validated = bool | np.bool_
-    elif hint is int:
-        validated = Annotated[int | np.integer, vale.Is[_is_whole]]
-    elif hint is float:
-        validated = _validated(int) | Annotated[float | np.floating, vale.Is[_is_finite]]
-    elif kind is Annotated:
-        validated = _validated(parts[0])
-        for limit in parts[1:]:
-            if isinstance(limit, Between):
-                validated = Annotated[validated, vale.Is[_holds(limit)]]
-    elif kind in (Union, UnionType):
-        validated = Union[tuple(_validated(part) for part in parts)]  # noqa: UP007  of a tuple
-    elif isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, Mapping):
-        validated = Annotated[object, vale.Is[_items(kind, parts)]] if parts else hint
-    return validated
-
-
-def _is_whole(value: Any) -> bool:
-    # A larger integer is no number of anything, and torch cannot hold it.
-    return not isinstance(value, bool) and abs(value) < 2**63
-
-
-def _is_finite(value: Any) -> bool:
-    return math.isfinite(value)  # beartype takes no builtins
-
-
-def _holds(limit: Between) -> Check:
-    return lambda value: limit.holds(value)  # noqa: PLW0108  nor does it take methods
+def _is_number(kind: type, value: Any) -> bool:
+    if hasattr(value, "dtype") and isinstance(value, np.generic):
+        value = value.item()
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if isinstance(value, int):
+        # A larger integer is no number of anything, and torch cannot hold it.
+        return abs(value) < 2**63
+    return kind is float and isinstance(value, float) and math.isfinite(value)
 
 
 def _items(kind: type, parts: tuple[Any, ...]) -> Check:
@@ -251,6 +224,10 @@ def _items(kind: type, parts: tuple[Any, ...]) -> Check:
         return True
 
     return fits
+
+
+def _is_list(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, Mapping)
 
 
 def is_array(kind: Any) -> bool:
@@ -292,7 +269,7 @@ def describe_type(hint: Any) -> str:
         said = "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         said = "a dictionary"
-    elif isinstance(origin, type) and issubclass(origin, Iterable) and parts:
+    elif _is_list(origin) and parts:
         is_row = origin is tuple and Ellipsis not in parts
         said = f"{len(parts)} values" if is_row else "a list"
         said += f", each {describe_type(parts[0])}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Keep, Left, Level, Target, first_tokens, layer_of, token_list
+from bilens.options import Keep, Left, Level, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def ngrams(
         minus=token_list(minus),
         k=k,
         position=position,
-        among=first_tokens(among, model),
+        among=_first_tokens(model, among),
     )
 
 
@@ -339,7 +339,7 @@ def heads(
         components=components,
         distance=distance,
         position=position,
-        among=first_tokens(among, model),
+        among=_first_tokens(model, among),
     )
 
 
@@ -434,3 +434,7 @@ def generate(
     return Continuation(
         generate_text(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
     )
+
+
+def _first_tokens(model: "residual.ResidualModel", count: int | None) -> Sequence[int] | None:
+    return None if count is None else range(min(count, model.vocab_size))
