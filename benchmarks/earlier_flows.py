@@ -18,8 +18,7 @@ from experiments.results import ROOT, Recording, Row
 from torch import Tensor
 
 import bilens
-from bilens.read.flow.question import Question
-from bilens.read.flow.split import flows
+from bilens.read.flow import flow
 from bilens.residual import ResidualModel
 
 COMMIT = "a31c8f6b"
@@ -34,7 +33,6 @@ import sys, torch
 import bilens
 from bilens.read.flow.question import Question
 from bilens.read.flow.split import split
-from bilens.residual import ResidualModel
 given = torch.load(sys.argv[1])
 model = bilens.load(given["model"], dtype=torch.float32)
 rows = []
@@ -59,10 +57,10 @@ def before(tree: Path, folder: Path, model: str) -> list[Tensor]:
 def now(model: ResidualModel) -> tuple[list[Tensor], list[float]]:
     """Return the flows of heads and MLPs of each pair, and the change that they explain."""
     rows, changes = [], []
-    for pair in PAIRS:
-        (of,) = flows(model, [Question.of(*pair)])
+    for text, token, minus, against in PAIRS:
+        of = flow(model, text, token, minus=minus, against=against, ablate=0)
         rows.append(torch.cat([of.heads, of.mlps[:, None]], 1))
-        changes.append(float(of.value))
+        changes.append(of.value)
     return rows, changes
 
 
