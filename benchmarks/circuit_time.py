@@ -76,7 +76,10 @@ def main() -> None:
         title="Time of circuits",
         command="python -m benchmarks.circuit_time",
         rows=rows,
-        settings={"model": SMOLLM2, "threads": 1, "low and high": "range over turns"},
+        settings={
+            **{"model": SMOLLM2, "threads": 1, "low and high": "range over turns"},
+            **{"templates": [2, 3], "questions of a template": 24},
+        },
     )
 
 

@@ -67,10 +67,16 @@ def test_every_name_in_a_docstring_exists():
 
 
 @pytest.mark.parametrize(
-    ("pages", "most"), [("README.md", 900), ("docs/results.md", 5_000), ("docs/**/*.md", 40_000)]
+    ("pages", "most"), [("README.md", 900), ("docs/results.md", 5_000), ("docs/**/*.md", 36_000)]
 )
 def test_the_docs_stay_short(pages, most):
-    assert sum(len(page.read_text().split()) for page in ROOT.glob(pages)) <= most
+    count = 0
+    for page in ROOT.glob(pages):
+        # In all docs together only what persons wrote counts, not what programs made.
+        if pages == "docs/results.md" or page.name not in ("results.md", "sources.md"):
+            text = re.sub(r"<!-- tables .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+            count += len(text.split())
+    assert 0 < count <= most
 
 
 def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
