@@ -95,10 +95,8 @@ def shown(value: float | None, low: float | None = None, high: float | None = No
 
 
 def _section(name: str, result: Mapping[str, Any]) -> str:
-    # Seconds of tasks stand beside their calls, on a page of their own.
-    of_file = result["rows"][:2] if name == "tasks" else result["rows"]
-    together = _baselines(of_file)
-    rows = [_cells(row, together) for row in of_file]
+    together = _baselines(result["rows"])
+    rows = [_cells(row, together) for row in result["rows"]]
     for row, claim in zip(rows, short([row["claim"] for row in rows]), strict=True):
         row["claim"] = claim
     columns = [key for key in rows[0] if any(row[key] for row in rows)]

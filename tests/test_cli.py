@@ -352,6 +352,7 @@ def test_the_overview_names_every_command(capsys):
     shown = helped(capsys, "--help")
     lines = [line.split() for line in shown.splitlines()]
     assert [words[0] for words in lines if words and words[0] in COMMANDS] == list(COMMANDS)
+    assert len(set(COMMANDS)) == len(COMMANDS)
     assert all(heading in shown for heading in GROUPS)
     assert "The exit status is 0 on success, 1 after an error" in " ".join(shown.split())
 

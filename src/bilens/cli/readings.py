@@ -188,7 +188,8 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
 
 def show_reading(reading: Reading) -> None:
     """Print the facts, tables and texts of a reading."""
-    out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
+    facts = ", ".join(fact_text(name, value) for name, value in reading.facts())
+    out.print(facts.replace("., ", ".\n"))  # a line for each answer that is a sentence
     rows = 30
     for section in reading.sections():
         for part in section.parts:

@@ -26,7 +26,7 @@ window.bilensFlow = (place, graph, remove) => {
     return element;
   };
   const signed = (value) => (value > 0 ? "+" : "") + value.toPrecision(3);
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const percent = (share) => `${Math.round(100 * share)}%`;
   const sign = (value) => (value < 0 ? "negative" : "positive");
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 

@@ -9,7 +9,15 @@ from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.read.flow import Question, circuit, patch
 from bilens.read.flow.circuit_measures import Split, exchanges, find_circuit, part_effects
-from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, SLACK, Cases, necessary, search
+from bilens.read.flow.circuit_search import (
+    HIGHEST,
+    KEEP,
+    SIZES,
+    SLACK,
+    Cases,
+    necessary,
+    search_circuit,
+)
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import read_questions
 from bilens.residual import ResidualModel
@@ -81,7 +89,7 @@ def test_scores_add_up_to_f(view):
 def test_a_circuit_is_the_smallest_whose_f_is_in_bounds_on_every_template(view, templates, keep):
     ordering = [Cases.of(view, questions[:6]) for questions in templates]
     deciding = Cases.of(view, [x for questions in templates for x in questions[6:10]])
-    found = search(ordering, deciding, keep)
+    found = search_circuit(ordering, deciding, keep)
     everything = torch.ones(ordering[0].shape, dtype=torch.bool)
     scores = torch.stack([cases.scores(everything).flatten() for cases in ordering])
     sizes, masks, holds = sorted({min(size, scores.shape[1]) for size in SIZES}), {}, []
@@ -106,12 +114,14 @@ def test_a_circuit_is_the_smallest_whose_f_is_in_bounds_on_every_template(view, 
 
 def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, templates):
     questions = templates[0]
-    found = search([Cases.of(view, questions[:6])], Cases.of(view, questions[6:10]), 1.14)
+    found = search_circuit([Cases.of(view, questions[:6])], Cases.of(view, questions[6:10]), 1.14)
     assert not found.holds
     best = min(found.sizes.values(), key=lambda shares: max(1.14 - shares[0], shares[0] - HIGHEST))
     assert found.sizes[int(found.mask.sum())] == best
     for keep in (1.02, 1.04, 1.06, 1.1):
-        found = search([Cases.of(view, questions[:6])], Cases.of(view, questions[6:10]), keep)
+        found = search_circuit(
+            [Cases.of(view, questions[:6])], Cases.of(view, questions[6:10]), keep
+        )
         misses = [max(keep - 1e-4 - f, f - HIGHEST) for (f,) in found.sizes.values()]
         assert found.holds == (min(misses) <= SLACK)
     answer = circuit(view, questions, keep=1.14).facts()[0][1]
@@ -192,10 +202,17 @@ def test_several_tasks_have_a_matrix(view, templates):
         assert of_task.questions == (4, 6, 8)
         assert reading.transfer[row][row] == of_task.measured
         assert not of_task.left_out
-    frame = next(x for x in reading.sections() if x.title == "Transfer").parts[0].frame
-    assert list(frame.columns) == ["circuit", "one", "two"]
-    first = reading.transfer[0][1]
-    assert frame["two"][0] == f"{first.restored.value:.2f}, {first.left.value:.2f}"
+    (answers,) = (x for x in reading.sections() if x.title == "The answer in numbers")
+    table = answers.parts[0].frame
+    numbers = table[["restored", "low", "high", "left", "questions"]].to_numpy(float).tolist()
+    assert list(zip(table["circuit"], table["questions of"], strict=True)) == [
+        *(("one", "one"), ("one", "two"), ("two", "one"), ("two", "two"))
+    ]
+    assert numbers == [
+        [x.restored.value, x.restored.low, x.restored.high, x.left.value, x.questions]
+        for row in reading.transfer
+        for x in row
+    ]
     assert set(reading.frame()["task"]) == {"one", "two"}
     assert reading.plot().data[0].type == "heatmap"
     assert "restore" in dict(reading.facts())["one"]
@@ -207,7 +224,7 @@ def test_each_template_is_left_out_once(view, templates, reading):
     assert list(found.left_out) == ["short", "long"]
     # By hand: the circuit of the long template, on the questions of the short one that measure.
     long, short = templates[1], templates[0]
-    by_hand = search([Cases.of(view, long[:4])], Cases.of(view, long[4:10]), 0.6)
+    by_hand = search_circuit([Cases.of(view, long[:4])], Cases.of(view, long[4:10]), 0.6)
     of_others = found.left_out["short"]
     assert of_others.found.mask.equal(by_hand.mask)
     cases = Cases.of(view, short[10:])
@@ -220,7 +237,7 @@ def test_each_template_is_left_out_once(view, templates, reading):
     assert found.similar == pytest.approx(shared)
     assert "of the same 2 templates" in reading.answer(found)
     titles = [section.title for section in reading.sections()]
-    assert titles[1:-1] == ["Controls", "Templates", "Parts", "Size"]
+    assert titles[1:-1] == ["Controls", "Templates", "The answer in numbers", "Parts", "Size"]
 
 
 def test_templates_that_other_parts_answer_are_said_to_be(view, reading):

@@ -78,7 +78,7 @@ class CircuitReading(Reading):
     title: ClassVar[str] = "Circuit"
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
-        **dict.fromkeys(("restored", "left", "closeness"), ".0%"),
+        **dict.fromkeys(("restored", "low", "high", "left", "closeness"), "z.0%"),
         "share": "+.1%",
         "mean change": ".3g",
     }
@@ -224,17 +224,14 @@ class CircuitReading(Reading):
                     f"{circuit.similar:.0%} of their parts (mean Jaccard index)."
                 )
                 add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
-        if self.transfer:
+        # A single question measures itself, and its sentence has the two numbers.
+        if self.circuits[0].questions[2]:
             text = (
-                "Each row is a circuit, each column the questions of a task. The first number is "
-                "the share of the change that the circuit restores there, the second what is left "
+                "Each row is a circuit on questions of a task that did not find it: the share of "
+                "the change that it restores, the ends of the interval of 95 %, and what is left "
                 "without it, with the parts in place that any circuit needs."
             )
-            rows = []
-            for task, row in zip(tasks, self.transfer, strict=True):
-                cells = [f"{x.restored.value:.2f}, {x.left.value:.2f}" for x in row]
-                rows.append((task, *cells))
-            add("Transfer", text, pd.DataFrame(rows, columns=["circuit", *tasks]))
+            add("The answer in numbers", text, self._answers())
         text = (
             "Each part alone takes its value of the second text in the run of the first (noising: "
             "share of the change that is lost), and that of the first in the run of the second "
@@ -264,6 +261,18 @@ class CircuitReading(Reading):
         frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
         table = Table(self._of_tasks(frame), "")
         return [*sections, Section("Questions that found it", "", [[table]], folded=True)]
+
+    def _answers(self) -> pd.DataFrame:
+        """Return what each circuit does on the questions of each task."""
+        rows = []
+        measured = self.transfer or ((self.circuits[0].measured,),)
+        for circuit, row in zip(self.circuits, measured, strict=True):
+            for other, x in zip(self.circuits, row, strict=True):
+                of_tasks = {"circuit": circuit.task, "questions of": other.task}
+                numbers = {"parts": circuit.size, **_shares(x), "questions": x.questions}
+                rows.append(of_tasks | numbers)
+        frame = pd.DataFrame(rows)
+        return frame if self.transfer else frame.drop(columns=["circuit", "questions of"])
 
     def _of_tasks(self, frame: pd.DataFrame) -> pd.DataFrame:
         return frame if len(self.circuits) > 1 else frame.drop(columns="task")
@@ -595,6 +604,13 @@ def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _shares(measured: Measured) -> dict[str, float | None]:
+    restored = measured.restored
+    shares = {"restored": restored.value, "low": restored.low, "high": restored.high}
+    # An interval that there is not leaves no empty columns.
+    return {**{k: x for k, x in shares.items() if x is not None}, "left": measured.left.value}
 
 
 def _counted(count: int, thing: str) -> str:
