@@ -45,13 +45,8 @@ def proposed(model: ResidualModel, task: str) -> list[Question]:
 def transfer(model: ResidualModel, task: str) -> dict[str, Any]:
     """Return f of the circuit of proposals on hand-written questions, and the other way round."""
     print(task, flush=True)
-    start = time.process_time()
-    questions = proposed(model, task)
-    row: dict[str, Any] = {
-        "questions": len(questions),
-        "seconds to propose": time.process_time() - start,
-    }
-    kinds = {"proposals": [*splits_of(model, questions).values()]}
+    row: dict[str, Any] = {}
+    kinds = {"proposals": [*splits_of(model, proposed(model, task)).values()]}
     kinds["by hand"] = [*splits_of(model, read_pairs(model, task)).values()]
     for name, other in (("proposals", "by hand"), ("by hand", "proposals")):
         start = time.process_time()
@@ -75,14 +70,16 @@ def judgements() -> dict[tuple[str, str], bool]:
 
 
 def to_read(model: ResidualModel, task: str) -> dict[str, Any]:
-    """Return the proposals of a behaviour that are read."""
+    """Return the proposals of a behaviour that are read, and the time to propose all."""
+    start = time.process_time()
     questions, rows = proposed(model, task), []
+    seconds = time.process_time() - start
     count = min(READ, len(questions))
     for i in range(count):
         question = questions[i * len(questions) // count]
         answers = {"token": question.token, "minus": question.minus[0]}
         rows.append({"text": str(question.text), "against": str(question.against), **answers})
-    return {"read": rows}
+    return {"seconds to propose": seconds, "read": rows}
 
 
 def main() -> None:
@@ -96,9 +93,8 @@ def main() -> None:
     assert isinstance(model, ResidualModel)
     known, read = judgements(), []
     keys = [(task,) for task in BEHAVIOURS]
-    for of_task in saved_rows(
-        folder / "read.jsonl", ("task",), keys, lambda task: to_read(model, task)
-    ):
+    of_tasks = saved_rows(folder / "read.jsonl", ("task",), keys, lambda task: to_read(model, task))
+    for of_task in of_tasks:
         for row in of_task["read"]:
             accepted = known.get((row["text"], row["against"]))
             read.append({"task": of_task["task"], **row, "accepted": accepted})
@@ -136,10 +132,8 @@ def main() -> None:
                 )
             )
     seconds = []
-    for row in found:
-        # None if the behaviour was proposed before.
-        if row["seconds to propose"] > 1:
-            seconds.append(row["seconds to propose"] + row["proposals"]["seconds to search"])
+    for of_task, row in zip(of_tasks, found, strict=True):
+        seconds.append(of_task["seconds to propose"] + row["proposals"]["seconds to search"])
     rows.append(Row.of_range("from one question to a circuit, of the processor", seconds, unit="s"))
     recording.write(
         "proposals",
