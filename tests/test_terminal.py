@@ -1,6 +1,7 @@
 """The output of commands never controls the terminal."""
 
 import io
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,7 +12,6 @@ from rich.text import Text
 
 import bilens.cli
 from bilens.analysis import Reading
-from bilens.cli.commands import Call
 from bilens.cli.console import PlainConsole, printable
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
@@ -96,7 +96,7 @@ def test_messages_of_errors_are_clean(monkeypatch, capsys):
     def run() -> None:
         raise BilensError(f"the nearest are {EVIL}")
 
-    monkeypatch.setattr(bilens.cli, "parse", lambda args: Call(run, {}))
+    monkeypatch.setattr(bilens.cli, "parse", lambda args: partial(run))
     with pytest.raises(SystemExit):
         bilens.cli.main([])
     message = capsys.readouterr().err

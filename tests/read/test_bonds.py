@@ -101,10 +101,10 @@ def test_directions_tell_what_they_do():
         direction = result.cut_reading.direction(bond, number)
         assert (direction.bond, direction.number) == (bond, number)
         plain_part = z[direction.bond][:, direction.number]
-        highest, lowest = direction.ends
-        assert float(plain_part[highest.images[0]]) == float(plain_part.max())
-        assert float(plain_part[lowest.images[0]]) == float(plain_part.min())
-        assert len(highest.images) == 4
+        highest, lowest = direction.images
+        assert float(plain_part[highest[0]]) == float(plain_part.max())
+        assert float(plain_part[lowest[0]]) == float(plain_part.min())
+        assert len(highest) == 4
     # One end of a coordinate behind the first layer, by hand.
     direction = result.cut_reading.direction(1, 0)
     near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
@@ -112,7 +112,7 @@ def test_directions_tell_what_they_do():
     without[:, direction.number] = 0
     core = result.cut.cores[1]
     expected = (core(z[1][near]) - core(without)).mean(0)
-    assert torch.allclose(torch.tensor(direction.ends[0].effects).double(), expected)
+    assert torch.allclose(torch.tensor(direction.effects[0]).double(), expected)
 
 
 def test_pictures_are_the_strongest_ends_of_a_coordinate():
@@ -196,7 +196,7 @@ def drawn(result: BondReading) -> tuple:
     for label in range(10):
         edges += chosen_edges(reading.products, 2, label)
     for node in {node for edge in edges for node in edge.sources}:
-        images[node] = [end.images for end in reading.direction(*node).ends]
+        images[node] = list(reading.direction(*node).images)
     return [(e.target, e.sources, e.coefficient > 0, f"{e.part:.0%}") for e in edges], images
 
 

@@ -64,15 +64,15 @@ def main(args: list[str] | None = None) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")
         call = parse(given)
         # Mistakes in a file are said before torch is imported, and a model loaded.
-        if questions := call.settings.get("questions"):
+        if questions := call.keywords.get("questions"):
             read_pair_lines(questions)
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
             memory.memory_errors(),
         ):
-            check_outputs(call.settings)
-            record = call.run(**call.settings)
+            check_outputs(call.keywords)
+            record = call()
         # Of several processes only the first has one.
         if as_json and record is not None:
             sys.stdout.write(json.dumps(record, default=_plain) + "\n")
@@ -82,7 +82,7 @@ def main(args: list[str] | None = None) -> None:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
-        resumes = call is not None and "resume" in call.settings
+        resumes = call is not None and "resume" in call.keywords
         errors.print("stopped" + "; --resume continues from here" * resumes)
         sys.exit(130)
 

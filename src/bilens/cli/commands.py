@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,8 @@ from bilens.shipped import find_model
 NO_DEFAULTS: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Call:
-    """A command with the values of its options."""
-
-    run: Callable[..., dict[str, Any] | None]
-    settings: dict[str, Any]
+Call = partial[dict[str, Any] | None]
+"""A command with the values of its options."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Command:
                         raise UsageError(str(error)) from None
             if isinstance(model := settings.get("model"), str):  # not the settings of one to train
                 settings["model"] = str(find_model(model))
-            return Call(self.run, settings)
+            return partial(self.run, **settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in self.parameters}

@@ -1,7 +1,6 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -23,7 +22,6 @@ from bilens.read.explanation import (
     Explanation,
     SharedFeatures,
     explain,
-    explanation_figure,
     explanation_pictures,
     shared_by_classes,
     shared_section,
@@ -377,20 +375,6 @@ def attack(
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ImageExplanation(Explanation):
-    """The explanation of an image, with its picture."""
-
-    shape: tuple[int, int]
-    class_names: Sequence[str]
-
-    title: ClassVar[str] = "The eigenvectors that make the highest logits"
-
-    def plot(self) -> "go.Figure":
-        """Draw the image, and the eigenvectors that move its highest logits most."""
-        return explanation_figure(self, self.shape, self.class_names, title=self.title)
-
-
 @detached
 def read_explanation(
     model: TensorChain,
@@ -398,7 +382,7 @@ def read_explanation(
     image: int | Float[Tensor, " n_in"] = 0,
     n_classes: Count = 3,
     k: Count = 5,
-) -> ImageExplanation:
+) -> Explanation:
     """Split the highest logits of an image into the activations of eigenvectors.
 
     Args:
@@ -418,4 +402,4 @@ def read_explanation(
     tensors = chain.input_tensors(model)
     chain.check_reproduces(model, tensors, data.test_images.to(spectrum.vectors.device))
     split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
-    return ImageExplanation(split.x, split.logits, split.parts, data.shape, data.class_names)
+    return replace(split, shape=data.shape, class_names=data.class_names)

@@ -22,23 +22,23 @@ BondNode = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class End:
-    """Effect of a direction at one end: at its largest or smallest coordinates."""
-
-    images: tuple[int, ...]  # numbers of the test images at the very end
-    # Loss of each logit when the coordinate is set to zero, minus the mean loss of all logits. It
-    # is averaged over the 2 % of the test images nearest to the end.
-    effects: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class BondDirection:
-    """One coordinate of a cut model, by its bond (the input's is 0) and its number there."""
+    """One coordinate of a cut model, by its bond (the input's is 0) and its number there.
+
+    Attributes:
+        bond: number of the bond.
+        number: its number there.
+        share: U_kk, the share of the model's squared norm lost if one use of it is removed.
+        images: numbers of the test images at which it is largest, and at which it is smallest.
+        effects: loss of each logit when it is set to zero, minus the mean loss of all logits. It is
+            averaged over the 2 % of the test images nearest to either end.
+    """
 
     bond: int
     number: int
-    share: float  # U_kk, the share of the model's squared norm lost if one use of it is removed
-    ends: tuple[End, End]  # effects at its largest and at its smallest values
+    share: float
+    images: tuple[tuple[int, ...], tuple[int, ...]]
+    effects: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +71,13 @@ class CutReading:
         # A few images would be chance, and many would not be at the end.
         near = max(1, round(0.02 * len(z)))
         order = z[:, number].argsort(descending=True)
-        ends = []
-        for images in (order, order.flip(0)):
-            effects = _effects(self.cut, bond, z[images[:near]], number)
-            ends.append(End(tuple(images[:4].tolist()), tuple(effects.tolist())))
+        ends = (order, order.flip(0))
+        images = [tuple(end[:4].tolist()) for end in ends]
+        effects = [_effects(self.cut, bond, z[end[:near]], number) for end in ends]
         # The environment is all of the model but one use of the bond, so its diagonal has the
         # squared norm that this use carries.
         share = float(self.cut.environments[bond][number, number])
-        return BondDirection(bond, number, share, (ends[0], ends[1]))
+        return BondDirection(bond, number, share, (images[0], images[1]), (effects[0], effects[1]))
 
     def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
         """Return a coordinate, or a logit, pulled back to the input as one or two pictures.
@@ -104,7 +103,7 @@ class CutReading:
         return pictures
 
 
-def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> Tensor:
+def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> tuple[float, ...]:
     """Return the mean loss of each logit when a coordinate is set to zero."""
     without = z.clone()
     without[:, number] = 0
@@ -113,7 +112,7 @@ def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> Tensor:
     for core in cut.cores[bond:]:
         both = core(both)
     complete, ablated = both.chunk(2)
-    return (complete - ablated).mean(0)
+    return tuple((complete - ablated).mean(0).tolist())
 
 
 @dataclass(frozen=True)
@@ -249,8 +248,8 @@ def _draw_node(
     if node[0] == 0:
         canvas.eigenvector(reading.cut.write[:, node[1]], shape, x=x, y=y)
     else:
-        for place, end in enumerate(reading.direction(*node).ends):
-            image, left = reading.data.test_images[end.images[0]], x + place / 2
+        for place, (number, *_) in enumerate(reading.direction(*node).images):
+            image, left = reading.data.test_images[number], x + place / 2
             canvas.image(image, shape, x=left, y=y + aspect / 4, width=0.5)
             label = "+" if place == 0 else "−"
             canvas.label(label, x=left + 0.25, y=y + 0.04 * aspect, color=GREY)
@@ -271,7 +270,7 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     rise = aspect + 0.16
     shown = 1 + (bond > 0)
     start = 1.1 + shown * 1.08
-    images = len(rows[0].ends[0].images)
+    images = len(rows[0].images[0])
     names = 1.7
     side = images * 1.04 + names
     where = "of the pixels" if bond == 0 else f"between layers {bond} and {bond + 1}"
@@ -284,11 +283,11 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
         for number, vector in enumerate(reading.pixels(bond, direction.number)):
             canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
-        for number, end in enumerate(direction.ends):
+        for number, shown_images in enumerate(direction.images):
             left = start + side * number
-            for i, index in enumerate(end.images):
+            for i, index in enumerate(shown_images):
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
-            text = _moved(end, reading.data.class_names)
+            text = _moved(direction.effects[number], reading.data.class_names)
             canvas.label(text, x=left + side - names / 2 - 0.1, y=middle, on_line=True)
     return canvas.figure()
 
@@ -319,14 +318,14 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
     return canvas.figure()
 
 
-def _moved(end: End, names: Sequence[str]) -> str:
+def _moved(effects: Sequence[float], names: Sequence[str]) -> str:
     """Return the classes that an end raises and lowers most, as Plotly reads them."""
     # Relative to the strongest effect of the same end, since ends differ in size.
-    largest = max(abs(effect) for effect in end.effects)
+    largest = max(map(abs, effects))
     lines = []
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):
         # Effects below a quarter of the largest are not named.
-        of_classes = zip(end.effects, names, strict=True)
+        of_classes = zip(effects, names, strict=True)
         moved = [(sign * x, name) for x, name in of_classes if sign * x > 0.25 * largest]
         moved.sort(key=lambda effect: -effect[0])
         if moved:

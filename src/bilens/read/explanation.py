@@ -253,11 +253,17 @@ class Explanation(Reading):
         x: the input.
         logits: all logits.
         parts: the highest logits, the highest first.
+        shape: height and width of an image, as which the input is drawn.
+        class_names: their names.
     """
 
     x: Float[Tensor, " n_in"]
     logits: Float[Tensor, " classes"]
     parts: tuple[LogitExplanation, ...]
+    shape: tuple[int, int] | None = None
+    class_names: Sequence[str] = ()
+
+    title: ClassVar[str] = "The eigenvectors that make the highest logits"
 
     axes: ClassVar[dict[str, str]] = {"x": "term", "y": "activation", "color": "class"}
     explanation: ClassVar[str] = (
@@ -277,6 +283,12 @@ class Explanation(Reading):
                 rows.append((label, str(number), activation))
             rows.append((label, "all others", part.remainder))
         return pd.DataFrame(rows, columns=["class", "term", "activation"])
+
+    def plot(self) -> "go.Figure":
+        """Draw an image, and the eigenvectors that move its highest logits most."""
+        if self.shape is None:
+            return super().plot()
+        return explanation_figure(self, self.shape, self.class_names, title=self.title)
 
     def record(self) -> dict[str, Any]:
         """Return its numbers for JSON; classes and eigenvectors have theirs."""

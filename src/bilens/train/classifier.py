@@ -256,7 +256,7 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
         while place["epoch"] < epochs:
             for _ in session.steps_of_epoch():
                 bar.advance(task)
-                if interrupt.requested:
+                if interrupt.is_set():
                     if run is not None:
                         session.save(run)
                     raise KeyboardInterrupt

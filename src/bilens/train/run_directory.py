@@ -334,28 +334,22 @@ def open_tracker(
         tracker.finish()
 
 
-class Interrupt:
-    """Flag that ctrl-C sets."""
-
-    requested = False
-
-
 @contextmanager
-def interrupt_between_steps() -> Iterator[Interrupt]:
+def interrupt_between_steps() -> Iterator[threading.Event]:
     """Turn ctrl-C into a flag that the loop inside the block reads between steps.
 
     A second ctrl-C interrupts at once. Outside of the main thread nothing changes, since Python
     delivers signals only there.
     """
-    interrupt = Interrupt()
+    interrupt = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.requested:
+        if interrupt.is_set():
             raise KeyboardInterrupt
-        interrupt.requested = True
+        interrupt.set()
 
     before = signal.signal(signal.SIGINT, note)
     try:

@@ -32,7 +32,6 @@ from bilens.processes import from_main_process, others_are_needed
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
-    Interrupt,
     RunDirectory,
     interrupt_between_steps,
     open_run,
@@ -254,7 +253,7 @@ class _Watch(TrainerCallback):
     """
 
     def __init__(
-        self, interrupt: Interrupt, bar: Progress, name: str, target: float | None
+        self, interrupt: threading.Event, bar: Progress, name: str, target: float | None
     ) -> None:
         self.interrupt, self.bar = interrupt, bar
         self.target = -math.inf if target is None else target
@@ -275,7 +274,7 @@ class _Watch(TrainerCallback):
             # The end has no checkpoint: a training that resumes needs a step to take.
             control.should_log = control.should_evaluate = True
             control.should_save = False
-        elif self.interrupt.requested:
+        elif self.interrupt.is_set():
             control.should_save = control.should_training_stop = True
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()

@@ -29,14 +29,6 @@ from bilens.settings import Count
 from bilens.tensor import Spectrum
 
 
-@dataclass(frozen=True, eq=False)
-class FoundContext:
-    """A context of an eigenvector, with the contribution of each token."""
-
-    context: Context
-    contribution: Contribution
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class DirectionReading(Reading):
     """Eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
@@ -47,7 +39,7 @@ class DirectionReading(Reading):
         layer: number of the layer.
         all_eigenvectors: all of them.
         spectrum: eigenvectors with contexts, positive ones first.
-        contexts: contexts of each of them.
+        contexts: contexts of each of them, each with the contribution of its tokens.
         data: name of the texts.
     """
 
@@ -56,7 +48,7 @@ class DirectionReading(Reading):
     layer: int
     all_eigenvectors: Spectrum
     spectrum: Spectrum
-    contexts: list[list[FoundContext]]
+    contexts: list[list[tuple[Context, Contribution]]]
     data: str = ""
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
@@ -75,9 +67,11 @@ class DirectionReading(Reading):
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector, below its name and eigenvalue."""
         names = eigenvector_names(self.spectrum.values.tolist())
-        line = partial(context_line, self.model)
         rows = zip(names, self.contexts, strict=True)
-        return [ContextList(name, [*map(line, contexts)]) for name, contexts in rows]
+        return [
+            ContextList(name, [context_line(self.model, *explained) for explained in contexts])
+            for name, contexts in rows
+        ]
 
     def sections(self) -> list[Section]:
         title = f"Eigenvalues of {self.direction.words}"
@@ -235,7 +229,7 @@ def read_direction(
         layer=layer,
         all_eigenvectors=all_eigenvectors,
         spectrum=spectrum,
-        contexts=[[*map(FoundContext, row, split)] for row in contexts],
+        contexts=[[*zip(row, split, strict=False)] for row in contexts],
         data=corpus.name,
     )
 
@@ -259,13 +253,12 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
     return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
 
 
-def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
+def context_line(model: ResidualModel, context: Context, split: Contribution) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
-    context = explained.context
     # A line of a page has room for few tokens: 28 before the focal one and 4 after it.
     start = max(0, context.position - 28)
     ids = context.ids[start : context.position + 5]
-    shares = explained.contribution.tokens()[start:].tolist()
+    shares = split.tokens()[start:].tolist()
     names = [name.replace("Ċ", "↵") for name in token_names(model, ids)]
     if any(name.startswith(("Ġ", "▁")) for name in names):
         # As in WordPiece, ## marks a piece that belongs to the word before it.
