@@ -89,7 +89,7 @@ def language_results():
         ("spectra", "Spectrum(10 forms, 3 eigenpairs, 64 inputs, mean top eigenvalue "),
         ("svd", "TensorSVD(10 components, 10 outputs, 64 inputs, top singular value "),
         ("tensor", "BilinearTensor(10 outputs, 64 inputs, 12 hidden units, float32)"),
-        ("bonds", "TreeBonds(12 + 12 directions, norm "),
+        ("bonds", "Bonds(12 + 12 directions, norm "),
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
         ("ngrams", "NGramReading(token t3 minus t7, layer 0, "),

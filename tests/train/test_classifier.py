@@ -108,7 +108,7 @@ def test_resume_adds_epochs(tmp_path):
 def test_a_second_ctrl_c_does_not_wait():
     with pytest.raises(KeyboardInterrupt), interrupt_between_steps() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.requested
+        assert interrupt.is_set()
         os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -37,9 +37,7 @@ from bilens.tensor import (
     BilinearTensor,
     Bonds,
     Cut,
-    FunctionBonds,
     TensorChain,
-    TreeBonds,
     bonds,
     function_bonds,
     with_constant,
@@ -229,7 +227,7 @@ class BondReading(Reading):
 
 
 @detached
-def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "images") -> TreeBonds:
+def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "images") -> Bonds:
     """Compute the bonds of a classifier as a tree, from pixels to logits minus their mean.
 
     A constant added to all logits changes no prediction, so it does not count.
@@ -255,7 +253,7 @@ def classifier_function_bonds(
     data: ImageData,
     metric: Metric = "images",
     measure: Measure = "probabilities",
-) -> FunctionBonds:
+) -> Bonds:
     """Compute the bonds of a classifier as a function of its input, on 4,096 inputs.
 
     Outputs are logits minus their mean.

@@ -9,12 +9,12 @@ from bilens.tensor.chain import (
     product_weight,
     sparse_basis,
 )
-from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
+from bilens.tensor.chain_bonds import Bond, Bonds, bonds
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import FactoredMatrix, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.features import Dictionary, Features, cluster
-from bilens.tensor.jacobian_bonds import FunctionBonds, Moments, balanced_bonds, function_bonds
+from bilens.tensor.jacobian_bonds import Moments, balanced_bonds, function_bonds
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.tree import Paths, decompile
 
@@ -26,7 +26,6 @@ __all__ = [
     "Dictionary",
     "FactoredMatrix",
     "Features",
-    "FunctionBonds",
     "Moments",
     "Paths",
     "Products",
@@ -35,7 +34,6 @@ __all__ = [
     "TensorChain",
     "TensorSVD",
     "TensorStack",
-    "TreeBonds",
     "affine",
     "balanced_bonds",
     "bonds",

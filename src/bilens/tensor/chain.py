@@ -229,7 +229,7 @@ class Cut:
         cores: the layers on the coordinates, without a constant: it is one of their directions.
         environments: U at each bond, the input's first, and of the outputs. A change of size e in
             coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
-        certificate: upper bound on the relative error of the tree, see `TreeBonds.certificate`;
+        certificate: upper bound on the relative error of the tree, see `Bonds.certificate`;
             None for directions of another metric.
         constant: the last input coordinate is the constant 1.
     """

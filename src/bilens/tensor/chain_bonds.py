@@ -76,8 +76,13 @@ class Bonds(Reading):
         bonds: one for each layer.
         cores: the layers in the coordinates of all directions; a cut has corners of them.
         directions: W, one row for each output direction.
-        norm: size of the model along the directions: |T| of the tree, or the RMS of the outputs.
+        norm: size of the model along the directions: |T|, the norm of the tree over the leaves'
+            metric, or the RMS of the measured outputs.
         constant: the last input coordinate is the constant 1.
+        totals: what all shares of a bond add up to, relative to norm^2: the number of its
+            occurrences in the tree, or E|A J h|^2 / norm^2 of the function.
+        n_samples: number of samples of the function; 0 for the tree.
+        errors: of the function, the standard error of each share over batches of samples.
     """
 
     bonds: tuple[Bond, ...]
@@ -85,6 +90,9 @@ class Bonds(Reading):
     directions: Float64[Tensor, "m n_out"]
     norm: float
     constant: bool
+    totals: tuple[float, ...]
+    n_samples: int = 0
+    errors: tuple[Float64[Tensor, " _"], ...] = ()
 
     axes: ClassVar[dict[str, str]] = {"x": "direction", "y": "share", "color": "bond"}
 
@@ -102,24 +110,40 @@ class Bonds(Reading):
         """Return a row for each direction of each bond, with its share and error.
 
         The error is that of the outputs for a cut before the direction, at this bond only. It is
-        relative, and estimated by `costs`.
+        relative, and estimated by `costs`. Of a function shares have a standard error.
         """
         frames = []
         for number, (bond, costs) in enumerate(zip(self.bonds, self.costs(), strict=True)):
             error = costs.flip(0).cumsum(0).flip(0).clamp_min(0).sqrt()
             columns = {"bond": number, "direction": range(1, bond.k + 1)}
             columns |= {"share": bond.shares.detach().cpu(), "error": error.detach().cpu()}
+            if self.errors:
+                columns["standard_error"] = self.errors[number].detach().cpu()
             frames.append(pd.DataFrame(columns))
         return pd.concat(frames, ignore_index=True)
 
     def costs(self) -> list[Float64[Tensor, " k"]]:
-        """Return the relative squared error of a cut without each direction, for each bond."""
-        raise NotImplementedError
+        """Return the relative squared error of a cut without each direction, for each bond.
+
+        Of the tree it is the squared certificate. Of the function it is estimated to first order,
+        for gradients that are independent of the vectors at the bond.
+        """
+        return [total * bond.shares for total, bond in zip(self.totals, self.bonds, strict=True)]
 
     def certificate(self, ranks: int | Sequence[int]) -> float | None:
-        """Return an upper bound on the relative error of the tree, or None without one."""
-        self._checked_ranks(ranks)
-        return None
+        """Return an upper bound on the relative error of the tree, |T - T_cut| / |T|.
+
+        |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
+
+        Each occurrence of a bond that is cut is an orthogonal projection of T. Squared errors of
+        successive projections add up at most. The bound is known before the cut is made. It is for
+        the tree, whose leaves are independent inputs, and says nothing above 1. For an input with
+        x'M^+ x <= s no output along a unit direction is off by more than
+        certificate |T| s^(2^(n-1)). Bonds of the function have none.
+        """
+        sizes = self._checked_ranks(ranks)
+        lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
+        return None if self.n_samples else float(torch.stack(lost).sum().sqrt())
 
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
@@ -192,51 +216,12 @@ class Bonds(Reading):
             constant=self.constant,
         )
 
-    def _checked_ranks(self, ranks: int | Sequence[int]) -> tuple[int, ...]:
-        if not isinstance(ranks, Sequence):
-            check_count("ranks", ranks)
-            return tuple(min(ranks, bond.k) for bond in self.bonds)
-        if len(ranks) != len(self.bonds):
-            raise BilensError(
-                f"ranks has {len(ranks)} numbers, expected {len(self.bonds)}, one for each bond"
-            )
-        for i, (rank, bond) in enumerate(zip(ranks, self.bonds, strict=True)):
-            check_count(f"ranks[{i}]", rank, bond.k, "the number of directions of that bond")
-        return tuple(ranks)
-
-
-@checked
-@dataclass(frozen=True, eq=False, repr=False)
-class TreeBonds(Bonds):
-    """The bonds of a model as a tree whose leaves are independent inputs, with certificates.
-
-    `norm` is |T|, the norm of the tree along the directions, over the leaves' metric.
-    """
-
-    def costs(self) -> list[Float64[Tensor, " k"]]:
-        """Return the squared certificate of a cut without each direction, for each bond."""
-        return [bond.uses * bond.shares for bond in self.bonds]
-
-    def certificate(self, ranks: int | Sequence[int]) -> float:
-        """Return an upper bound on the relative error of the tree, |T - T_cut| / |T|.
-
-        |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
-
-        Each occurrence of a bond that is cut is an orthogonal projection of T. Squared errors of
-        successive projections add up at most. The bound is known before the cut is made. It is for
-        the tree, whose leaves are independent inputs, and says nothing above 1. For an input with
-        x'M^+ x <= s no output along a unit direction is off by more than
-        certificate |T| s^(2^(n-1)).
-        """
-        sizes = self._checked_ranks(ranks)
-        lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
-        return float(torch.stack(lost).sum().sqrt())
-
     def error(self, ranks: int | Sequence[int]) -> float:
-        """Return |T - T_cut| / |T| itself. Below 1e-6 it is rounding.
+        """Return |T - T_cut| / |T| of the tree itself. Below 1e-6 it is rounding.
 
         It is the root of a difference of squares: 1e-14 of these is 1e-7 of the result.
         """
+        self._check_tree()
         sizes = self._checked_ranks(ranks)
         # At the input P is the identity in these coordinates, and the cut has the first of them.
         mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
@@ -259,6 +244,7 @@ class TreeBonds(Bonds):
 
         That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
         """
+        self._check_tree()
         m, r = 2 ** len(self.bonds), self.bonds[0].k
         factor = 0.0
         # Degree j of the Hermite expansion: j inputs stay free, the others are joined in k pairs.
@@ -268,7 +254,26 @@ class TreeBonds(Bonds):
                 for k in range((m - j) // 2 + 1)
             )
             factor += float(sum(ways)) ** 2 / factorial(j)
-        return self.certificate(ranks) * self.norm * math.sqrt(factor)
+        return float(self.certificate(ranks) or 0) * self.norm * math.sqrt(factor)
+
+    def _check_tree(self) -> None:
+        if self.n_samples:
+            raise BilensError(
+                "these are the bonds of a function on samples, and only those of a tree have an "
+                "error without any; expected bonds from `bonds`"
+            )
+
+    def _checked_ranks(self, ranks: int | Sequence[int]) -> tuple[int, ...]:
+        if not isinstance(ranks, Sequence):
+            check_count("ranks", ranks)
+            return tuple(min(ranks, bond.k) for bond in self.bonds)
+        if len(ranks) != len(self.bonds):
+            raise BilensError(
+                f"ranks has {len(ranks)} numbers, expected {len(self.bonds)}, one for each bond"
+            )
+        for i, (rank, bond) in enumerate(zip(ranks, self.bonds, strict=True)):
+            check_count(f"ranks[{i}]", rank, bond.k, "the number of directions of that bond")
+        return tuple(ranks)
 
 
 @checked
@@ -278,7 +283,7 @@ def bonds(
     directions: Float[Tensor, "*batch n_out"],
     metric: Float[Tensor, "n_in n_in"] | None = None,
     embedding: Float[Tensor, "d_model n_in"] | None = None,
-) -> TreeBonds:
+) -> Bonds:
     """Return the singular values and directions of a deep model at each of its bonds.
 
     In float64. Costs O(rank^2 n + n^3) for each layer; the tree has n_in^(2^layers) entries. Exact
@@ -333,7 +338,8 @@ def bonds(
             f"The model's norm is {norm:.3g}, outside of the range of float64; scale its weights "
             "or the metric"
         )
-    return TreeBonds(tuple(result), cores, W, norm, tensors[0].constant)
+    uses = tuple(float(bond.uses) for bond in result)
+    return Bonds(tuple(result), cores, W, norm, tensors[0].constant, uses)
 
 
 def principal_bond(

@@ -37,7 +37,6 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
@@ -48,6 +47,7 @@ Measure = Literal["outputs", "relative", "probabilities"]
 """Size of a change of the outputs, by the module's table."""
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Moments:
     """Second moments of a model on samples.
@@ -67,36 +67,6 @@ class Moments:
     n_samples: int
 
 
-@checked
-@dataclass(frozen=True, eq=False, repr=False)
-class FunctionBonds(Bonds):
-    """The bonds of a model as a function of its input, from samples of the input.
-
-    `norm` is the RMS of |A o| on the samples. Shares are those of E|A J h|^2.
-
-    Attributes:
-        totals: E|A J h|^2 of each bond over norm^2.
-        errors: standard error of each share over batches of samples, one array for each bond.
-        n_samples: number of samples.
-    """
-
-    totals: tuple[float, ...]
-    errors: tuple[Float64[Tensor, " _"], ...]
-    n_samples: int
-
-    def frame(self) -> "pd.DataFrame":
-        """Return a row for each direction of each bond, with the standard error of its share."""
-        errors = torch.cat([error.detach().cpu() for error in self.errors])
-        return super().frame().assign(standard_error=errors.numpy())
-
-    def costs(self) -> list[Float64[Tensor, " k"]]:
-        """Return the estimated relative squared error of the outputs without each direction.
-
-        To first order, and for gradients that are independent of the vectors at the bond.
-        """
-        return [total * bond.shares for total, bond in zip(self.totals, self.bonds, strict=True)]
-
-
 @torch.no_grad()
 @checked
 def function_bonds(
@@ -106,7 +76,7 @@ def function_bonds(
     embedding: Float[Tensor, "d_model n_in"] | None = None,
     *,
     measure: Measure = "outputs",
-) -> FunctionBonds:
+) -> Bonds:
     """Return the principal directions of a deep model at each of its bonds, on samples of x.
 
     In float64. A sample costs O(m rank n) for each layer, with m output directions.
@@ -145,20 +115,21 @@ def function_bonds(
     return replace(result, errors=errors, constant=constant)
 
 
+@checked
 @torch.no_grad()
 def balanced_bonds(
     chain: Sequence[BilinearTensor],
     W: Float64[Tensor, "m n_out"],
     moments: Moments,
     E: Float64[Tensor, "n n_in"],
-) -> FunctionBonds:
+) -> Bonds:
     """Return the bonds whose directions are the principal ones of given moments P and U of each.
 
     The chain is that of the joined layers in float64, W has an output direction in each row, and E
     is the embedding.
     """
     bonds, cores = in_directions(chain, principal_bonds(moments), E, moments.cross)
-    return FunctionBonds(
+    return Bonds(
         bonds=tuple(bonds),
         cores=cores,
         directions=W,
