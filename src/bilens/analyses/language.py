@@ -436,5 +436,8 @@ def generate(
     )
 
 
-def _first_tokens(model: "residual.ResidualModel", count: int | None) -> Sequence[int] | None:
-    return None if count is None else range(min(count, model.vocab_size))
+def _first_tokens(
+    model: "residual.ResidualModel", among: int | Sequence[int] | None
+) -> Sequence[int] | None:
+    # The explorer gives the tokens themselves, the frequent ones of its texts.
+    return range(min(among, model.vocab_size)) if isinstance(among, int) else among
