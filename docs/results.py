@@ -39,7 +39,15 @@ GROUPS = {
         *("unseen", "truth", "agreement", "one_direction", "stream_directions"),
     ],
     "Exactness and speed": [
-        *("exactness", "robustness", "flow_memory", "flow_time", "attention", "short_attention"),
+        *(
+            "exactness",
+            "earlier_flows",
+            "robustness",
+            "flow_memory",
+            "flow_time",
+            "attention",
+            "short_attention",
+        ),
         *("kernels", "kernel_launches", "launches", "report_time", "eigenpairs", "processes"),
         *("gpu", "peers", "speed", "tasks"),
     ],
