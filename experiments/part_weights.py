@@ -155,7 +155,7 @@ def _part(
     }
     left = {"eigenvectors": (1 - (part.share or 0)) * part.measured}
     rows = torch.stack([output - kept.to(output) for kept in written.values()])
-    changes = without_output(model, through, node, rows)
+    changes = without_output(model, through, node.where, rows)
     return Share(
         question, part.measured, left | dict(zip(written, [-x for x in changes], strict=True))
     )

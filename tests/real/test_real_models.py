@@ -10,13 +10,14 @@ from tokenizers import AddedToken
 import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import circuit, flow, propose_questions
+from bilens.read.flow import circuit, flow, propose_questions, remove
 from bilens.read.flow.question import Question, read_pairs
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.shipped import task_names
 from bilens.testing import check_family
 from tests.read.flow.lrp import lrp
+from tests.read.flow.own_runs import by_hand
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 
 pytestmark = [pytest.mark.models, pytest.mark.xdist_group("real models")]
@@ -74,6 +75,18 @@ def test_a_flow_between_two_texts_adds_up(package):
     flows = flow(model, ids, direction, against=before, ablate=0)
     leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("two_texts", [True, False])
+def test_nodes_are_removed_together_as_by_own_hooks(two_texts):
+    model = opened(SMOLLM2)
+    ids, direction, (token, minus) = prompt(model, 0)
+    texts = [ids, prompt(model, 1)[0]][: 1 + two_texts]
+    flows = flow(model, ids, direction, against=texts[1] if two_texts else None, ablate=0)
+    nodes = [node for node in flows.nodes if node.kind in ("head", "mlp", "token")][:16]
+    assert {node.kind for node in nodes} == {"head", "mlp", "token"}
+    expected = by_hand(model, nodes, texts, lambda logits: logits[token] - logits[minus])
+    assert remove(model, flows, nodes).actual == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("package", MODELS)

@@ -17,17 +17,18 @@ EMBEDDING = -1
 """Layer of the sites before the first layer."""
 
 Function = Callable[[Float[Tensor, "texts time width"]], Tensor | None]
-"""The value of a site in place of its own, at the last positions or at all; None to look only."""
+"""The value of a site in place of its own; None to look only."""
 
 
 class Part(NamedTuple):
     """The address of a part of a model."""
 
     # Head or mlp; in flows also token, position, and direction of an MLP.
-    kind: Literal["head", "mlp", "token", "position", "direction"]
+    kind: Literal["head", "mlp", "token", "position", "direction", "choice"]
     layer: int | None = None  # number of its layer; None for tokens and positions
     number: int | None = None  # of the head or direction
     position: int | None = None  # the position that it is limited to; None for all
+    source: int | None = None  # of a head at a position, from where it moves; None for everywhere
 
     def __str__(self) -> str:
         numbers = [self.kind, self.layer, self.number]
@@ -60,8 +61,9 @@ class Site(NamedTuple):
     module: nn.Module
     # What is changed: the module's input or output. With "step" the module does not run: the output
     # of a layer is a function of its input, and that of a module that takes each position by itself
-    # one of nothing. With "choice" it is what a layer chooses.
-    place: Literal["input", "output", "step", "choice"]
+    # one of nothing. With "choice" it is what a layer chooses. With "mix" it is the module's input,
+    # and functions get the `Mix` that it is as well.
+    place: Literal["input", "output", "step", "choice", "mix"]
     layer: int  # number of its layer, from which a pass has to be computed again
 
 
@@ -92,4 +94,4 @@ def mlp_site(model: ResidualModel, layer: int) -> Site:
 
 def adding(rows: Float[Tensor, "*texts time width"]) -> Function:
     """Return the function that adds rows."""
-    return lambda x: x + rows[..., -x.shape[1] :, :].to(x)
+    return lambda x: x + rows.to(x)

@@ -58,7 +58,7 @@ def by_text(
 
 
 def taking(choices: Sequence[Int[Tensor, "rows *shape"]], texts: int) -> Exchange:
-    """Return the function to the choices of another pass, at the last positions or at all.
+    """Return the function to the choices of another pass.
 
     Raises:
         BilensError: there are none.
@@ -70,6 +70,6 @@ def taking(choices: Sequence[Int[Tensor, "rows *shape"]], texts: int) -> Exchang
 
     def take(number: int, own: Int[Tensor, "texts time *others"]) -> Tensor:
         (other,) = by_text(choices[number], 1, texts)
-        return other[:, -own.shape[1] :].to(own.device)
+        return other.to(own.device)
 
     return take

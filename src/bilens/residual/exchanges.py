@@ -1,10 +1,23 @@
 """Parts of a pass that take their values of another pass: one part, or a share of each."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
-from bilens.residual.changes import Change, Function, Part, Site, adding, mixed_site, mlp_site
+from bilens.residual.changes import (
+    EMBEDDING,
+    Change,
+    Function,
+    Part,
+    Site,
+    adding,
+    mixed_site,
+    mlp_site,
+    token_site,
+)
+from bilens.residual.choices import taking
+from bilens.residual.mixing import Mix
 from bilens.residual.passes import Pass
 
 
@@ -17,9 +30,8 @@ def exchanging(
     """
 
     def exchange(x: Tensor) -> Tensor:
-        time = x.shape[1]
-        other = values[:, -time:].to(x)
-        share = keep[-time:] if keep.dim() == 2 else keep.expand(time, -1)
+        other = values.to(x)
+        share = keep if keep.dim() == 2 else keep.expand(x.shape[1], -1)
         share = share.to(x).repeat_interleave(x.shape[2] // share.shape[1], 1)
         return other + share * (x - other)
 
@@ -27,31 +39,55 @@ def exchanging(
 
 
 def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
-    """Return the change of a head or MLP to its value of another pass, at its positions.
+    """Return the change of a part to its value of another pass, at its position or at all.
 
-    `scale` is a factor of that value: with 0 the part is removed.
+    `scale` is a factor of that value: with 0 the part is removed. Of a head with a source, only
+    what it moves from there is exchanged, and what it moves from elsewhere stays as it runs.
+
+    Raises:
+        BilensError: the part cannot be exchanged, or a choice is scaled.
     """
-    if part.kind not in ("head", "mlp"):
-        raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
     model, layer, columns = other.model, part.layer or 0, slice(None)
-    if part.kind == "mlp":
-        site, values = mlp_site(model, layer), other.outputs[layer]
-    else:
-        site, values = mixed_site(model, layer), other.mixed[layer]
-        width, number = values.shape[2] // model.n_heads, part.number or 0
-        columns = slice(number * width, (number + 1) * width)
+    match part.kind:
+        case "choice" if scale == 1:
+            module = model.places.layers[layer].module
+            return Site(module, "choice", layer), taking(other.choices(layer), len(other.ids))
+        case "token":
+            site, values = token_site(model), other.tokens
+        case "position" if (positions := model.parts.positions) is not None:
+            site, time = Site(positions.module, "output", EMBEDDING), other.ids.shape[1]
+            values = positions.rows(torch.arange(time, device=model.device)).expand_as(other.tokens)
+        case "mlp":
+            site, values = mlp_site(model, layer), other.outputs[layer]
+        case "head":
+            site, values = mixed_site(model, layer), other.mixed[layer]
+            width, number = values.shape[2] // model.n_heads, part.number or 0
+            columns = slice(number * width, (number + 1) * width)
+        case _:
+            raise BilensError(
+                f"{part} cannot be exchanged by its address; expected a head or an MLP"
+            )
+    place = part.position
+    rows = slice(None) if place is None else slice(place, place + 1)
+    if part.kind == "head" and part.source is not None:
+        assert place is not None
+        where = part.number or 0, place, part.source
+        moved = scale * other.mix(layer).term(*where)[:, None]
+
+        def exchange_term(x: Tensor, mix: Mix) -> Tensor:
+            x = x.clone()
+            x[:, rows, columns] += moved.to(x) - mix.term(*where)[:, None]
+            return x
+
+        return site._replace(place="mix"), exchange_term
+    given = scale * values[:, rows, columns]
 
     def exchange(x: Tensor) -> Tensor:
-        x, given = x.clone(), scale * values[:, -x.shape[1] :].to(x)
-        rows = slice(None)
-        if part.position is not None:
-            # Counted from the end, since the first positions may be left out.
-            place = part.position - values.shape[1] + x.shape[1]
-            rows = slice(place, place + 1)
-        x[:, rows, columns] = given[:, rows, columns]
+        x = x.clone()
+        x[:, rows, columns] = given.to(x)
         return x
 
-    return (site, exchange)
+    return site, exchange
 
 
 def mixture(

@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -19,9 +19,10 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.lazy_imports import pd
-from bilens.residual.changes import EMBEDDING, Change, Function, Site, token_site
+from bilens.residual.changes import EMBEDDING, Change, Function, Site, mixed_site, token_site
 from bilens.residual.choices import Choosing, by_text
 from bilens.residual.layers import check_ids
+from bilens.residual.mixing import Mix, Mixing
 from bilens.residual.model import ResidualModel
 from bilens.residual.on_text import LayerOnText, layer_on_text, pattern_of_call
 from bilens.residual.running import (
@@ -180,6 +181,28 @@ class Pass(Reading):
 
     # Values of the parts, which other passes take.
 
+    @torch.no_grad()
+    def mix(self, layer: int) -> Mix:
+        """Return what the heads of a layer mix, by their patterns; the layer is run again once.
+
+        Raises:
+            BilensError: no pattern is found.
+        """
+        if layer not in self._mixes:
+            mixing = Mixing()
+
+            def find(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+                self._mixes[layer] = mixing.read_by(args[0], layer)
+
+            module = mixed_site(self.model, layer).module
+            with hooked(before=[(module, find)]), mixing:
+                self.run_layer(layer)
+        return self._mixes[layer]
+
+    @cached_property
+    def _mixes(self) -> dict[int, Mix]:
+        return {}
+
     @property
     def mixed(self) -> list[Float[Tensor, "texts time all_heads"]]:
         """Mixed values of the heads of each layer, all heads side by side."""
@@ -253,15 +276,16 @@ class Pass(Reading):
         return sum(storages.values())
 
     def changed(
-        self, sets: Sequence[Sequence[Change]], *, kept: int = 0
+        self, sets: Sequence[Sequence[Change]], *, kept: int | Sequence[int] = 0
     ) -> Float[Tensor, "sets texts time d_model"]:
         """Return the last streams of all texts with each set of changes.
 
         Passes go side by side in batches, and each joins its batch at its first changed layer.
         Under `torch.enable_grad` the result has gradients by all tensors that the changes hold. At
-        the `kept` first positions nothing may be changed, so that maps and MLPs do not run there
-        again.
+        the `kept` first positions, of all sets or of each, nothing may be changed, so that maps and
+        MLPs do not run there again.
         """
+        kept = [kept] * len(sets) if isinstance(kept, int) else kept
         n_layers = self.model.n_layers
         first = []
         for changes in sets:
@@ -275,7 +299,9 @@ class Pass(Reading):
         for of_kind in (order[:whole], order[whole:]):
             for start in range(0, len(of_kind), size):
                 batch = of_kind[start : start + size]
-                streams = self._batch([sets[i] for i in batch], [first[i] for i in batch], kept)
+                streams = self._batch(
+                    [sets[i] for i in batch], [first[i] for i in batch], [kept[i] for i in batch]
+                )
                 for number, stream in zip(batch, streams, strict=True):
                     results[number] = stream
         return torch.stack(results)
@@ -292,7 +318,7 @@ class Pass(Reading):
             self._through(number, stream, by_text)
 
     def _batch(
-        self, sets: Sequence[Sequence[Change]], first: Sequence[int], kept: int
+        self, sets: Sequence[Sequence[Change]], first: Sequence[int], kept: Sequence[int]
     ) -> Float[Tensor, "sets texts time d_model"]:
         """Return the last streams of sets of changes, by their first layers in ascending order."""
         n_layers, texts = self.model.n_layers, len(self.ids)
@@ -300,15 +326,15 @@ class Pass(Reading):
         sites = _by_site(sets)
         steps = {}
         for layer, place in enumerate(self.model.places.layers):
-            if (whole := Site(place.module, "step", layer)) in sites:
-                steps[layer] = sites.pop(whole)
+            if (step := Site(place.module, "step", layer)) in sites:
+                steps[layer] = sites.pop(step)
         of_tokens = sites.pop(token_site(self.model), {})
-        outputs = self.by_position if kept else {}
-        known = {module: output[:, :kept] for module, output in outputs.items()}
         # The sets that run now: others are not changed yet, or step over a layer.
         running: list[int] = []
-        hooks = _changing(sites, running, texts)
-        with self.running(), _cut(known), hooks:
+        # What is chosen is told by text and position, so that all positions run.
+        whole = not any(kept) or any(site.place == "choice" for site in sites)
+        known = None if whole else _Known(self.by_position, kept)
+        with self.running(), _changing(sites, running, texts, known):
             if first[0] == EMBEDDING:
                 running[:] = range(len(sets))
                 return self._from_embeddings(len(sets), of_tokens)
@@ -575,13 +601,27 @@ def _applied(functions: Sequence[Function], x: Tensor) -> Tensor:
     return x
 
 
+class _Known(NamedTuple):
+    """What modules that take each position by itself write where nothing is changed."""
+
+    outputs: Mapping[nn.Module, Float[Tensor, "texts time width"]]
+    kept: Sequence[int]  # number of the first positions of each set that are not changed
+
+
+Hooks = tuple[list[Hook], list[Hook]]
+"""Functions before and after modules."""
+OfSets = Mapping[int, Sequence[Any]]
+"""The functions of a site, by the number of their set."""
+
+
 @contextmanager
 def _changing(
-    sites: Mapping[Site, Mapping[int, Sequence[Any]]], running: Sequence[int], texts: int
+    sites: Mapping[Site, OfSets], running: Sequence[int], texts: int, known: _Known | None = None
 ) -> Iterator[None]:
     """Let sites have other numbers in the sets that run, each with its own rows of texts."""
+    mixing, choosing = Mixing(), Choosing()
 
-    def changed(site: Site, x: Tensor) -> Tensor:
+    def changed(site: Site, x: Tensor, mix: Mix | None = None) -> Tensor:
         functions = sites[site]
         if site.layer == EMBEDDING:
             # Vectors of positions may come once for the whole batch.
@@ -590,37 +630,26 @@ def _changing(
             return x
         # Some modules take the tokens of all texts as one list.
         rows = x.reshape(len(running), texts, -1, x.shape[-1])
-        each = [_applied(functions.get(i, ()), y) for i, y in zip(running, rows, strict=True)]
+        each = []
+        for place, (number, y) in enumerate(zip(running, rows, strict=True)):
+            of_set = functions.get(number, ())
+            if mix is not None and of_set:
+                own = mix.of_rows(slice(place * texts, (place + 1) * texts))
+                of_set = [partial(function, mix=own) for function in of_set]
+            each.append(_applied(of_set, y))
         return torch.cat(each).reshape(x.shape)
 
     def change_input(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
         return (changed(site, args[0]), *args[1:]), options
 
+    def change_mix(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
+        mix = mixing.read_by(args[0], site.layer)
+        return (changed(site, args[0], mix), *args[1:]), options
+
     def change_output(site: Site, *call: Any) -> Any:
         output = call[-1]
         y = changed(site, first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
-
-    def stepping(site: Site) -> list[bool]:
-        return [number in sites[site] for number in running]
-
-    def leave_out(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
-        rows = args[0].unflatten(0, (len(running), texts))
-        left = rows[[not steps for steps in stepping(site)]]
-        return (left.flatten(0, 1), *args[1:]), options
-
-    def put_in(site: Site, *call: Any) -> Tensor:
-        # Without a row the module has its width still.
-        computed = iter(call[-1].unflatten(0, (-1, texts)) if len(call[-1]) else ())
-        each = []
-        for number, steps in zip(running, stepping(site), strict=True):
-            if steps:
-                each.append(_applied(sites[site][number], call[-1][:0]))
-            else:
-                each.append(next(computed))
-        return torch.cat(each)
-
-    choosing = Choosing()
 
     def choose(site: Site, number: int, places: Tensor) -> Tensor:
         rows = by_text(places, len(running), texts)
@@ -636,30 +665,74 @@ def _changing(
     def leave(*_: Any) -> None:
         choosing.start(None)
 
-    of_kinds: dict[str, list[Site]] = {"input": [], "step": [], "output": [], "choice": []}
+    of_kinds: dict[str, list[Site]] = defaultdict(list)
     for site in sites:
         of_kinds[site.place].append(site)
+    steps = {site.module: sites[site] for site in of_kinds["step"]}
+    leave_out, put_in = _stepping(steps, running, texts)
+    cut, join = _skipping(known, steps, running, texts)
     # Inputs are changed before rows are left out, and outputs after they are put in again.
-    before: list[Hook] = [(x.module, partial(change_input, x)) for x in of_kinds["input"]]
-    before += [(site.module, partial(leave_out, site)) for site in of_kinds["step"]]
-    after: list[Hook] = [(x.module, partial(put_in, x)) for x in of_kinds["step"]]
-    after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
+    before: list[Hook] = [(site.module, partial(change_mix, site)) for site in of_kinds["mix"]]
+    before += [(site.module, partial(change_input, site)) for site in of_kinds["input"]]
+    before += [*leave_out, *cut]
     before += [(site.module, partial(enter, site)) for site in of_kinds["choice"]]
+    after: list[Hook] = [*join, *put_in]
+    after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
     after += [(site.module, leave) for site in of_kinds["choice"]]
-    with hooked(before, after), choosing if of_kinds["choice"] else nullcontext():
+    modes = [mixing] * bool(of_kinds["mix"]) + [choosing] * bool(of_kinds["choice"])
+    with hooked(before, after), ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
         yield
 
 
-def _cut(
-    known: Mapping[nn.Module, Float[Tensor, "texts kept width"]],
-) -> AbstractContextManager[None]:
-    """Let modules compute only the positions after the first ones, whose outputs are known."""
+def _stepping(steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int) -> Hooks:
+    """Return the hooks by which modules do not run in the sets that step over them."""
+
+    def leave_out(module: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
+        rows = args[0].unflatten(0, (len(running), texts))
+        left = rows[[number not in steps[module] for number in running]]
+        return (left.flatten(0, 1), *args[1:]), options
+
+    def put_in(module: nn.Module, *call: Any) -> Tensor:
+        # Without a row the module has its width still.
+        computed = iter(call[-1].unflatten(0, (-1, texts)) if len(call[-1]) else ())
+        each = []
+        for number in running:
+            functions = steps[module].get(number)
+            row = next(computed) if functions is None else _applied(functions, call[-1][:0])
+            each.append(row)
+        return torch.cat(each)
+
+    return [(module, leave_out) for module in steps], [(module, put_in) for module in steps]
+
+
+def _skipping(
+    known: _Known | None, steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int
+) -> Hooks:
+    """Return the hooks by which modules skip the positions whose output is known.
+
+    All other positions are one long text.
+    """
+    if known is None:
+        return [], []
+
+    def changed_rows(module: nn.Module, like: Tensor, time: int) -> tuple[int, Tensor]:
+        """Return the number of sets that do not step, and the places of changed positions."""
+        numbers = [number for number in running if number not in steps.get(module, ())]
+        kept = torch.tensor([known.kept[number] for number in numbers])
+        rows = torch.arange(time) >= kept.repeat_interleave(texts)[:, None]
+        return len(numbers), rows.flatten().nonzero().flatten().to(like.device)
 
     def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
-        return (args[0][:, known[module].shape[1] :].contiguous(), *args[1:]), options
+        x = args[0]
+        _, rows = changed_rows(module, x, x.shape[1])
+        return (x.flatten(0, 1).index_select(0, rows)[None], *args[1:]), options
 
     def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
-        first = known[module]
-        return torch.cat([first.repeat(len(y) // len(first), 1, 1), y], 1)
+        output = known.outputs[module]
+        sets, rows = changed_rows(module, y, output.shape[1])
+        whole = output.repeat(sets, 1, 1)
+        return whole.flatten(0, 1).index_copy(0, rows, y[0]).reshape(whole.shape)
 
-    return hooked([(module, cut) for module in known], [(module, join) for module in known])
+    return [(module, cut) for module in known.outputs], [(module, join) for module in known.outputs]

@@ -95,8 +95,10 @@ class Places:
         """Return the logits of streams after the last layer."""
         if (parts := self.parts) is None:
             return self.own_logits(x)
-        W, b = parts.logit_weights()
-        return parts.capped(parts.normalised(x.to(parts.dtype)) @ W + b)
+        # With the norm before the map: folding it into the rows of all tokens takes longer.
+        weight, bias = parts.unembed.weight(), parts.unembed.bias()
+        z = parts.applied(parts.normalised(x.to(parts.dtype))) @ weight.T
+        return parts.capped(parts.logit_scale * (z if bias is None else z + bias))
 
     def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer, by the model itself."""

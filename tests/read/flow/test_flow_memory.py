@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from bilens.read.flow import flow, rules
+from bilens.read.flow import flow
 from bilens.read.flow import split as splitting
-from bilens.residual import ResidualModel
+from bilens.residual import ResidualModel, mixing
 from tests.families import some_text, tiny
 from tests.language import random_model, toy_tokenizer
 from tests.read.flow.flows import DIRECTION
@@ -38,7 +38,7 @@ def test_a_long_text_has_the_flow_of_a_kept_one(name, two_texts, monkeypatch):
     view, ids, options = view_and_options(name, two_texts)
     kept = flow(view, ids, DIRECTION, ablate=3, **options)
     monkeypatch.setattr(splitting, "KEPT_BYTES", 0)
-    monkeypatch.setattr(rules, "PATTERN_BYTES", 0)
+    monkeypatch.setattr(mixing, "PATTERN_BYTES", 0)
     again = flow(view, ids, DIRECTION, ablate=3, **options)
     assert (kept.adjoints.keep, again.adjoints.keep) == (True, False)
     close = {"rel": 1e-5, "abs": 1e-8 * kept.absolute}
@@ -60,7 +60,7 @@ def test_the_strongest_pairs_are_kept_and_all_are_counted(two_texts, pattern_byt
     view, ids, options = view_and_options("gemma3", two_texts)
     whole = flow(view, ids, DIRECTION, ablate=0, **options)
     monkeypatch.setattr(splitting, "KEPT_PAIRS", 20)
-    monkeypatch.setattr(rules, "PATTERN_BYTES", pattern_bytes)
+    monkeypatch.setattr(mixing, "PATTERN_BYTES", pattern_bytes)
     some = flow(view, ids, DIRECTION, ablate=0, **options)
     assert some.absolute == pytest.approx(whole.absolute)
     torch.testing.assert_close(some.heads, whole.heads)

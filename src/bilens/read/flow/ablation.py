@@ -1,9 +1,8 @@
 """Effects of the nodes of a flow, measured in the running model."""
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -13,25 +12,14 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.case import both_passes
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Ends, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
-from bilens.residual.changes import (
-    EMBEDDING,
-    Change,
-    Part,
-    Site,
-    adding,
-    mixed_site,
-    mlp_site,
-    token_site,
-)
-from bilens.residual.choices import taking
+from bilens.residual.changes import Change, Part, adding, mlp_site
 from bilens.residual.exchanges import exchanged
-from bilens.residual.passes import Pass
+from bilens.residual.passes import Pass, first_change
 from bilens.sections import Fact, signed
 from bilens.settings import Between, NotNegative
 
@@ -80,16 +68,14 @@ def measure(
 
     Everything after a node runs as the model does, so that norms, patterns and gates may change. On
     one text the output of a node is removed: what a head moves from one position to another, the
-    output of an MLP at its position, or the vector of a token or position. Between two texts the
-    change of the output is subtracted in the run of the first text, and added in that of the
-    second; the effect is the mean of both. A choice, such as that of experts, is exchanged: each
-    text has the choice of the other one.
+    output of an MLP at its position, or the vector of a token or position. Between two texts each
+    text has the node's output, or choice, of the other one; the effect is the mean of both.
 
     Args:
         model: that of the flow.
         flow: on one text or between two.
         nodes: nodes of the flow.
-        scale: factor of the output, or of its change.
+        scale: share of the output, or of its change, that stays.
         tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
@@ -97,11 +83,8 @@ def measure(
     """
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
-    changes = [
-        (site, None if rows is None else (1 - scale) * rows)
-        for site, rows in _outputs(model, flow, nodes)
-    ]
-    runs = _run_without(model, flow, [[each] for each in changes])
+    groups = [[part] for part in _parts(flow, nodes)]
+    runs = _run_without(model, flow, groups, scale)
     results = []
     for node, actual, (raised, lowered) in zip(
         nodes, _changes(model, flow, runs), token_changes(model, runs, tokens), strict=True
@@ -145,10 +128,11 @@ def named_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]
 @torch.no_grad()
 @checked
 def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
-    """Run the model without some nodes, all at once, as `measure` does without each of them.
+    """Run the model without some nodes, all at once in one run, as `measure` does without each.
 
-    The predicted change is the flow that leaves the group: what its nodes send to each other counts
-    once.
+    A node is not changed a second time by those before it: whatever they do to it, it has its
+    output of the other text, or none on one text. The predicted change is the flow that leaves the
+    group: what its nodes send to each other counts once.
 
     Raises:
         BilensError: nodes is empty, or a node is the logit or a bias.
@@ -156,37 +140,40 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     nodes = list({node.place: node for node in nodes}.values())
     if not nodes:
         raise BilensError("nodes is empty, expected nodes of the flow")
+    actual = without_parts(model, flow, _parts(flow, nodes))
     inside = float(flow.edges(nodes).sum())
     predicted = inside - sum(node.flow for node in nodes)
     names = [node.name(flow.tokens) for node in nodes]
-    runs = _run_without(model, flow, [_outputs(model, flow, nodes)])
-    (actual,) = _changes(model, flow, runs)
     return Ablation(predicted, actual, " and ".join(names), "group")
 
 
 @torch.no_grad()
-def without_parts(model: ResidualModel, flow: Flow, parts: Collection[Part]) -> float:
-    """Return the change of the number without heads and MLPs, all at once, at their positions.
+def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> float:
+    """Return the change of the number without some parts, all at once in one run; see `remove`."""
+    (change,) = _changes(model, flow, _run_without(model, flow, [parts]))
+    return change
 
-    Their output is removed, a head's from all sources. Between two texts each has its value of the
-    other text; the change is the mean of both directions.
-    """
-    kept = min(part.position or 0 for part in parts)
 
-    def changed(start: Pass, other: Pass, scale: float) -> Tensor:
-        changes = [exchanged(part, other, scale) for part in parts]
-        return start.changed([changes], kept=kept)[:, 0, -1]
+def without_output(
+    model: ResidualModel, flow: Flow, mlp: Part, outputs: Float[Tensor, "sets d_model"]
+) -> list[float]:
+    """Return the change of the number without some parts of an MLP's output, or of its change."""
+    site = mlp_site(model, mlp.layer or 0)
 
-    if flow.two_texts:
-        first, second = both_passes(model, [flow.question.both_texts(model)])
-        ends = [
-            (first.stream[:, -1], changed(first, second, 1)),
-            (changed(second, first, 1), second.stream[:, -1]),
-        ]
-    else:
-        alone = Pass.of(model, flow.ids[None])
-        ends = [(alone.stream[:, -1], changed(alone, alone, 0))]
-    return _changes(model, flow, ends)[0]
+    def taking(output: Tensor, sign: int) -> list[Change]:
+        rows = output.new_zeros(len(flow.ids), len(output))
+        rows[mlp.position] = sign * output
+        return [(site, adding(rows))]
+
+    def without(of_text: Pass, sign: int) -> Tensor:
+        sets = [taking(output, sign) for output in outputs]
+        return of_text.changed(sets, kept=mlp.position or 0)[:, 0, -1]
+
+    texts = _both(model, flow)
+    first, *second = (texts.some([row]) for row in range(len(texts.ids)))
+    runs = [(first.stream[:, -1], without(first, -1))]
+    runs += [(without(of_text, 1), of_text.stream[:, -1]) for of_text in second]
+    return _changes(model, flow, runs)
 
 
 def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[float]:
@@ -196,90 +183,56 @@ def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[flo
     return torch.stack(changes).double().mean(0).tolist()
 
 
-def without_output(
-    model: ResidualModel, flow: Flow, node: Node, outputs: Float[Tensor, "sets width"]
-) -> list[float]:
-    """Return the change of the number without some parts of a node's output, or of its change."""
-    groups = [[_rows(model, flow, node, output)] for output in outputs]
-    return _changes(model, flow, _run_without(model, flow, groups))
-
-
-Rows = tuple[Site, Tensor | None]
-"""A place in the model, and what is taken from it at each position; None of a choice."""
-
-
-def _run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Rows]]) -> list[Ends]:
+def _run_without(
+    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]], scale: float = 0
+) -> list[Ends]:
     """Return both texts' last streams with all parts, and without those of each group.
 
-    In the run of the second text the changes of parts are added in place of being removed.
+    In the run of the second text parts have their values of the first, in place of being removed.
     """
+    texts = _both(model, flow)
+    other = texts.some([1, 0]) if flow.two_texts else texts
+    # What is no part of one position differs nowhere before the first token that differs.
+    start = first_change((texts, other)) if flow.two_texts else 0
+    sets, kept = [], []
+    for group in groups:
+        changes = [exchanged(part, other, float(flow.two_texts)) for part in group]
+        sets.append([(site, _in_part(function, scale)) for site, function in changes])
+        kept.append(min(start if x.position is None else x.position for x in group))
+    ends = texts.changed(sets, kept=kept)[:, :, -1]
+    own = texts.stream[:, None, -1]
     if not flow.two_texts:
-        alone = Pass.of(model, flow.ids[None])
-        return [_with_changes(alone, alone, groups, -1)]
-    first, second = both_passes(model, [flow.question.both_texts(model)])
-    absent, present = _with_changes(second, first, groups, 1)
-    return [_with_changes(first, second, groups, -1), (present, absent)]
+        return [(own[0], ends[:, 0])]
+    return [(own[0], ends[:, 0]), (ends[:, 1], own[1])]
 
 
-def _with_changes(
-    start: Pass, other: Pass, groups: Sequence[Sequence[Rows]], sign: int
-) -> tuple[Float[Tensor, "1 d_model"], Float[Tensor, "groups d_model"]]:
-    """Return the end of a pass, and the ends of passes with the changes of each group."""
-    # Positions before the first change stay as they are.
-    by_first: dict[int, list[int]] = defaultdict(list)
-    for number, group in enumerate(groups):
-        firsts = [0 if rows is None else int(rows.any(-1).int().argmax()) for _, rows in group]
-        by_first[min(firsts)].append(number)
-
-    def change(site: Site, rows: Tensor | None) -> Change:
-        if rows is not None:
-            return site, adding(sign * rows)
-        return site, taking(other.choices(site.layer), len(other.ids))
-
-    ends = start.stream[:, -1].repeat(len(groups), 1)
-    for first, numbers in by_first.items():
-        sets = []
-        for number in numbers:
-            sets.append([change(*each) for each in groups[number]])
-        ends[numbers] = start.changed(sets, kept=first)[:, 0, -1]
-    return start.stream[:, -1], ends
+def _both(model: ResidualModel, flow: Flow) -> Pass:
+    """Return the pass of both texts of a flow side by side, or of its one text."""
+    if not flow.two_texts:
+        return Pass.of(model, flow.ids[None], parts=True)
+    first, second, tokens = flow.question.both_texts(model)
+    rows = model.places.rows(torch.stack([first, second]))
+    if tokens is not None:
+        rows[1] = tokens
+    return Pass.of(model, torch.stack([first, second]), rows, parts=True)
 
 
-def _outputs(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Rows]:
-    """Return the output of each node in rows of all positions, with its place in the model."""
+def _in_part(function: Callable[..., Any], scale: float) -> Callable[..., Any]:
+    """Return a change of which a share `scale` is left out."""
+
+    def change(x: Tensor, **given: Any) -> Tensor:
+        changed: Tensor = function(x, **given)
+        return x + (1 - scale) * (changed - x)
+
+    return change if scale else function
+
+
+def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
+    """Return the parts of the model that nodes are, and that can be removed."""
     for node in nodes:
         if not node.is_removable or (node.kind == "choice" and not flow.two_texts):
             raise BilensError(
                 f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
                 "tokens, positions, or choices between two texts"
             )
-    written = iter(flow.written([node for node in nodes if node.kind != "choice"]))
-    outputs: list[Rows] = []
-    for node in nodes:
-        if node.kind == "choice":
-            layer = node.layer or 0
-            site = Site(model.places.layers[layer].module, "choice", layer)
-            outputs.append((site, None))
-        else:
-            outputs.append(_rows(model, flow, node, next(written)))
-    return outputs
-
-
-def _rows(model: ResidualModel, flow: Flow, node: Node, output: Tensor) -> Rows:
-    layer, columns, width = node.layer or 0, slice(None), len(output)
-    match node.kind:
-        case "head":
-            site, number = mixed_site(model, layer), node.number or 0
-            columns = slice(number * width, (number + 1) * width)
-            width *= model.n_heads
-        case "mlp":
-            site = mlp_site(model, layer)
-        case "position" if (positions := model.parts.positions) is not None:
-            site = Site(positions.module, "output", EMBEDDING)
-            place = torch.tensor([node.position], device=output.device)
-            output = positions.rows(place)[0]
-        case _:
-            site = token_site(model)
-    rows = output.new_zeros(len(flow.ids), width)
-    rows[node.position, columns] = output
-    return site, rows
+    return [node.where for node in nodes]

@@ -14,7 +14,8 @@ from bilens.hooks import hooked
 from bilens.memory import return_freed
 from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
-from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Mix, Rule, Rules
+from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Rule, Rules
+from bilens.residual.mixing import Mix
 from bilens.residual.places import LayerPlaces, Places
 from bilens.residual.running import first_input, first_output, with_input
 
@@ -58,13 +59,9 @@ class LayerGraph:
     @cached_property
     def mix(self) -> Mix | None:
         """What the heads mixed, if it is all that the attention's last map reads."""
-        if self.heads is None:
+        if (heads := self.heads) is None:
             return None
-        for mix in self.mixes:
-            joined = mix.output.detach().transpose(1, 2).flatten(2)
-            if torch.equal(joined, self.heads.leaf.detach()):
-                return mix
-        return None
+        return next((mix for mix in self.mixes if mix.is_all_of(heads.leaf)), None)
 
     def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
         """Return the kind of the node that a leaf belongs to, and its part of the layer."""

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress
 from bilens.lazy_imports import go
 from bilens.residual.changes import Part
@@ -69,11 +70,22 @@ class Node:
         return self.kind in ("head", "mlp", "token", "position", "choice")
 
     @property
+    def where(self) -> Part:
+        """The part of the model that it is.
+
+        Raises:
+            BilensError: it is the logit or a bias.
+        """
+        if self.kind == "output" or self.kind == "bias":  # noqa: PLR1714  narrowed one by one
+            raise BilensError(f"{self.address} is no part of the model at a place")
+        return Part(self.kind, self.layer, self.number, self.position, self.source)
+
+    @property
     def address(self) -> str:
         """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
         match self.kind:
             case "head" | "mlp" | "token" | "position":
-                return str(Part(self.kind, self.layer, self.number, self.position))
+                return str(self.where)
             case "bias":
                 where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
                 return f"biases of {where.get(self.part or '', 'the unembedding')}"

@@ -17,7 +17,6 @@ Source: Shrikumar et al. 2017 for secants; on one text Achtibat et al. 2024 (arX
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,14 +27,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bilens.errors import BilensError
+from bilens.residual.mixing import AttentionCall, Mix, attention_logs, head_blocks, product_mix
 
 Function = Callable[[Tensor], Tensor]
 """A function of each number."""
 GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
 """Points and weights of Gauss's quadrature between 0 and 1."""
 
-PATTERN_BYTES = 32 * 1024**2
-"""Heads of attention are taken in blocks whose patterns take no more than this."""
 MASKED = -1e30
 """Scores below this are of masked positions."""
 
@@ -49,41 +47,6 @@ class Leaf(NamedTuple):
 
     kind: Literal["choice", "constant"]
     value: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Mix:
-    """Values that heads mix by their patterns, sum_s p_ts v_s.
-
-    Attributes:
-        output: the mixed values, an activation of the running pass.
-        values: the value of each position.
-        pattern: a function from a block of heads to its pattern, (texts, heads, time, sources).
-        entry: a function from head, position and source to an entry of the pattern, as activations
-            (texts,) of the running pass.
-    """
-
-    output: Float[Tensor, "texts heads time d_head"]
-    values: Float[Tensor, "texts heads sources d_head"]
-    pattern: Callable[[slice], Float[Tensor, "texts heads time sources"]]
-    entry: Callable[[int, int, int], Float[Tensor, " texts"]]
-
-    def term(self, head: int, position: int, source: int) -> Float[Tensor, "texts d_head"]:
-        """Return p_ts v_s, an activation if rules are active."""
-        return self.entry(head, position, source)[:, None] * self.values[:, head, source]
-
-    def blocks(self) -> Iterator[slice]:
-        """Yield blocks of heads whose patterns fit into `PATTERN_BYTES`."""
-        texts, heads, time, _ = self.output.shape
-        size = texts * time * self.values.shape[2] * self.output.element_size()
-        yield from head_blocks(heads, size)
-
-
-def head_blocks(heads: int, size: int) -> Iterator[slice]:
-    """Yield blocks of heads, each of whose patterns takes `size` bytes."""
-    step = max(1, PATTERN_BYTES // max(size, 1))
-    for start in range(0, heads, step):
-        yield slice(start, min(start + step, heads))
 
 
 # Both texts of an activation.
@@ -296,18 +259,6 @@ class Attend(torch.autograd.Function):
             adjoints[1][:, heads] = scale * of_scores.transpose(-1, -2) @ mean(q[:, heads])
             adjoints[2][:, heads] = mean(logs.exp()).transpose(-1, -2) @ g[:, heads]
         return adjoints[0], adjoints[1], adjoints[2], None, None
-
-
-@torch.no_grad()
-def attention_logs(
-    q: Tensor, k: Tensor, mask: Tensor, scale: float, heads: slice
-) -> Float[Tensor, "texts heads time sources"]:
-    """Return the logarithms of the patterns of some heads."""
-    scores = scale * (q[:, heads] @ k[:, heads].transpose(-1, -2))
-    mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
-    hides = mask.dtype == torch.bool
-    scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
-    return scores.log_softmax(-1)
 
 
 class Gather(torch.autograd.Function):
@@ -786,18 +737,10 @@ def _matrix_product(mode: Rules, func: Any, a: Tensor, b: Tensor) -> Tensor:
         y = TwoFactors.apply(a, b, torch.matmul)
     else:
         y = MatrixProduct.apply(a, b)
-    if is_live(b) and a.dim() == b.dim() and a.dim() in (3, 4) and a.shape[-2] == a.shape[-1]:
-        mode.mixes.append(_mix(a, b, y, texts=mode.texts))
+    mix = product_mix(a, b, y, mode.texts) if is_live(b) else None
+    if mix is not None:
+        mode.mixes.append(mix)
     return y
-
-
-def _mix(pattern: Tensor, values: Tensor, output: Tensor, *, texts: int) -> Mix:
-    if pattern.dim() == 3:  # texts and heads in one axis
-        pattern, values, output = (x.unflatten(0, (texts, -1)) for x in (pattern, values, output))
-    detached = pattern.detach()
-    return Mix(
-        output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s]
-    )
 
 
 @composed("addmm", SECANTS, RELEVANCE)
@@ -988,52 +931,22 @@ def _gated(input: Tensor, dim: int = -1) -> Tensor:
 
 
 @rule("scaled_dot_product_attention", SECANTS, RELEVANCE)
-def _attention(  # noqa: PLR0913, PLR0917
-    mode: Rules,
-    func: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if dropout_p:
-        raise UnknownOperationError(f"attention with dropout_p={dropout_p}")
+def _attention(mode: Rules, func: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    dropout = kwargs.get("dropout_p", args[3] if len(args) > 3 else 0.0)
+    if dropout:
+        raise UnknownOperationError(f"attention with dropout_p={dropout}")
     if query.dim() != 4:
         raise UnknownOperationError(f"queries of shape {tuple(query.shape)}, expected four axes")
-    if enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    time, seen = query.shape[2], key.shape[2]
-    mask = torch.ones(time, seen, dtype=torch.bool, device=query.device)
-    if is_causal:
-        mask = mask.tril()
-    elif attn_mask is not None:
-        mask = attn_mask
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    q, k = query.detach(), key.detach()
+    call = AttentionCall.of(query, *args, **kwargs)
     if mode.table is not SECANTS:
-        y = functional.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=factor)
+        call = call._replace(query=call.query.detach(), key=call.key.detach())
+        y = functional.scaled_dot_product_attention(
+            *call[:3], attn_mask=call.mask, scale=call.scale
+        )
     else:
-        check_masked(mask, query)
-        y = Attend.apply(query, key, value, mask, factor)
-
-    def pattern(heads: slice) -> Tensor:
-        return attention_logs(q, k, mask, factor, heads).exp()
-
-    def entry(head: int, position: int, source: int) -> Tensor:
-        scores = factor * (key[:, head] @ query[:, head, position, :, None])[..., 0]
-        of_head = mask.expand(len(scores), query.shape[1], time, seen)[:, head, position]
-        if of_head.dtype == torch.bool:
-            scores = scores.masked_fill(~of_head, -torch.inf)
-        else:
-            scores = scores + of_head
-        return scores.softmax(-1)[:, source]
-
-    mode.mixes.append(Mix(y, value, pattern, entry))
+        check_masked(call.mask, query)
+        y = Attend.apply(*call)
+    mode.mixes.append(call.mix(y))
     return y
 
 

@@ -173,7 +173,7 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     k = min(k, len(parts.flows))
     strongest = parts.written[:k].to(output)
     rows = torch.stack([output, output - strongest.sum(0), *strongest])
-    effects = [-x for x in without_output(model, flow, whole, rows)]
+    effects = [-x for x in without_output(model, flow, part, rows)]
     columns = {
         "eigenvalue": parts.values[:k].tolist(),
         "flow": parts.flows[:k].tolist(),

@@ -1,0 +1,107 @@
+"""Nodes of a flow that are exchanged or removed by own forward hooks, one layer after the other."""
+
+from contextlib import ExitStack
+
+import torch
+
+
+def place_of(view, node):
+    """Return the module that has a node's output, whether as its input, and the columns."""
+    if node.kind == "token":
+        return view.parts.embed.module, False, slice(None)
+    layer = view.parts.layers[node.layer]
+    if node.kind == "mlp":
+        return layer.mlp.module, False, slice(None)
+    width = layer.heads.d_head
+    return layer.heads.out.module, True, slice(node.number * width, (node.number + 1) * width)
+
+
+def run(view, ids, rows, watched=None, without=None):
+    """Run a model to whose parts rows are added, and return its logits.
+
+    `rows` are pairs of a node and a row. With `watched`, the output of this node at its position is
+    returned. With `without`, the values of this layer and position are zero in that run.
+    """
+    seen = []
+
+    def added(x, node, row, columns):
+        x = x.clone()
+        x[0, node.position, columns] += row.to(x)
+        return x
+
+    with ExitStack() as hooks:
+        for node, row in rows:
+            module, is_input, columns = place_of(view, node)
+            if is_input:
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, n=node, r=row, c=columns: (added(args[0], n, r, c),)
+                )
+            else:
+                hook = module.register_forward_hook(
+                    lambda _, __, y, n=node, r=row, c=columns: added(y, n, r, c)
+                )
+            hooks.enter_context(hook)
+        if watched is not None:
+            module, is_input, columns = place_of(view, watched)
+            place = (0, watched.position, columns)
+            if is_input:
+                hook = module.register_forward_pre_hook(lambda _, x: seen.append(x[0][place]))
+            else:
+                hook = module.register_forward_hook(lambda _, __, y: seen.append(y[place]))
+            hooks.enter_context(hook)
+        if without is not None:
+            layer, source = without
+            value = view.parts.layers[layer].heads.value
+
+            def silence(_, __, y):
+                y = y.clone()
+                columns = slice(None) if value.rows is None else value.rows
+                y[0, source, columns] = 0
+                return y
+
+            hooks.enter_context(value.module.register_forward_hook(silence))
+        # Written without bilens: `ResidualModel` does not read a model with other hooks.
+        logits = view.model(ids[None]).logits[0, -1]
+    return logits if watched is None else seen[0]
+
+
+def output_of(view, ids, rows, node):
+    """Return the output of a node in a run with added rows; of a head with a source, its share."""
+    output = run(view, ids, rows, node)
+    if node.kind == "head" and node.source is not None:
+        output = output - run(view, ids, rows, node, (node.layer, node.source))
+    return output
+
+
+def rows_of(view, ids, nodes, given):
+    """Return the rows that let each node have a given output, whatever those before it do to it."""
+    order = sorted(nodes, key=lambda node: (-1 if node.layer is None else node.layer, node.kind))
+    rows = []
+    for node in order:
+        # What nodes of one place add to each other is none of a node's own output.
+        before = [(x, row) for x, row in rows if x.layer != node.layer or x.kind != node.kind]
+        rows.append((node, given[node.place] - output_of(view, ids, before, node)))
+    return rows
+
+
+def number_with(view, ids, rows, number):
+    """Return a number of the logits, before a soft cap, of a run with added rows."""
+    output, cap = run(view, ids, rows), view.parts.softcap
+    return float(number(output if cap is None else cap * torch.atanh(output / cap)))
+
+
+def by_hand(view, nodes, texts, number, scale=0.0):
+    """Return the change of a number without some nodes, or with a share of their output.
+
+    On one text they have none, and of two texts each has the output of the other text. The change
+    is the mean of both directions.
+    """
+    values = [{x.place: output_of(view, ids, [], x) for x in nodes} for ids in texts]
+    changes = []
+    for i, ids in enumerate(texts):
+        others = values[1 - i] if len(texts) > 1 else {x.place: 0 for x in nodes}
+        given = {p: scale * own + (1 - scale) * others[p] for p, own in values[i].items()}
+        rows = rows_of(view, ids, nodes, given)
+        before = number_with(view, ids, [], number)
+        changes.append((-1) ** i * (number_with(view, ids, rows, number) - before))
+    return sum(changes) / len(changes)
