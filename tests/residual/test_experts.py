@@ -148,7 +148,7 @@ def test_choices_are_exchanged_as_in_own_passes(kind):
     for node, gate, effect in zip(nodes, gates, measure(view, split, nodes), strict=True):
         assert effect.actual == pytest.approx(by_hand([gate]), rel=1e-3, abs=1e-7)
         assert abs(effect.actual) > 1e-5
-        assert effect.part == f"choice of layer {node.layer}"
+        assert effect.part == f"choice.{node.layer}"
     together = remove(view, split, nodes)
     assert together.actual == pytest.approx(by_hand(gates), rel=1e-3, abs=1e-7)
     with pytest.raises(BilensError, match="scale=0.5 of a choice, which is exchanged as a whole"):

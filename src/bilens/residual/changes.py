@@ -1,6 +1,7 @@
 """Changes of a forward pass: parts removed, scaled, added to, or exchanged.
 
-A part has one address everywhere: `mlp.8`, `head.26.0`, and at one position `head.26.0@4`.
+A part has one address everywhere: `mlp.8`, `head.26.0`, `expert.4.0`, `choice.4` of what a layer
+chooses, such as experts; and at one position `head.26.0@4`.
 """
 
 import re
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.residual.mixing import Mix
 from bilens.residual.model import ResidualModel
 
 EMBEDDING = -1
@@ -23,10 +25,10 @@ Function = Callable[[Float[Tensor, "texts time width"]], Tensor | None]
 class Part(NamedTuple):
     """The address of a part of a model."""
 
-    # Head or mlp; in flows also token, position, and direction of an MLP.
-    kind: Literal["head", "mlp", "token", "position", "direction", "choice"]
+    # An expert is a part of an mlp. In flows also token, position, and direction of an MLP.
+    kind: Literal["head", "mlp", "expert", "choice", "token", "position", "direction"]
     layer: int | None = None  # number of its layer; None for tokens and positions
-    number: int | None = None  # of the head or direction
+    number: int | None = None  # of the head, expert or direction
     position: int | None = None  # the position that it is limited to; None for all
     source: int | None = None  # of a head at a position, from where it moves; None for everywhere
 
@@ -35,24 +37,41 @@ class Part(NamedTuple):
         at = "" if self.position is None else f"@{self.position}"
         return ".".join(str(x) for x in numbers if x is not None) + at
 
+    @property
+    def rows(self) -> slice:
+        """Its position, or all of them."""
+        return slice(None) if self.position is None else slice(self.position, self.position + 1)
+
+    def moved(self, mix: Mix) -> Float[Tensor, "texts 1 d_head"]:
+        """Return what a head moves from its source to its position."""
+        assert self.position is not None
+        assert self.source is not None
+        return mix.term(self.number or 0, self.position, self.source)[:, None]
+
     @classmethod
     def parse(cls, address: str, model: ResidualModel) -> "Part":
-        """Return the head or MLP of an address such as head.26.0@4."""
-        found = re.fullmatch(r"(?:head\.(\d+)\.(\d+)|mlp\.(\d+))(?:@(\d+))?", address)
+        """Return the head, MLP, expert or choice of an address such as head.26.0@4."""
+        found = re.fullmatch(
+            r"(?:(head|expert)\.(\d+)\.(\d+)|(mlp)\.(\d+))(?:@(\d+))?|(choice)\.(\d+)", address
+        )
         if found is None:
             raise BilensError(
-                f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, or "
-                "one with a position, such as head.26.0@4"
+                f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, "
+                "expert.LAYER.NUMBER, or one with a position, such as head.26.0@4; or choice.LAYER"
             )
-        layer, head, mlp, position = (None if x is None else int(x) for x in found.groups())
-        at = layer if mlp is None else mlp
-        assert at is not None
-        if at >= model.n_layers or (head or 0) >= model.n_heads:
+        kind: Any = found[1] or found[4] or found[7]
+        layer = int(found[2] or found[5] or found[8])
+        number, position = (None if x is None else int(x) for x in (found[3], found[6]))
+        if layer >= model.n_layers or (kind == "head" and (number or 0) >= model.n_heads):
             raise BilensError(
                 f"{address!r} is not in the model, which has {model.n_layers} layers of "
                 f"{model.n_heads} heads"
             )
-        return cls("head" if mlp is None else "mlp", at, head, position)
+        experts: Any = model.places.layers[layer].experts
+        count = 0 if experts is None else experts.num_experts
+        if kind == "expert" and (number or 0) >= count:
+            raise BilensError(f"{address!r} is not in the model, whose layer has {count} experts")
+        return cls(kind, layer, number, position)
 
 
 class Site(NamedTuple):
@@ -62,8 +81,8 @@ class Site(NamedTuple):
     # What is changed: the module's input or output. With "step" the module does not run: the output
     # of a layer is a function of its input, and that of a module that takes each position by itself
     # one of nothing. With "choice" it is what a layer chooses. With "mix" it is the module's input,
-    # and functions get the `Mix` that it is as well.
-    place: Literal["input", "output", "step", "choice", "mix"]
+    # and with "experts" the output of experts: sums, of which functions get the term of any part.
+    place: Literal["input", "output", "step", "choice", "mix", "experts"]
     layer: int  # number of its layer, from which a pass has to be computed again
 
 

@@ -57,7 +57,7 @@ def by_text(
     return places.unflatten(0, (sets, texts, -1) if joined else (sets, texts))
 
 
-def taking(choices: Sequence[Int[Tensor, "rows *shape"]], texts: int) -> Exchange:
+def taking(choices: Sequence[Int[Tensor, "rows *shape"]], texts: int) -> Callable[..., Tensor]:
     """Return the function to the choices of another pass.
 
     Raises:
@@ -68,7 +68,7 @@ def taking(choices: Sequence[Int[Tensor, "rows *shape"]], texts: int) -> Exchang
             f"a layer chooses by no operation whose choice can be exchanged: {', '.join(CHOOSING)}"
         )
 
-    def take(number: int, own: Int[Tensor, "texts time *others"]) -> Tensor:
+    def take(own: Int[Tensor, "texts time *others"], number: int) -> Tensor:
         (other,) = by_text(choices[number], 1, texts)
         return other.to(own.device)
 

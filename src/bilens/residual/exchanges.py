@@ -1,5 +1,7 @@
 """Parts of a pass that take their values of another pass: one part, or a share of each."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,7 +19,6 @@ from bilens.residual.changes import (
     token_site,
 )
 from bilens.residual.choices import taking
-from bilens.residual.mixing import Mix
 from bilens.residual.passes import Pass
 
 
@@ -42,7 +43,8 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
     """Return the change of a part to its value of another pass, at its position or at all.
 
     `scale` is a factor of that value: with 0 the part is removed. Of a head with a source, only
-    what it moves from there is exchanged, and what it moves from elsewhere stays as it runs.
+    what it moves from there is exchanged, and what it moves from elsewhere stays as it runs; so do
+    the other experts beside one.
 
     Raises:
         BilensError: the part cannot be exchanged, or a choice is scaled.
@@ -53,38 +55,34 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
             module = model.places.layers[layer].module
             return Site(module, "choice", layer), taking(other.choices(layer), len(other.ids))
         case "token":
-            site, values = token_site(model), other.tokens
+            site, values = token_site(model), other.tokens[:, part.rows]
         case "position" if (positions := model.parts.positions) is not None:
-            site, time = Site(positions.module, "output", EMBEDDING), other.ids.shape[1]
-            values = positions.rows(torch.arange(time, device=model.device)).expand_as(other.tokens)
+            site = Site(positions.module, "output", EMBEDDING)
+            places = torch.arange(other.ids.shape[1], device=model.device)[part.rows]
+            values = positions.rows(places).expand(len(other.ids), -1, -1)
         case "mlp":
-            site, values = mlp_site(model, layer), other.outputs[layer]
+            site, values = mlp_site(model, layer), other.outputs[layer][:, part.rows]
+        case "expert" if (experts := model.places.layers[layer].experts) is not None:
+            site = Site(experts, "experts", layer)
+            values = other.expert(layer, part.number or 0)[:, part.rows]
         case "head":
-            site, values = mixed_site(model, layer), other.mixed[layer]
-            width, number = values.shape[2] // model.n_heads, part.number or 0
+            site = mixed_site(model, layer)
+            width, number = other.mixed[layer].shape[2] // model.n_heads, part.number or 0
             columns = slice(number * width, (number + 1) * width)
+            values = other.mixed[layer][:, part.rows, columns]
+            if part.source is not None:
+                site, values = site._replace(place="mix"), part.moved(other.mix(layer))
         case _:
             raise BilensError(
                 f"{part} cannot be exchanged by its address; expected a head or an MLP"
             )
-    place = part.position
-    rows = slice(None) if place is None else slice(place, place + 1)
-    if part.kind == "head" and part.source is not None:
-        assert place is not None
-        where = part.number or 0, place, part.source
-        moved = scale * other.mix(layer).term(*where)[:, None]
+    given = scale * values
 
-        def exchange_term(x: Tensor, mix: Mix) -> Tensor:
-            x = x.clone()
-            x[:, rows, columns] += moved.to(x) - mix.term(*where)[:, None]
-            return x
-
-        return site._replace(place="mix"), exchange_term
-    given = scale * values[:, rows, columns]
-
-    def exchange(x: Tensor) -> Tensor:
-        x = x.clone()
-        x[:, rows, columns] = given.to(x)
+    def exchange(x: Tensor, term: Callable[[Part], Tensor] | None = None) -> Tensor:
+        x, own = x.clone(), given.to(x)
+        if term is not None:
+            own = x[:, part.rows, columns] + own - term(part)
+        x[:, part.rows, columns] = own
         return x
 
     return site, exchange

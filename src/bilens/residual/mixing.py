@@ -37,15 +37,6 @@ class Mix:
         """Return p_ts v_s, what a head moves from a source to a position."""
         return self.entry(head, position, source)[:, None] * self.values[:, head, source]
 
-    def of_rows(self, rows: slice) -> "Mix":
-        """Return the mix of some of the texts."""
-        return Mix(
-            self.output[rows],
-            self.values[rows],
-            lambda heads: self.pattern(heads)[rows],
-            lambda head, position, source: self.entry(head, position, source)[rows],
-        )
-
     def is_all_of(self, x: Float[Tensor, "texts time all_heads"]) -> bool:
         """Return whether the mixed values of all heads, side by side, are an activation."""
         joined = self.output.detach().transpose(1, 2).flatten(2)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import count
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
@@ -19,8 +19,9 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.lazy_imports import pd
-from bilens.residual.changes import EMBEDDING, Change, Function, Site, mixed_site, token_site
+from bilens.residual.changes import EMBEDDING, Change, Function, Part, Site, mixed_site, token_site
 from bilens.residual.choices import Choosing, by_text
+from bilens.residual.experts import ExpertCall
 from bilens.residual.layers import check_ids
 from bilens.residual.mixing import Mix, Mixing
 from bilens.residual.model import ResidualModel
@@ -199,8 +200,27 @@ class Pass(Reading):
                 self.run_layer(layer)
         return self._mixes[layer]
 
+    @torch.no_grad()
+    def expert(self, layer: int, number: int) -> Float[Tensor, "texts time d_model"]:
+        """Return the term of an expert in what its layer's experts add up; the layer runs once."""
+        if layer not in self._experts:
+
+            def find(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                self._experts[layer] = ExpertCall.of(module, args, kwargs)
+
+            module = self.model.places.layers[layer].experts
+            assert module is not None
+            with hooked(before=[(module, find)]):
+                self.run_layer(layer)
+        with self.running():
+            return self._experts[layer].term(number).reshape(self.tokens.shape)
+
     @cached_property
     def _mixes(self) -> dict[int, Mix]:
+        return {}
+
+    @cached_property
+    def _experts(self) -> dict[int, ExpertCall]:
         return {}
 
     @property
@@ -332,7 +352,7 @@ class Pass(Reading):
         # The sets that run now: others are not changed yet, or step over a layer.
         running: list[int] = []
         # What is chosen is told by text and position, so that all positions run.
-        whole = not any(kept) or any(site.place == "choice" for site in sites)
+        whole = not any(kept) or any(site.place in ("choice", "experts") for site in sites)
         known = None if whole else _Known(self.by_position, kept)
         with self.running(), _changing(sites, running, texts, known):
             if first[0] == EMBEDDING:
@@ -621,7 +641,8 @@ def _changing(
     """Let sites have other numbers in the sets that run, each with its own rows of texts."""
     mixing, choosing = Mixing(), Choosing()
 
-    def changed(site: Site, x: Tensor, mix: Mix | None = None) -> Tensor:
+    def changed(site: Site, x: Tensor, term: Callable[[int, Part], Tensor] | None = None) -> Tensor:
+        """Return x with the changes of each set; `term` is that of a part in a set."""
         functions = sites[site]
         if site.layer == EMBEDDING:
             # Vectors of positions may come once for the whole batch.
@@ -633,9 +654,9 @@ def _changing(
         each = []
         for place, (number, y) in enumerate(zip(running, rows, strict=True)):
             of_set = functions.get(number, ())
-            if mix is not None and of_set:
-                own = mix.of_rows(slice(place * texts, (place + 1) * texts))
-                of_set = [partial(function, mix=own) for function in of_set]
+            if term is not None:
+                own = partial(term, place)
+                of_set = [partial(function, term=own) for function in of_set]
             each.append(_applied(of_set, y))
         return torch.cat(each).reshape(x.shape)
 
@@ -644,26 +665,26 @@ def _changing(
 
     def change_mix(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
         mix = mixing.read_by(args[0], site.layer)
-        return (changed(site, args[0], mix), *args[1:]), options
+
+        def term(place: int, part: Part) -> Tensor:
+            return part.moved(mix)[place * texts : (place + 1) * texts]
+
+        return (changed(site, args[0], term), *args[1:]), options
+
+    def change_experts(
+        site: Site, module: nn.Module, args: tuple[Any, ...], options: Any, output: Any
+    ) -> Any:
+        y, call = first_output(output), ExpertCall.of(module, args, options)
+        terms = cache(
+            lambda number: call.term(number).reshape(len(running), texts, -1, y.shape[-1])
+        )
+        z = changed(site, y, lambda place, part: terms(part.number or 0)[place][:, part.rows])
+        return (z, *output[1:]) if isinstance(output, tuple) else z
 
     def change_output(site: Site, *call: Any) -> Any:
         output = call[-1]
         y = changed(site, first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
-
-    def choose(site: Site, number: int, places: Tensor) -> Tensor:
-        rows = by_text(places, len(running), texts)
-        each = []
-        for i, own in zip(running, rows, strict=True):
-            exchanges = [partial(exchange, number) for exchange in sites[site].get(i, ())]
-            each.append(_applied(exchanges, own))
-        return torch.stack(each).reshape(places.shape)
-
-    def enter(site: Site, *_: Any) -> None:
-        choosing.start(partial(choose, site))
-
-    def leave(*_: Any) -> None:
-        choosing.start(None)
 
     of_kinds: dict[str, list[Site]] = defaultdict(list)
     for site in sites:
@@ -671,19 +692,42 @@ def _changing(
     steps = {site.module: sites[site] for site in of_kinds["step"]}
     leave_out, put_in = _stepping(steps, running, texts)
     cut, join = _skipping(known, steps, running, texts)
+    choices = {site.module: sites[site] for site in of_kinds["choice"]}
+    enter, leave = _choosing(choosing, choices, running, texts)
     # Inputs are changed before rows are left out, and outputs after they are put in again.
     before: list[Hook] = [(site.module, partial(change_mix, site)) for site in of_kinds["mix"]]
     before += [(site.module, partial(change_input, site)) for site in of_kinds["input"]]
-    before += [*leave_out, *cut]
-    before += [(site.module, partial(enter, site)) for site in of_kinds["choice"]]
-    after: list[Hook] = [*join, *put_in]
+    before += [*leave_out, *cut, *enter]
+    after: list[Hook] = [*join, *put_in, *leave]
     after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
-    after += [(site.module, leave) for site in of_kinds["choice"]]
+    after += [(site.module, partial(change_experts, site)) for site in of_kinds["experts"]]
     modes = [mixing] * bool(of_kinds["mix"]) + [choosing] * bool(of_kinds["choice"])
     with hooked(before, after), ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
         yield
+
+
+def _choosing(
+    choosing: Choosing, choices: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int
+) -> Hooks:
+    """Return the hooks by which layers have other choices in the sets that exchange them."""
+
+    def choose(layer: nn.Module, number: int, places: Tensor) -> Tensor:
+        rows = by_text(places, len(running), texts)
+        each = []
+        for i, own in zip(running, rows, strict=True):
+            exchanges = [partial(exchange, number=number) for exchange in choices[layer].get(i, ())]
+            each.append(_applied(exchanges, own))
+        return torch.stack(each).reshape(places.shape)
+
+    def enter(layer: nn.Module, *_: Any) -> None:
+        choosing.start(partial(choose, layer))
+
+    def leave(*_: Any) -> None:
+        choosing.start(None)
+
+    return [(layer, enter) for layer in choices], [(layer, leave) for layer in choices]
 
 
 def _stepping(steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int) -> Hooks:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from bilens.errors import BilensError
 from bilens.hooks import hooked
+from bilens.residual.experts import is_experts
 from bilens.residual.layers import Parts
 from bilens.residual.parts import working_dtype
 from bilens.residual.running import run, wide_passes, with_input
@@ -37,6 +38,11 @@ class LayerPlaces:
     mlp: nn.Module | None
     by_position: tuple[nn.Module, ...] = ()
     adds: bool = False
+
+    @property
+    def experts(self) -> nn.Module | None:
+        """The module of its experts, whose output is their sum; None without any."""
+        return next((module for module in self.module.modules() if is_experts(module)), None)
 
 
 @dataclass(frozen=True, eq=False)

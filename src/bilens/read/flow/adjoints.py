@@ -15,6 +15,7 @@ from bilens.memory import return_freed
 from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Rule, Rules
+from bilens.residual.experts import ExpertCall
 from bilens.residual.mixing import Mix
 from bilens.residual.places import LayerPlaces, Places
 from bilens.residual.running import first_input, first_output, with_input
@@ -48,6 +49,7 @@ class LayerGraph:
     mlp: GraphCut | None = None  # output of the MLP
     out: GraphCut | None = None  # output of the layer, where graphs are not kept
     mixes: list[Mix] = field(default_factory=list)
+    experts: tuple[ExpertCall, Tensor] | None = None  # the call of the MLP's experts, its output
     leaves: list[Leaf] = field(default_factory=list)
     of_attention: int = 0  # the first leaves, before the output of the MLP
     after: Tensor = field(init=False)  # the stream after the layer, in the graph
@@ -69,11 +71,19 @@ class LayerGraph:
             return "choice", None
         return "bias", "attention" if number < self.of_attention else "mlp"
 
+    def of_experts(self, of_mlp: Tensor) -> Tensor:
+        """Return the adjoint at the output of the experts, given that at the output of the MLP."""
+        assert self.mlp is not None
+        assert self.experts is not None
+        (w,) = gradients(self.mlp.value, [self.experts[1]], of_mlp)
+        return torch.zeros_like(of_mlp) if w is None else w.reshape(of_mlp.shape)
+
     def take(self, rules: Rules) -> None:
         """Take what the rules have noted since the last call."""
         self.leaves += rules.leaves
         self.mixes += rules.mixes
-        rules.leaves, rules.mixes = [], []
+        self.experts = rules.experts or self.experts
+        rules.leaves, rules.mixes, rules.experts = [], [], None
 
 
 class Adjoints:

@@ -58,10 +58,11 @@ class Edges:
         shown: dict[str, list[int]] = defaultdict(list)
         for i in numbers:
             shown[self.nodes[i].kind].append(i)
-        outputs = {i: self.at(self.nodes[i], graph) for i in (*shown["mlp"], *shown["head"])}
+        read_by = (*shown["mlp"], *shown["expert"], *shown["head"])
+        outputs = {i: self.at(self.nodes[i], graph) for i in read_by}
         for i, (value, _) in outputs.items():
             self.changes[i] = adjoints.change(value)[self.row]
-        cuts = [(graph.heads, shown["head"]), (graph.mlp, shown["mlp"])]
+        cuts = [(graph.heads, shown["head"]), (graph.mlp, [*shown["mlp"], *shown["expert"]])]
         parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
         starts = self._starts(graph, [*shown["choice"], *shown["bias"]])
         inputs = [*earlier, *(leaf for leaf, _ in parts), *(leaf for leaf, _ in starts)]
@@ -71,7 +72,7 @@ class Edges:
             found = gradients(value, inputs, w)
             self.reading[reader].add_all(earlier, found)
             for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
-                self._to_parts(reader, members, of_part)
+                self._to_parts(reader, members, of_part, graph)
             for (leaf, start), of_start in zip(
                 starts, found[len(earlier) + len(parts) :], strict=True
             ):
@@ -95,14 +96,17 @@ class Edges:
         starts = [(leaf.value, nodes.get(graph.start(i))) for i, leaf in enumerate(graph.leaves)]
         return [(leaf, number) for leaf, number in starts if number is not None]
 
-    def _to_parts(self, reader: int, numbers: Sequence[int], w: Tensor | None) -> None:
-        """Note the edges to heads or MLPs, given the adjoint at all positions."""
+    def _to_parts(
+        self, reader: int, numbers: Sequence[int], w: Tensor | None, graph: LayerGraph
+    ) -> None:
+        """Note the edges to heads, or to MLPs and experts, given the adjoint at all positions."""
         if w is None:
             return
         for number in numbers:
             node, change = self.nodes[number], self.changes[number]
-            first = (node.number or 0) * len(change)
-            row = w[self.row, node.position, first : first + len(change)]
+            first = (node.number or 0) * len(change) if node.kind == "head" else 0
+            at = graph.of_experts(w) if node.kind == "expert" else w
+            row = at[self.row, node.position, first : first + len(change)]
             self.edges[reader, number] += float(row @ change)
 
     def _to_start(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count
+from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
 from bilens.figures.paper import has_matplotlib, still_picture
 from bilens.lazy_imports import go
@@ -263,12 +263,35 @@ class Flow(Reading):
                 return self.at(node, layer)[1][self.row]
         raise BilensError(f"{node.address} is in no layer")
 
+    @torch.no_grad()
+    def experts(self, layer: int, position: int) -> tuple[Node, ...]:
+        """Return the experts of a layer at a position as nodes, the largest |flow| first.
+
+        They are parts of the MLP there, and their flows add up to its flow but for that of shared
+        experts.
+
+        Raises:
+            BilensError: the layer has no experts.
+        """
+        graph = dict(self.adjoints.layers())[check_index("layer", layer, self.n_layers)]
+        position = check_index("position", position, len(self.ids))
+        if graph.experts is None or graph.of_mlp is None:
+            raise BilensError(f"layer={layer} has no experts, expected one with several")
+        call, w = graph.experts[0], graph.of_experts(graph.of_mlp)
+        nodes = []
+        for number in range(call.module.num_experts):
+            change = self.adjoints.change(call.term(number).reshape(w.shape))
+            through = float(w[self.row, position] @ change[self.row, position])
+            if through:
+                nodes.append(Node("expert", through, layer, "mlp", position, None, number))
+        return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
+
     def at(self, node: Node, layer: LayerGraph) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there of this question."""
-        if node.kind not in SUBLAYERS:
+        if node.kind not in (*SUBLAYERS, "expert"):
             raise BilensError(f"{node.address} has no output of its own; expected a head or an MLP")
         position, number = node.position, node.number or 0
-        is_mlp = node.kind == "mlp"
+        is_mlp = node.part == "mlp"
         cut, w = (layer.mlp, layer.of_mlp) if is_mlp else (layer.heads, layer.of_heads)
         assert cut is not None
         assert w is not None
@@ -277,6 +300,12 @@ class Flow(Reading):
         if node.kind == "head":
             width = w.shape[-1] // self.heads.shape[1]
             columns = slice(number * width, (number + 1) * width)
+        if node.kind == "expert":
+            assert layer.experts is not None
+            w = layer.of_experts(self.adjoints.of_question(self.row, w))
+            with torch.enable_grad(), Rules(self.adjoints.table, len(self.adjoints.ids)):
+                term = layer.experts[0].term(number).reshape(w.shape)
+                return term[:, position], w[:, position]
         w = self.adjoints.of_question(self.row, w[:, position, columns])
         with torch.enable_grad():
             if is_mlp or node.source is None:

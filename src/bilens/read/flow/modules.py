@@ -7,18 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bilens.errors import BilensError
 from bilens.read.flow.rules import SECANTS, Rules, UnknownOperationError, activation, is_live
+from bilens.residual.experts import ExpertCall, is_experts
+from bilens.residual.running import first_input
 
 Hook = tuple[nn.Module, Callable[..., Any]]
 
 ACTIVATIONS = "transformers.activations"
 """A file whose classes are functions of each number."""
-WITHOUT_NONE = ("GptOss", "Dbrx", "NemotronH")
-"""Families whose experts' code knows no number for "no expert"."""
-INDICES = ("top_k_index", "router_indices")
-"""Names by which experts are called: what was chosen,"""
-WEIGHTS = ("top_k_weights", "routing_weights")
-"""and the weights of the chosen."""
 
 
 def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hook], list[Hook]]:
@@ -33,7 +30,7 @@ def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hoo
     for module in model.modules():
         if _is_activation(module):
             after.append((module, _activated(rules)))
-        elif "Experts" in type(module).__name__ and hasattr(module, "num_experts"):
+        elif is_experts(module):
             hide, mix = _mixture(rules)
             before.append((module, hide))
             after.append((module, mix))
@@ -58,48 +55,44 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
 
     Its own run may use fused operations, and sees constants.
     """
-    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    calls: list[ExpertCall] = []
 
     def hide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(("hidden_states", INDICES[0], WEIGHTS[0]), args, strict=False)) | kwargs
-        x = given["hidden_states"]
-        index = next((given[name] for name in INDICES if name in given), None)
-        weights = next((given[name] for name in WEIGHTS if name in given), None)
-        if not is_live(x) or rules().paused:
+        if not is_live(first_input(args, kwargs)) or rules().paused:
             return None
-        if index is None or weights is None:
-            raise UnknownOperationError(
-                f"{type(module).__name__} takes {', '.join(given)}, expected what was chosen, as "
-                f"{' or '.join(INDICES)}, and its weights"
-            )
-        calls.append((x, index, weights))
+        try:
+            calls.append(ExpertCall.of(module, args, kwargs))
+        except BilensError as error:
+            raise UnknownOperationError(str(error)) from None
         constant = {name: y.detach() if is_live(y) else y for name, y in kwargs.items()}
         return tuple(y.detach() if is_live(y) else y for y in args), constant
 
-    def mix(module: nn.Module, _: Any, __: Any, output: Any) -> Any:
+    def mix(_: nn.Module, __: Any, ___: Any, ____: Any) -> Any:
         if not calls:
             return None
-        x, index, weights = calls.pop()
-        mode = rules()
-        experts: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
+        call, mode = calls.pop(), rules()
         if mode.table is not SECANTS:
-            return experts(module, x, index, weights.detach())
-        return experts(module, x, *_in_either(mode, module, index, weights))
+            call = call._replace(weights=call.weights.detach())
+        else:
+            call = _in_either(mode, call)
+        output = call.run()
+        mode.experts = call, output
+        return output
 
     return hide, mix
 
 
-def _in_either(mode: Rules, module: Any, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _in_either(mode: Rules, call: ExpertCall) -> ExpertCall:
     """Let each expert run where one of the texts chose it, with the weight 0 where a text did not.
 
     The axis of texts survives: both texts have the same places of each expert.
     """
-    count = module.num_experts
+    index, count = call.chosen, call.module.num_experts
     one_hot = functional.one_hot(index, count)
-    dense = (mode.chosen(one_hot, weights) * weights.unsqueeze(-1)).sum(-2)
+    dense = (mode.chosen(one_hot, call.weights) * call.weights.unsqueeze(-1)).sum(-2)
     asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
     asked = asked.scatter(1, index, True).unflatten(0, (2, -1)).any(0).repeat(2, 1)
-    if type(module).__name__.startswith(WITHOUT_NONE):
+    if not call.knows_none:
         asked[:] = True
     numbers = torch.arange(count, device=index.device)
-    return torch.where(asked, numbers, count), dense
+    return call._replace(chosen=torch.where(asked, numbers, count), weights=dense)

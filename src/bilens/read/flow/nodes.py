@@ -16,7 +16,7 @@ from bilens.lazy_imports import go
 from bilens.residual.changes import Part
 from bilens.sections import plotly_text, signed
 
-NodeKind = Literal["output", "token", "position", "head", "mlp", "choice", "bias"]
+NodeKind = Literal["output", "token", "position", "head", "mlp", "expert", "choice", "bias"]
 Sublayer = Literal["attention", "mlp"]
 LEAVES = ("token", "position", "bias", "choice")
 """Kinds of nodes at which a flow starts."""
@@ -28,14 +28,15 @@ class Node:
 
     Attributes:
         kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is at one position, from one or from all. An mlp is at one position. A choice is what a
-            layer chose, such as experts; a bias is at all positions.
+            is at one position, from one or from all. An mlp is at one position, and so is an
+            expert, a part of it. A choice is what a layer chose, such as experts; a bias is at all
+            positions.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
         position: its position, at which it writes.
         source: the position that a head attends to; None for all.
-        number: of the head.
+        number: of the head or expert.
         measured: its effect in the running model; None where it is not measured.
         raises: next tokens that are more likely with it than without it, the most first.
         lowers: next tokens that are less likely with it.
@@ -67,7 +68,7 @@ class Node:
     @property
     def is_removable(self) -> bool:
         """True if it can be removed from a run of the model, or exchanged between two."""
-        return self.kind in ("head", "mlp", "token", "position", "choice")
+        return self.kind in ("head", "mlp", "expert", "token", "position", "choice")
 
     @property
     def where(self) -> Part:
@@ -84,14 +85,12 @@ class Node:
     def address(self) -> str:
         """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
         match self.kind:
-            case "head" | "mlp" | "token" | "position":
-                return str(self.where)
+            case "output":
+                return "the logit"
             case "bias":
                 where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
                 return f"biases of {where.get(self.part or '', 'the unembedding')}"
-            case "choice":
-                return f"choice of layer {self.layer}"
-        return "the logit"
+        return str(self.where)
 
     @property
     def strength(self) -> float:

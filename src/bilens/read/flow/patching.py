@@ -21,9 +21,12 @@ from bilens.read.flow.question import Against, Question, replaced
 from bilens.read.language.hints import space_hints
 from bilens.read.language.names import TokenDirection, answer_ids
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Function, Part
+from bilens.residual.changes import Change, Part
+from bilens.residual.choices import Choosing, by_text
 from bilens.residual.exchanges import exchanged
+from bilens.residual.experts import ExpertCall
 from bilens.residual.passes import Number, Pass, first_change
+from bilens.residual.running import first_input, first_output
 from bilens.sections import Fact, signed
 
 
@@ -174,16 +177,42 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
 
     Args:
         model: any.
-        parts: addresses of heads and MLPs, with or without a position.
+        parts: addresses of heads, MLPs and experts, with or without a position, or of choices.
         against: the other text; the first text has at least as many tokens.
 
     Raises:
         BilensError: an address is not one of the model, or its position is not in the other text.
     """
     other = Pass.of(model, model.ids(against)[None])
-    time = other.ids.shape[1]
+    time, texts, choosing = other.ids.shape[1], [1], Choosing()
     before: list[tuple[nn.Module, Callable[..., Any]]] = []
     after: list[tuple[nn.Module, Callable[..., Any]]] = []
+
+    def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        texts[0] = len(first_input(args, kwargs))
+
+    def exchange_input(exchange: Exchange, _: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return (exchange(args[0]), *args[1:]), kwargs
+
+    def exchange_output(exchange: Exchange, *call: Any) -> Any:
+        output = call[-1]
+        y = exchange(first_output(output))
+        return (y, *output[1:]) if isinstance(output, tuple) else y
+
+    def exchange_term(
+        exchange: Exchange, module: nn.Module, args: tuple[Any, ...], kwargs: Any, y: Tensor
+    ) -> Tensor:
+        # Experts take the tokens of all texts as one list.
+        rows, call = y.reshape(texts[0], -1, y.shape[-1]), ExpertCall.of(module, args, kwargs)
+
+        def term(part: Part) -> Tensor:
+            return call.term(part.number or 0).reshape(rows.shape)[:, :time]
+
+        return exchange(rows, term=term).reshape(y.shape)
+
+    def choose(exchange: Exchange, number: int, places: Tensor) -> Tensor:
+        return exchange(by_text(places, 1, texts[0])[0], number=number).reshape(places.shape)
+
     for address in parts:
         part = Part.parse(address, model)
         if part.position is not None and part.position >= time:
@@ -191,41 +220,41 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
                 f"parts: {address} has the position {part.position}, expected one of the {time} "
                 "tokens of against, counted from 0"
             )
-        module, function = exchanged(part._replace(position=None), other)
+        site, function = exchanged(part._replace(position=None), other)
         exchange = partial(_at_start, function, part.position, time)
-        if module.place == "input":
-            before.append((module.module, partial(_exchanged_input, exchange)))
-        else:
-            after.append((module.module, partial(_exchanged_output, exchange)))
-    with hooked(before, after):
+        before.append((model.places.layers[site.layer].module, count))
+        match site.place:
+            case "input":
+                before.append((site.module, partial(exchange_input, exchange)))
+            case "experts":
+                after.append((site.module, partial(exchange_term, exchange)))
+            case "choice":
+                start = partial(choosing.start, partial(choose, exchange))
+                before.append((site.module, lambda *_, start=start: start()))
+                after.append((site.module, lambda *_: choosing.start(None)))
+            case _:
+                after.append((site.module, partial(exchange_output, exchange)))
+    with hooked(before, after), choosing:
         yield
 
 
-def _at_start(function: Function, position: int | None, time: int, x: Tensor) -> Tensor:
+Exchange = Callable[..., Tensor]
+"""A function from a value to the one in its place."""
+
+
+def _at_start(
+    function: Callable[..., Any], position: int | None, time: int, x: Tensor, **given: Any
+) -> Tensor:
     """Return a value that is changed at a position of the text, or at all of them."""
     if x.shape[1] < time:
         return x  # a token that is written, after a cache of the text
-    changed = function(x[:, :time])
+    changed = function(x[:, :time], **given)
     if changed is None:
         return x
     rows = slice(0, time) if position is None else slice(position, position + 1)
     x = x.clone()
     x[:, rows] = changed[:, rows]
     return x
-
-
-def _exchanged_input(
-    exchange: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...], kwargs: Any
-) -> tuple[tuple[Any, ...], Any]:
-    return (exchange(args[0]), *args[1:]), kwargs
-
-
-def _exchanged_output(
-    exchange: Callable[[Tensor], Tensor], _: nn.Module, __: Any, ___: Any, output: Any
-) -> Any:
-    if isinstance(output, tuple):  # with what a router chose
-        return (exchange(output[0]), *output[1:])
-    return exchange(output)
 
 
 def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:

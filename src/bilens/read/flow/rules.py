@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bilens.errors import BilensError
+from bilens.residual.experts import ExpertCall
 from bilens.residual.mixing import AttentionCall, Mix, attention_logs, head_blocks, product_mix
 
 Function = Callable[[Tensor], Tensor]
@@ -458,6 +459,7 @@ class Rules(TorchFunctionMode):
     Attributes:
         leaves: what was chosen, and constants; in the order of the pass.
         mixes: values that heads mixed by their patterns.
+        experts: the last call of experts, and its output.
         paused: whether operations run without a graph.
     """
 
@@ -466,6 +468,7 @@ class Rules(TorchFunctionMode):
         self.table, self.texts = table, texts
         self.leaves: list[Leaf] = []
         self.mixes: list[Mix] = []
+        self.experts: tuple[ExpertCall, Tensor] | None = None
         self.paused = False
 
     def __torch_function__(

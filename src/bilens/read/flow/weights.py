@@ -38,8 +38,8 @@ class PartWeights(Reading):
         measured: its effect in the running model: removed on one text, exchanged between two.
         share: of an MLP, the share of its measured effect that its strongest eigenvectors carry
             when all others are removed; None of a head.
-        frames: tables by their captions: eigenvectors of an MLP; of a head pairs of tokens of QK,
-            which differential attention does not have, and of OV.
+        frames: tables by their captions: eigenvectors or experts of an MLP; of a head pairs of
+            tokens of QK, which differential attention does not have, and of OV.
         about: further facts.
     """
 
@@ -88,6 +88,8 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
     the running model. Each has the tokens whose embeddings are farthest along it, those at the
     position and those that the heads of the layer move there.
 
+    **An MLP of experts** has them as parts, each with its flow and its measured effect.
+
     **A head** has its strongest pairs of tokens: of a query and a key at the distance at which most
     of its flow goes, and of a key and an output. They are exact in the first layer, and in later
     ones those of the tokens' embeddings. Pairs of a query and a key are left out in differential
@@ -112,6 +114,10 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
         strongest = int(of_layer[address.layer].abs().argmax())
         address = address._replace(position=strongest)
     check_index("position", address.position, len(flow.ids))
+    if address.kind not in ("head", "mlp"):
+        raise BilensError(f"part={part!r}, expected a head or an MLP; an MLP shows its experts")
+    if address.kind == "mlp" and model.places.layers[address.layer or 0].experts is not None:
+        return _experts(model, flow, address)
     opened = _mlp if address.kind == "mlp" else _head
     return opened(model, flow, address, k)
 
@@ -200,6 +206,22 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         share=1 - effects[1] / effects[0] if effects[0] else None,
         frames={f"eigenvectors of mlp.{layer}": pd.DataFrame(columns)},
     )
+
+
+def _experts(model: ResidualModel, flow: Flow, part: Part) -> PartWeights:
+    layer, position = part.layer or 0, part.position or 0
+    whole = Node("mlp", float(flow.mlps[layer, position]), layer, "mlp", position)
+    nodes = flow.experts(layer, position)
+    together, *effects = measure(model, flow, [whole, *nodes])
+    columns = {
+        "expert": [node.number for node in nodes],
+        "flow": [node.flow for node in nodes],
+        "measured effect": [-effect.actual for effect in effects],
+        "raises": [", ".join(effect.raises) for effect in effects],
+        "lowers": [", ".join(effect.lowers) for effect in effects],
+    }
+    frames = {f"experts of mlp.{layer}": pd.DataFrame(columns)}
+    return PartWeights(_named(flow, part), whole.flow, -together.actual, None, frames)
 
 
 def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:

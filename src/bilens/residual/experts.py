@@ -1,0 +1,71 @@
+"""The experts of a layer: each is a term of what its MLP adds up."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.errors import BilensError
+
+INDICES = ("top_k_index", "router_indices")
+"""Names by which experts are called: what was chosen,"""
+WEIGHTS = ("top_k_weights", "routing_weights")
+"""and the weights of the chosen."""
+WITHOUT_NONE = ("GptOss", "Dbrx", "NemotronH")
+"""Families whose experts' code knows no number for "no expert"."""
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module holds the experts of a layer."""
+    return "Experts" in type(module).__name__ and hasattr(module, "num_experts")
+
+
+class ExpertCall(NamedTuple):
+    """A call of the module of a layer's experts.
+
+    Its output is the sum over all experts of their weight times their output.
+    """
+
+    module: Any
+    x: Float[Tensor, "*tokens d_model"]
+    chosen: Int[Tensor, "*tokens k"]  # the experts of each token
+    weights: Float[Tensor, "*tokens k"]
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "ExpertCall":
+        """Return the call with these arguments.
+
+        Raises:
+            BilensError: what was chosen, or its weights, are not among them.
+        """
+        given = {**dict(zip(("hidden_states", INDICES[0], WEIGHTS[0]), args, strict=False))}
+        given |= kwargs
+        index = next((given[name] for name in INDICES if name in given), None)
+        weights = next((given[name] for name in WEIGHTS if name in given), None)
+        if index is None or weights is None:
+            raise BilensError(
+                f"{type(module).__name__} takes {', '.join(given)}, expected what was chosen, as "
+                f"{' or '.join(INDICES)}, and its weights"
+            )
+        return cls(module, given["hidden_states"], index, weights)
+
+    @property
+    def knows_none(self) -> bool:
+        """Whether the number of experts stands for no expert in the module's code."""
+        return not type(self.module).__name__.startswith(WITHOUT_NONE)
+
+    def run(self) -> Tensor:
+        """Return the output, expert by expert, in the graph of the pass that runs."""
+        forward = type(self.module).forward
+        output: Tensor = getattr(forward, "__wrapped__", forward)(self.module, *self[1:])
+        return output
+
+    def term(self, number: int) -> Tensor:
+        """Return the weight times the output of one expert; 0 for tokens that have others."""
+        asked = self.chosen == number
+        chosen = self.chosen
+        if self.knows_none:
+            chosen = torch.where(asked, chosen, self.module.num_experts)
+        return self._replace(chosen=chosen, weights=self.weights * asked).run()
