@@ -28,7 +28,24 @@ def lazy_import(name: str, *, install: str = "") -> Any:
     Raises:
         BilensError: (on first use) the module is not installed; says to install `install`.
     """
-    return _LazyModule(name, install)
+    package = name.partition(".")[0]
+
+    def find(attribute: str) -> Any:
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            # A module missing inside an installed package is another problem: keep its traceback.
+            if not install or error.name != package:
+                raise
+            raise BilensError(
+                f"{package} is needed for this and is not installed: pip install -e "
+                f"'{install}' in your clone of bilens"
+            ) from error
+        return getattr(module, attribute)
+
+    stand_in: Any = ModuleType(name)
+    stand_in.__getattr__ = find
+    return stand_in
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -54,26 +71,6 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return getattr(import_module(homes[name]), name)
 
     return find, lambda: sorted({*vars(sys.modules[package]), *homes})
-
-
-class _LazyModule(ModuleType):
-    def __init__(self, name: str, install: str) -> None:
-        super().__init__(name)
-        self._install = install
-
-    def __getattr__(self, attribute: str) -> Any:
-        package = self.__name__.partition(".")[0]
-        try:
-            module = import_module(self.__name__)
-        except ModuleNotFoundError as error:
-            # A module missing inside an installed package is another problem: keep its traceback.
-            if not self._install or error.name != package:
-                raise
-            raise BilensError(
-                f"{package} is needed for this and is not installed: pip install -e "
-                f"'{self._install}' in your clone of bilens"
-            ) from error
-        return getattr(module, attribute)
 
 
 if TYPE_CHECKING:
