@@ -1,7 +1,8 @@
-"""Sizes of the source: lines, files, public names, constants, comprehensions and hooks.
+"""Sizes of the source: lines, files, classes, public names, constants, comprehensions and hooks.
 
-`python -m benchmarks.size` prints them. Names are those of all `__all__` lists; hooks are
-registrations outside `bilens.hooks`.
+`python -m benchmarks.size` prints them and writes `results/size.json`. Public names are those that
+the `__all__` lists of packages and documented modules hold, each once; hooks are registrations
+outside `bilens.hooks`.
 """
 
 import ast
@@ -9,9 +10,19 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.results import Recording, Row
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bilens"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+AIMS = {
+    "lines of the package": 30_000,
+    "files of the package": 120,
+    "classes": 150,
+    "public names": 100,
+    "lines of tests": 20_000,
+    "lines of recipes and benchmarks": 8_500,
+}
 
 
 def texts(*folders: Path) -> list[str]:
@@ -44,35 +55,53 @@ def is_zip(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func) == "zip"
 
 
-def counts() -> Counter[str]:
-    """Count names, constants, comprehensions and hooks of the package."""
-    total = Counter[str]()
-    for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+def counts() -> dict[str, float]:
+    """Return the sizes of the package by what is counted."""
+    found, names, lines = Counter[str](), set[str](), 0
+    paths = [*PACKAGE.rglob("*.py")]
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        lines += len(text.splitlines())
+        tree = ast.parse(text)
         for name, value in assigned(tree):
-            if name == "__all__" and value is not None:
-                total["names"] += len(ast.literal_eval(value))
-            total["constants"] += name.isupper() and len(name) > 1
+            if name == "__all__" and value is not None and path.stem != "lazy_imports":
+                names |= set(ast.literal_eval(value))
+            found["constants of modules"] += name.isupper() and len(name) > 1
         for node in ast.walk(tree):
-            total["comprehensions"] += isinstance(node, COMPREHENSIONS)
-            total["nested"] += is_nested(node)
+            found["classes"] += isinstance(node, ast.ClassDef)
+            found["comprehensions"] += isinstance(node, COMPREHENSIONS)
+            found["nested comprehensions and zips"] += is_nested(node)
             if isinstance(node, ast.Attribute) and path.stem != "hooks":
-                total["hooks"] += node.attr.startswith("register_") and node.attr.endswith("_hook")
-    return total
+                is_hook = node.attr.startswith("register_") and node.attr.endswith("_hook")
+                found["registrations outside hooks"] += is_hook
+    comprehensions = found.pop("comprehensions")
+    sizes = {"lines of the package": lines, "files of the package": len(paths)}
+    sizes |= {"classes": found.pop("classes"), "public names": len(names), **found}
+    return sizes | {"comprehensions per thousand lines": round(1000 * comprehensions / lines, 1)}
 
 
 def main() -> None:
-    """Print the sizes."""
-    package, found = texts(PACKAGE), counts()
-    lines = sum(len(text.splitlines()) for text in package)
-    others = texts(*(ROOT / name for name in ("tests", "experiments", "benchmarks")))
-    print(f"lines; files of the package            {lines:,}; {len(package)}")
-    print(f"lines of tests, recipes, benchmarks    {sum(len(t.splitlines()) for t in others):,}")
-    print(f"names in all __all__ lists             {found['names']}")
-    print(f"constants of modules                   {found['constants']}")
-    print(f"comprehensions per 1,000 lines         {1000 * found['comprehensions'] / lines:.1f}")
-    print(f"nested comprehensions and zips         {found['nested']}")
-    print(f"registrations outside hooks            {found['hooks']}")
+    """Print and write the sizes."""
+    recording, sizes = Recording(), counts()
+    folders = {
+        "lines of tests": ["tests"],
+        "lines of recipes and benchmarks": ["experiments", "benchmarks"],
+    }
+    for name, places in folders.items():
+        sizes[name] = sum(len(text.splitlines()) for text in texts(*(ROOT / x for x in places)))
+    rows = []
+    for name, size in sizes.items():
+        aim = AIMS.get(name)
+        aims = {} if aim is None else {"aim": aim}
+        rows.append(Row(name, size, baselines=aims, held=None if aim is None else size <= aim))
+        print(f"{name:35}{size:10,}")
+    recording.write(
+        "size",
+        title="Size of the source",
+        command="python -m benchmarks.size",
+        rows=rows,
+        settings={},
+    )
 
 
 if __name__ == "__main__":
