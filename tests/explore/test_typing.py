@@ -42,6 +42,23 @@ def paste(name: str, text: str, *keys: str) -> Do:
     return do
 
 
+def compose(name: str, *states: str, end: str) -> Do:
+    """Replace a text by an input method: its states under way, then the word that is chosen."""
+
+    def do(page: Any) -> None:
+        box(page, name).click()
+        page.keyboard.press("Control+A")
+        session = page.context.new_cdp_session(page)
+        for state in states:
+            ends = {"selectionStart": len(state), "selectionEnd": len(state)}
+            session.send("Input.imeSetComposition", {"text": state, **ends})
+            page.wait_for_timeout(150)
+        session.send("Input.insertText", {"text": end})
+        session.detach()
+
+    return do
+
+
 def press(*keys: str) -> Do:
     def do(page: Any) -> None:
         for key in keys:
@@ -186,6 +203,59 @@ WAYS: dict[str, tuple[list[Do], dict[str, str], str]] = {
         ],
         {"prompt": "once lily ate", "against": "once tom ate"},
         "once lily ate",
+    ),
+    "slowly, with a pause within a word": (
+        [
+            write("prompt", "once b"),
+            pause,
+            pause,
+            lambda page: page.keyboard.type("en ate", delay=250),
+            press("Enter"),
+        ],
+        {"prompt": "once ben ate"},
+        "once ben ate",
+    ),
+    "wiped out by Backspace and typed anew": (
+        [
+            click("#flow-prompt textarea"),
+            press("End", *["Backspace"] * len("once lily ate")),
+            pause,
+            lambda page: page.keyboard.type("once ben ate", delay=40),
+            press("Enter"),
+        ],
+        {"prompt": "once ben ate"},
+        "once ben ate",
+    ),
+    "by an input method": (
+        [compose("prompt", "on", "once", "once be", end="once ben ate"), press("Enter")],
+        {"prompt": "once ben ate"},
+        "once ben ate",
+    ),
+    "by an input method, while the other box is computed": (
+        [
+            write("token", "ball"),
+            write("minus", "kite", "Enter"),
+            compose("prompt", "o", "once b", end="once ben ate"),
+            pause,
+            press("Enter"),
+        ],
+        {"prompt": "once ben ate", "token": "ball", "minus": "kite"},
+        "once ben ate",
+    ),
+    "a word pasted into the middle": (
+        [
+            click("#flow-prompt textarea"),
+            press("Home", *["ArrowRight"] * len("once "), *["Shift+ArrowRight"] * len("lily")),
+            lambda page: page.keyboard.insert_text("ben"),
+            press("Enter"),
+        ],
+        {"prompt": "once ben ate"},
+        "once ben ate",
+    ),
+    "Enter is held down": (
+        [write("against", "once ben ate", *["Enter"] * 6), pause],
+        {"against": "once ben ate"},
+        "once ben ate",
     ),
     "typed on after Enter": (
         [
