@@ -103,9 +103,15 @@ class AttentionCall(NamedTuple):
             mask = attn_mask
         return cls(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
+    @torch.no_grad()
     def logs(self, heads: slice) -> Float[Tensor, "texts heads time sources"]:
         """Return the logarithms of the patterns of some heads."""
-        return attention_logs(self.query, self.key, self.mask, self.scale, heads)
+        scores = self.scale * (self.query[:, heads] @ self.key[:, heads].transpose(-1, -2))
+        mask = self.mask
+        mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
+        hides = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
+        return scores.log_softmax(-1)
 
     def entry(self, head: int, position: int, source: int) -> Float[Tensor, " texts"]:
         """Return the weight of a source at a position."""
@@ -120,18 +126,6 @@ class AttentionCall(NamedTuple):
     def mix(self, output: Tensor) -> Mix:
         """Return what the heads mixed, given the output of the call."""
         return Mix(output, self.value, lambda heads: self.logs(heads).exp(), self.entry)
-
-
-@torch.no_grad()
-def attention_logs(
-    q: Tensor, k: Tensor, mask: Tensor, scale: float, heads: slice
-) -> Float[Tensor, "texts heads time sources"]:
-    """Return the logarithms of the patterns of some heads."""
-    scores = scale * (q[:, heads] @ k[:, heads].transpose(-1, -2))
-    mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
-    hides = mask.dtype == torch.bool
-    scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
-    return scores.log_softmax(-1)
 
 
 class Mixing(TorchFunctionMode):

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -353,8 +354,8 @@ class Pass(Reading):
         running: list[int] = []
         # What is chosen is told by text and position, so that all positions run.
         whole = not any(kept) or any(site.place in ("choice", "experts") for site in sites)
-        known = None if whole else _Known(self.by_position, kept)
-        with self.running(), _changing(sites, running, texts, known):
+        known = {} if whole else self.by_position
+        with self.running(), _changing(sites, running, texts, known, kept):
             if first[0] == EMBEDDING:
                 running[:] = range(len(sets))
                 return self._from_embeddings(len(sets), of_tokens)
@@ -621,22 +622,21 @@ def _applied(functions: Sequence[Function], x: Tensor) -> Tensor:
     return x
 
 
-class _Known(NamedTuple):
-    """What modules that take each position by itself write where nothing is changed."""
-
-    outputs: Mapping[nn.Module, Float[Tensor, "texts time width"]]
-    kept: Sequence[int]  # number of the first positions of each set that are not changed
-
-
 Hooks = tuple[list[Hook], list[Hook]]
 """Functions before and after modules."""
 OfSets = Mapping[int, Sequence[Any]]
 """The functions of a site, by the number of their set."""
+Known = Mapping[nn.Module, Float[Tensor, "texts time width"]]
+"""What modules that take each position by itself write where nothing is changed."""
 
 
 @contextmanager
 def _changing(
-    sites: Mapping[Site, OfSets], running: Sequence[int], texts: int, known: _Known | None = None
+    sites: Mapping[Site, OfSets],
+    running: Sequence[int],
+    texts: int,
+    known: Known = MappingProxyType({}),
+    kept: Sequence[int] = (),
 ) -> Iterator[None]:
     """Let sites have other numbers in the sets that run, each with its own rows of texts."""
     mixing, choosing = Mixing(), Choosing()
@@ -691,7 +691,7 @@ def _changing(
         of_kinds[site.place].append(site)
     steps = {site.module: sites[site] for site in of_kinds["step"]}
     leave_out, put_in = _stepping(steps, running, texts)
-    cut, join = _skipping(known, steps, running, texts)
+    cut, join = _skipping(known, kept, steps, running, texts)
     choices = {site.module: sites[site] for site in of_kinds["choice"]}
     enter, leave = _choosing(choosing, choices, running, texts)
     # Inputs are changed before rows are left out, and outputs after they are put in again.
@@ -752,20 +752,22 @@ def _stepping(steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: 
 
 
 def _skipping(
-    known: _Known | None, steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int
+    known: Known,
+    kept: Sequence[int],
+    steps: Mapping[nn.Module, OfSets],
+    running: Sequence[int],
+    texts: int,
 ) -> Hooks:
     """Return the hooks by which modules skip the positions whose output is known.
 
     All other positions are one long text.
     """
-    if known is None:
-        return [], []
 
     def changed_rows(module: nn.Module, like: Tensor, time: int) -> tuple[int, Tensor]:
         """Return the number of sets that do not step, and the places of changed positions."""
         numbers = [number for number in running if number not in steps.get(module, ())]
-        kept = torch.tensor([known.kept[number] for number in numbers])
-        rows = torch.arange(time) >= kept.repeat_interleave(texts)[:, None]
+        starts = torch.tensor([kept[number] for number in numbers])
+        rows = torch.arange(time) >= starts.repeat_interleave(texts)[:, None]
         return len(numbers), rows.flatten().nonzero().flatten().to(like.device)
 
     def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
@@ -774,9 +776,9 @@ def _skipping(
         return (x.flatten(0, 1).index_select(0, rows)[None], *args[1:]), options
 
     def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
-        output = known.outputs[module]
+        output = known[module]
         sets, rows = changed_rows(module, y, output.shape[1])
         whole = output.repeat(sets, 1, 1)
         return whole.flatten(0, 1).index_copy(0, rows, y[0]).reshape(whole.shape)
 
-    return [(module, cut) for module in known.outputs], [(module, join) for module in known.outputs]
+    return [(module, cut) for module in known], [(module, join) for module in known]

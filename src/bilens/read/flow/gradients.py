@@ -14,6 +14,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.case import make_cases
+from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Site, mixed_site, mlp_site
@@ -92,12 +93,11 @@ class Attributions(Reading):
     def frame(self) -> pd.DataFrame:
         """Return a row for each head and MLP, with the mean over questions, the largest first."""
         mean = self.of_questions.mean(0)
-        _, n_layers, n_parts = self.of_questions.shape
-        rows = []
-        for layer in range(n_layers):
-            for number in range(n_parts):
-                name = f"mlp.{layer}" if number == n_parts - 1 else f"head.{layer}.{number}"
-                rows.append((name, layer, float(mean[layer, number])))
+        parts = parts_in(torch.ones_like(mean, dtype=torch.bool))
+        rows = [
+            (str(part), part.layer, value)
+            for part, value in zip(parts, mean.flatten().tolist(), strict=True)
+        ]
         frame = pd.DataFrame(rows, columns=["part", "layer", "attribution"])
         return frame.sort_values("attribution", key=abs, ascending=False, ignore_index=True)
 

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from bilens.errors import BilensError
 from bilens.residual.experts import ExpertCall
-from bilens.residual.mixing import AttentionCall, Mix, attention_logs, head_blocks, product_mix
+from bilens.residual.mixing import AttentionCall, Mix, head_blocks, product_mix
 
 Function = Callable[[Tensor], Tensor]
 """A function of each number."""
@@ -250,10 +250,11 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, mask = ctx.saved_tensors
-        scale, adjoints = ctx.scale, [torch.empty_like(x) for x in (q, k, v)]
+        call = AttentionCall(q, k, v, mask, scale := ctx.scale)
+        adjoints = [torch.empty_like(x) for x in (q, k, v)]
         size = len(q) * q.shape[2] * k.shape[2] * q.element_size()
         for heads in head_blocks(q.shape[1], size):
-            logs = attention_logs(q, k, mask, scale, heads)
+            logs = call.logs(heads)
             of_pattern = g[:, heads] @ mean(v[:, heads]).transpose(-1, -2)
             of_scores = softmax_secant(pair(logs), pair(of_pattern)).flatten(0, 1)
             adjoints[0][:, heads] = scale * of_scores @ mean(k[:, heads])
