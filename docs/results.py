@@ -36,7 +36,7 @@ GROUPS = {
     ],
     "Circuits and flows": [
         *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
-        *("unseen", "truth", "agreement", "one_direction", "stream_directions"),
+        *("truth", "agreement", "one_direction", "stream_directions"),
     ],
     "Exactness and speed": [
         *(
