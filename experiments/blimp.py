@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bilens.errors import DataError
-from bilens.residual import ResidualModel, hooked
+from bilens.residual import ResidualModel
 
 TERM = "subject_verb_agreement"
 
@@ -92,7 +93,9 @@ class Preferences:
             calls.append((args[1:], kwargs))
 
         layers = [model.layer(number).module for number in range(self.layer, model.n_layers)]
-        with hooked(before=[(module, keep) for module in layers]):
+        with ExitStack() as hooks:
+            for module in layers:
+                hooks.enter_context(module.register_forward_pre_hook(keep, with_kwargs=True))
             model.model(ids, use_cache=False, logits_to_keep=1)
         return streams[0], calls
 

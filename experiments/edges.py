@@ -6,7 +6,7 @@ Source:
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.read.flow import Cases, EdgeGraph, Question, adjoints_of
-from bilens.residual import Pass, hooked, token_site
+from bilens.residual import Pass, token_site
 from experiments.patching import GRADIENTS
 
 Record = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -39,7 +39,7 @@ class AttributedEdges(EdgeGraph):
         """Return the product of each part's change with each reader's direction; 0 if no edge."""
         return (reads.flatten(1) @ change.flatten(1).T) * self.exists.to(change)
 
-    def recording(self, record: Record) -> AbstractContextManager[None]:
+    def recording(self, record: Record) -> ExitStack:
         """Record inputs and outputs of all maps and norms that read the stream."""
 
         def keep(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> None:
@@ -50,7 +50,10 @@ class AttributedEdges(EdgeGraph):
             modules |= dict.fromkeys((part.module for part, _ in reader.maps), keep)
             if (norm := reader.part.norm) is not None:
                 modules[norm.module] = keep
-        return hooked(after=modules.items())
+        hooks = ExitStack()
+        for module, hook in modules.items():
+            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+        return hooks
 
     def flow_reads(self, question: Question) -> Float[Tensor, "readers time d_model"]:
         """Return the direction of the stream that each reader reads in a flow."""
