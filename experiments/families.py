@@ -41,6 +41,7 @@ VOCAB, TIME = 97, 9
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
+    "is_decoder": True,
     "hidden_size": 48,
     "intermediate_size": 64,
     "num_hidden_layers": 3,

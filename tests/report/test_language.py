@@ -88,8 +88,9 @@ def test_a_direction_shows_the_ends_of_its_spectrum():
     values = result.all_eigenvectors.values.sort(descending=True).values
     assert result.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
     for number, several in enumerate(result.contexts):
-        assert several[0].contribution.total() == pytest.approx(several[0].context.activation)
-        assert (several[0].context.activation > 0) == (number < 2)
+        context, contribution = several[0]
+        assert contribution.total() == pytest.approx(context.activation)
+        assert (context.activation > 0) == (number < 2)
 
 
 def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):

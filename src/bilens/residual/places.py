@@ -109,14 +109,13 @@ class Places:
     def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer, by the model itself."""
 
-        # A text of one token, in whose place are texts of one where only the unembedding follows.
+        # Texts of one token each, whose streams are exchanged where only the unembedding follows.
         def exchange(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return with_input(x[:, None], args, kwargs)
 
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
+        ids = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
         with hooked(before=[(self.last, exchange)]), self.context():
             output = run(self.model, ids)
-        # Some models reshape streams to a text of one token.
         logits: Tensor = getattr(output, "logits", output)
         return logits.reshape(len(x), -1).to(self.dtype)
 
