@@ -36,25 +36,18 @@ GROUPS = {
     ],
     "Circuits and flows": [
         *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
-        *("truth", "agreement", "one_direction", "stream_directions"),
+        *("circuits", "circuit_time", "truth", "agreement", "one_direction", "stream_directions"),
     ],
     "Exactness and speed": [
-        *(
-            "exactness",
-            "earlier_flows",
-            "robustness",
-            "flow_memory",
-            "flow_time",
-            "attention",
-            "short_attention",
-        ),
+        *("exactness", "earlier_flows", "robustness", "flow_memory", "flow_time"),
+        *("attention", "short_attention"),
         *("kernels", "kernel_launches", "launches", "report_time", "eigenpairs", "processes"),
         *("gpu", "peers", "speed", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("areas", "circuits", "families", "help", "pages", "proposals", "right", "size", "suite"),
+    *("families", "help", "pages", "proposals", "right", "size", "suite"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""

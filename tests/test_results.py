@@ -24,8 +24,6 @@ from bilens.train import ClassifierTraining, train_classifier
 
 ROOT = Path(__file__).parents[1]
 RESULTS = load_results()
-OLD = ("circuits",)
-"""Files of texts, until their programs have measured them."""
 KEYS = {"title", "command", "commit", "date", "machine", "seconds", "settings", "seeds", "rows"}
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 CITING = [page for page in PAGES if "results.md#" in page.read_text(encoding="utf-8")]
@@ -38,10 +36,9 @@ SEED, LEVEL = 100, 0.99
 @cache
 def measurements() -> list[float]:
     """Return every number that a file has, in its rows and as a setting."""
-    files = [RESULTS[name] for name in RESULTS if name not in OLD]
     keys = ("value", "low", "high", "n", "source")
     found: list[float] = []
-    for result in files:
+    for result in RESULTS.values():
         found += values_of(json.dumps(result["settings"]))
         for row in result["rows"]:
             numbers = (*(row[key] for key in keys), *row["baselines"].values())
@@ -75,7 +72,7 @@ def test_pages_are_made_from_the_files():
     assert sorted(RESULTS) == sorted([*listed, *OF_THE_PROJECT])
 
 
-@pytest.mark.parametrize("name", [name for name in RESULTS if name not in OLD])
+@pytest.mark.parametrize("name", RESULTS)
 def test_a_file_has_numbers_as_numbers(name):
     result = RESULTS[name]
     assert set(result) - {"note", "details"} == KEYS
