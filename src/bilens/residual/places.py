@@ -206,7 +206,10 @@ def find_places(model: Any) -> Places:
         if heads is not None:
             widths.append(by_module[heads].inputs[0].shape[-1])
     config = model.config.get_text_config(decoder=True)
-    n_heads = getattr(config, "num_attention_heads", 1)
+    try:
+        n_heads = getattr(config, "num_attention_heads", 1)
+    except RuntimeError:  # it has a number for each layer
+        n_heads = 1
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
     return Places(model, embed, tuple(places), last, n_heads)
