@@ -17,6 +17,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import torch
+from benchmarks.unseen_templates import LEVEL, OURS
+from experiments.curves import BLUE, RED
+from experiments.results import load_results
 from playwright.sync_api import sync_playwright
 
 import bilens
@@ -25,6 +28,7 @@ from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, read_classifier
 from bilens.read.language import attention_scores
 from bilens.report import (
+    dress,
     eigenvector_figure,
     heat_figure,
     network_figure,
@@ -93,7 +97,29 @@ def pattern() -> go.Figure:
     )
 
 
+def templates() -> go.Figure:
+    """Draw f on the template that was left out, of each circuit of each task."""
+    folds = load_results()["unseen_templates"]["details"]
+    figure = go.Figure()
+    figure.add_vrect(*LEVEL, fillcolor=BLUE, opacity=0.08, line_width=0)
+    for (model, of_model), color in zip(folds.items(), (BLUE, RED), strict=True):
+        name = model.partition("-")[0]
+        ours = [row for row in of_model["folds"] if row["method"] == OURS and "parts" in row]
+        for found, symbol in ((True, "circle"), (False, "x")):
+            rows = [row for row in ours if row["holds"] == found]
+            figure.add_scatter(
+                x=[row["unseen"]["value"] for row in rows],
+                y=[row["task"] for row in rows],
+                mode="markers",
+                marker={"symbol": symbol, "color": color, "size": 8},
+                name=name if found else f"{name}, none found",
+            )
+    dress(figure, height=420, title="Share restored on a template that nobody saw")
+    return figure.update_xaxes(title="f of the circuit that the other two templates find")
+
+
 FIGURES = {
+    "templates.svg": templates,
     "spectrum.svg": spectrum,
     "truncation.svg": truncation,
     "component.png": component,
