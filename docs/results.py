@@ -47,7 +47,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("families", "help", "pages", "proposals", "right", "size", "suite"),
+    *("families", "help", "pages", "people", "proposals", "right", "size", "suite"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""
