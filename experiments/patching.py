@@ -89,7 +89,7 @@ def run(context: RecipeContext) -> Outcome:
             for kind, table in tables(rows).items()
         ]
         if name != STORY_MODEL:
-            makers = {task: TEMPLATES[task][0]() for task in UNSEEN}
+            makers = {task: TEMPLATES[task]() for task in UNSEEN}
             unseen = pairs_of(model, context.choose(4, 8), makers)
             rows = measure(model, unseen, context.models / f"unseen-{name}.jsonl")
             frame = unseen_kinds(rows)

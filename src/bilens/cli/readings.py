@@ -188,8 +188,12 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
 
 def show_reading(reading: Reading) -> None:
     """Print the facts, tables and texts of a reading."""
-    facts = ", ".join(fact_text(name, value) for name, value in reading.facts())
-    out.print(facts.replace("., ", ".\n"))  # a line for each answer that is a sentence
+    parts = []
+    for name, value in reading.facts():
+        text = fact_text(name, value)
+        # An answer that is a sentence has a line of its own.
+        parts += [text, "\n" if text.endswith(".") else ", "]
+    out.print("".join(parts[:-1]))
     rows = 30
     for section in reading.sections():
         for part in section.parts:

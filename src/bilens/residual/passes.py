@@ -763,22 +763,26 @@ def _skipping(
     All other positions are one long text.
     """
 
-    def changed_rows(module: nn.Module, like: Tensor, time: int) -> tuple[int, Tensor]:
-        """Return the number of sets that do not step, and the places of changed positions."""
-        numbers = [number for number in running if number not in steps.get(module, ())]
+    def moving(module: nn.Module) -> tuple[int, ...]:
+        """Return the numbers of the sets that do not step over a module."""
+        return tuple(number for number in running if number not in steps.get(module, ()))
+
+    @cache  # most modules are run by the same sets
+    def changed_rows(numbers: tuple[int, ...], time: int, device: torch.device) -> Tensor:
+        """Return the places of changed positions in the long text of some sets."""
         starts = torch.tensor([kept[number] for number in numbers])
         rows = torch.arange(time) >= starts.repeat_interleave(texts)[:, None]
-        return len(numbers), rows.flatten().nonzero().flatten().to(like.device)
+        return rows.flatten().nonzero().flatten().to(device)
 
     def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
         x = args[0]
-        _, rows = changed_rows(module, x, x.shape[1])
+        rows = changed_rows(moving(module), x.shape[1], x.device)
         return (x.flatten(0, 1).index_select(0, rows)[None], *args[1:]), options
 
     def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
-        output = known[module]
-        sets, rows = changed_rows(module, y, output.shape[1])
-        whole = output.repeat(sets, 1, 1)
+        output, numbers = known[module], moving(module)
+        rows = changed_rows(numbers, output.shape[1], y.device)
+        whole = output.repeat(len(numbers), 1, 1)
         return whole.flatten(0, 1).index_copy(0, rows, y[0]).reshape(whole.shape)
 
     return [(module, cut) for module in known], [(module, join) for module in known]

@@ -142,8 +142,10 @@ class Bonds(Reading):
         certificate |T| s^(2^(n-1)). Bonds of the function have none.
         """
         sizes = self._checked_ranks(ranks)
+        if self.n_samples:
+            return None
         lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
-        return None if self.n_samples else float(torch.stack(lost).sum().sqrt())
+        return float(torch.stack(lost).sum().sqrt())
 
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
@@ -254,7 +256,9 @@ class Bonds(Reading):
                 for k in range((m - j) // 2 + 1)
             )
             factor += float(sum(ways)) ** 2 / factorial(j)
-        return float(self.certificate(ranks) or 0) * self.norm * math.sqrt(factor)
+        certificate = self.certificate(ranks)
+        assert certificate is not None
+        return certificate * self.norm * math.sqrt(factor)
 
     def _check_tree(self) -> None:
         if self.n_samples:
