@@ -104,10 +104,23 @@ def run(context: RecipeContext) -> Outcome:
         drops = [[100 * drop for drop in row["curve"]] for row in rows]
         lines.append(spread_line(name, range(1, MOST + 1, STEP), drops))
     three, mnist = _models(context, "three layers", seeds)
-    numbers["inside a cut"] = [
+    inside = numbers["inside a cut"] = [
         context.measured(f"bonds-inside-{seed}", partial(_inside, model, mnist))
         for seed, model in enumerate(three, start=context.seed)
     ]
+    in_bases = {
+        basis: [cut[f"needed_{key}"] or cut["products"] for cut in inside]
+        for basis, key in BASES.items()
+    }
+    middles = {basis: statistics.median(counts) for basis, counts in in_bases.items()}
+    sparse, of_basis = next(iter(in_bases.items()))
+    stated.append(
+        Row.of_range(
+            f"three layers, cut to {INSIDE}: products that lose less than a point, {sparse}",
+            of_basis,
+            baselines={**middles, "all": inside[0]["products"]},
+        )
+    )
     figures = {
         "directions": line_figure(
             lines,
@@ -117,7 +130,12 @@ def run(context: RecipeContext) -> Outcome:
         ),
         "network": network_figure(read_bonds(three[0], mnist).cut_reading, 3, mnist.shape),
     }
-    settings = {"d_model": [100, 128, 300], "low and high": "range over seeds"}
+    settings = {
+        "d_model": [100, 128, 300],
+        "directions of a cut whose products are counted": INSIDE,
+        "most directions": MOST,
+        "low and high": f"range over seeds, in which {MOST + 1} are more than {MOST}",
+    }
     return Outcome(numbers, figures, rows=stated, settings=settings)
 
 
@@ -127,21 +145,22 @@ def _rows(name: str, measured: Sequence[dict[str, Any]]) -> list[Row]:
         method: [row["uniform"][method] or MOST + 1 for row in measured] for method in METHODS
     }
     middles = {method: statistics.median(counts) for method, counts in needed.items()}
+    # More than MOST are no number of directions.
+    others = {method: None if k > MOST else k for method, k in middles.items()}
     cuts = [row["cut"][CHOSEN[0]] for row in measured]
     between = [rank for cut in cuts for rank in cut["ranks"][1:]]
-    others = ("PCA", "PCA with gradients of the loss", "random")
     accuracies = [100 * row["accuracy"] for row in measured]
     return [
         Row.of_range(f"{name}: accuracy", accuracies, unit="%"),
         Row.of_range(
             f"{name}: directions at every bond that lose less than a point",
             needed[CHOSEN[0]],
-            baselines={method: middles[method] for method in others},
+            baselines={method: others[method] for method in BESIDE},
         ),
         Row.of_range(
             f"{name}: from weights alone",
             needed["function, standard normal"],
-            baselines={"singular vectors of neighbouring weights": middles["weights"]},
+            baselines={"singular vectors of neighbouring weights": others["weights"]},
         ),
         Row.of_range(f"{name}: directions between two layers, of training images", between),
         Row.of_range(
@@ -317,6 +336,15 @@ METHODS: dict[str, Callable[[ImageClassifier, ImageData], Bonds]] = {
         name: _baseline(name)
         for name in ("PCA", "PCA with gradients of the loss", "weights", "random")
     },
+}
+BESIDE = (
+    *("tree, images", "function of logits, images"),
+    *("PCA", "PCA with gradients of the loss", "random"),
+)
+BASES = {
+    "sparse basis": "in_a_sparse_basis",
+    "singular values": "by_singular_values",
+    "random basis": "in_a_random_basis",
 }
 CHOSEN = ("function, images", "tree, images", "function, Gaussian", "function, standard normal")
 
