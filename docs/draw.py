@@ -115,6 +115,7 @@ def templates() -> go.Figure:
                 name=name if found else f"{name}, none found",
             )
     dress(figure, height=420, title="Share restored on a template that nobody saw")
+    figure.update_layout(legend={"orientation": "h", "y": -0.17})
     return figure.update_xaxes(title="f of the circuit that the other two templates find")
 
 

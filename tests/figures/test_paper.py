@@ -96,6 +96,15 @@ def test_nothing_is_cut_off(one_of_each):
         assert box.y1 <= height, name
 
 
+def test_a_legend_in_a_row_is_below_the_axes():
+    figure = dress(px.scatter(x=[0, 1], y=[0, 1], color=["one", "two"]), height=300)
+    sheet = paper_figure(figure.update_layout(legend={"orientation": "h"}))
+    (axes,) = sheet.axes
+    legend, inner = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.y1 <= inner.y0
+    assert inner.x0 <= legend.x0 < legend.x1 <= inner.x1
+
+
 def matrix(**texts):
     names = {"rows": ["head one", "<b>"], "columns": ["x", "$y$"], "title": "A matrix", **texts}
     return heat_figure(torch.tensor([[1.0, -1.0], [0.5, float("nan")]]), **names)

@@ -267,7 +267,9 @@ def _draw_legend(plot: Plot, figure: "go.Figure") -> None:
     if not (by_name and plot.layout.get("showlegend", len(figure.data) > 1)):
         return
     own = plot.layout.get("legend", {})
-    look = {"x": 1.02, "y": 1, "xanchor": "left", "yanchor": "top", **own}
+    row = own.get("orientation") == "h"
+    corner = {"x": 0, "y": -0.1} if row else {"x": 1.02, "y": 1}  # plotly's defaults
+    look = {**corner, "xanchor": "left", "yanchor": "top", **own}
     down = {"top": "upper", "bottom": "lower"}.get(look["yanchor"], "center")
     side = {"left": "left", "right": "right"}.get(look["xanchor"], "center")
     place: Any = "center" if down == side else f"{down} {side}"
@@ -276,7 +278,7 @@ def _draw_legend(plot: Plot, figure: "go.Figure") -> None:
         list(by_name),
         loc=place,
         bbox_to_anchor=(look["x"], look["y"]),
-        ncols=len(by_name) if look.get("orientation") == "h" else 1,
+        ncols=len(by_name) if row else 1,
         title=plain(look.get("title", {}).get("text") or ""),
         frameon=False,
         fontsize=points(plot.font),
