@@ -2,7 +2,7 @@
 
 `python -m benchmarks.size` prints them and writes `results/size.json`. Public names are those that
 the `__all__` lists of packages and documented modules hold, each once; hooks are registrations
-outside `bilens.hooks`.
+outside `bilens.hooks`. Walks are those of `benchmarks.walks`.
 """
 
 import ast
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.results import Recording, Row
+
+from benchmarks.walks import returns, walks
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bilens"
@@ -22,6 +24,12 @@ AIMS = {
     "public names": 100,
     "lines of tests": 20_000,
     "lines of recipes and benchmarks": 8_500,
+    "a report's model: rooms": 10,
+    "a report's model: returns": 5,
+    "a classifier through decompose: rooms": 8,
+    "a classifier through decompose: returns": 5,
+    "a question through circuit: rooms": 3,
+    "a question through circuit: returns": 0,
 }
 
 
@@ -89,6 +97,8 @@ def main() -> None:
     }
     for name, places in folders.items():
         sizes[name] = sum(len(text.splitlines()) for text in texts(*(ROOT / x for x in places)))
+    for name, rooms in walks().items():
+        sizes |= {f"{name}: rooms": len(set(rooms)), f"{name}: returns": returns(rooms)}
     rows = []
     for name, size in sizes.items():
         aim = AIMS.get(name)

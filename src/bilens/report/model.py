@@ -25,25 +25,20 @@ def report_readings(
     name or folder of the model, which says what data it was trained on.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    added = [entry for name in add for entry in named_analyses(name)]
     if not isinstance(model, ImageClassifier | ResidualModel):
         raise BilensError(
             f"source is {type(model).__name__}, expected a model that bilens.load returns, its "
             "folder or name, or a reading"
         )
-    if not isinstance(model, ImageClassifier):
-        names = {"token", "minus", "prompt", "layer"}
-        if given.get("layer") is not None or is_bilinear(model):
-            names.add("among")
-        _check_effects(given, names, added)
-        first, entries = _language_readings(model, given, source), added
-    elif len(model.layers) > 1:
-        _check_effects(given, {"drop", "metric"}, added)
-        first, entries = [], [find_analysis("bonds"), *added]
+    entries = [entry for name in add for entry in named_analyses(name)]
+    if isinstance(model, ImageClassifier):
+        entries.insert(0, find_analysis("bonds" if len(model.layers) > 1 else "eigenvectors"))
+        _check_effects(given, set(), entries)
+        check_once(entries)
+        first: list[Reading] = []
     else:
-        _check_effects(given, {"basis", "order"}, added)
-        first, entries = [], [find_analysis("eigenvectors"), *added]
-    check_once(entries)
+        check_once(entries)
+        first = _language_readings(model, given, source, entries)
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
 
@@ -71,7 +66,12 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
         raise BilensError(f"minus={given['minus']!r} is subtracted from a token; give token too")
 
 
-def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path) -> list[Reading]:
+def _language_readings(
+    model: ResidualModel, given: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
+) -> list[Reading]:
+    reads_layer = "layer" in given or is_bilinear(model)
+    names = {"token", "minus", "prompt", "layer"} | ({"among"} if reads_layer else set())
+    _check_effects(given, names, added)
     corpus = loader(model, source)(given, False, False)
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
@@ -79,7 +79,7 @@ def _language_readings(model: Any, given: Mapping[str, Any], source: str | Path)
     if "token" in given:
         direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
     overview = read_summary(model, corpus, given.get("prompt", ""), direction)
-    if "layer" not in given and not is_bilinear(model):
+    if not reads_layer:
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
     among = given.get("among", 5000)
