@@ -26,8 +26,6 @@ from bilens.train import ClassifierTraining
 PACKAGE = str(Path(bilens.__file__).parent)
 CHECKS = ("checks", "settings")
 STORY = "The girl was sad because her ball {0} fell. " * 40
-    f"The girl was sad because her ball {i} fell. " * 40 for i in range(60)
-)
 
 
 def walk(call: Callable[[], Any], is_object: Callable[[Any], bool]) -> list[str]:
