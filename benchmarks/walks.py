@@ -75,9 +75,10 @@ def walks() -> dict[str, list[str]]:
         found["a classifier through decompose"] = walk(
             lambda: decompose(run, bonds=True), lambda value: isinstance(value, ImageClassifier)
         )
-    story, pairs = bilens.load("story"), [("girl", "boy"), ("mom", "dad"), ("woman", "man")]
+    story: Any = bilens.load("story")
+    pairs = [("girl", "boy"), ("mom", "dad"), ("woman", "man")]
     questions = [
-        Question(f"The {a} was sad because", "she", ["he"], f"The {b} was sad because")
+        Question(f"The {a} was sad because", "she", ("he",), f"The {b} was sad because")
         for a, b in pairs
     ]
     found["a question through circuit"] = walk(
