@@ -15,13 +15,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import bilens
-from bilens.cli.arrays import decompose
-from bilens.cli.training import Architecture, train_images
+from bilens import __main__ as program
 from bilens.nn import ImageClassifier
 from bilens.read.flow import Question
 from bilens.report import report
 from bilens.residual import ResidualModel
-from bilens.train import ClassifierTraining
 
 PACKAGE = str(Path(bilens.__file__).parent)
 CHECKS = ("checks", "settings")
@@ -57,23 +55,27 @@ def returns(rooms: Iterable[str]) -> int:
     return len(rooms) - len(set(rooms))
 
 
+def run_command(*words: str) -> None:
+    """Run a command of bilens in this process."""
+    sys.argv = ["bilens", *words]
+    program.main()
+
+
 def walks() -> dict[str, list[str]]:
     """Return the walks of a report's model, of a classifier that is decomposed, of a question."""
     found = {}
     with TemporaryDirectory() as folder:
         run, texts = Path(folder, "run"), Path(folder, "texts.txt")
         texts.write_text("<|endoftext|>\n".join(map(STORY.format, range(60))), encoding="utf-8")
-        train_images(
-            output=run,
-            architecture=Architecture(d_model=16, n_layers=2),
-            training=ClassifierTraining(epochs=1, batch_size=50),
-        )
+        sizes = ["--n-layers", "2", "--d-model", "16", "--epochs", "1"]
+        run_command("train", "images", *sizes, "--output", str(run))
         found["a report's model"] = walk(
             lambda: report("story", Path(folder, "story.html"), data=str(texts)),
             lambda value: isinstance(value, ResidualModel),
         )
         found["a classifier through decompose"] = walk(
-            lambda: decompose(run, bonds=True), lambda value: isinstance(value, ImageClassifier)
+            lambda: run_command("decompose", str(run), "--bonds"),
+            lambda value: isinstance(value, ImageClassifier),
         )
     story: Any = bilens.load("story")
     pairs = [("girl", "boy"), ("mom", "dad"), ("woman", "man")]
