@@ -35,6 +35,7 @@ from bilens.train.linearise import anneal, linearise
 from experiments.context import Outcome, RecipeContext, has_begun, validation_loss
 from experiments.curves import line_figure, spread_line
 from experiments.llama2c import stories260K
+from experiments.results import Row
 
 LENGTH, BATCH, VALIDATION = 256, 16, 200
 CALIBRATION = 256
@@ -91,7 +92,31 @@ def run(context: RecipeContext) -> Outcome:
     figure = line_figure(
         lines, title="Training loss", x_title="tokens (thousands)", y_title="nats a token"
     )
-    return Outcome(numbers, {"loss": figure})
+    return Outcome(numbers, {"loss": figure}, rows=_rows(numbers), settings={"tokens": tokens})
+
+
+def _rows(numbers: dict[str, Any]) -> list[Row]:
+    losses = numbers["validation"]
+    trained = losses["all tokens"]
+    beside = {
+        "fine-tuned as it is": trained[NAMES["held"]],
+        "linear from the start": trained[NAMES["zero"]],
+        "lines in closed form, then trained": trained[NAMES["fitted"]],
+    }
+    untrained = {
+        "base model": losses["base model"],
+        "lines in closed form": losses["bilinear in closed form, no training"],
+    }
+    above = 100 * numbers["bilinear_above_fine_tuned_base"]
+    source = 100 * (SOURCE["bilinear, 105M tokens"] / SOURCE["fine-tuned base model, 105M tokens"])
+    return [
+        Row("annealed to a bilinear model: loss", trained[NAMES["linear"]], n=1, unit="nats",
+            baselines=beside),
+        Row("rise over the fine-tuned model", above, n=1, unit="%", source=source - 100,
+            held=above <= source - 100),
+        Row("all gates linear at once, no training: loss", losses["beta = 0 at once, no training"],
+            n=1, unit="nats", baselines=untrained),
+    ]  # fmt: skip
 
 
 def _open(context: RecipeContext) -> tuple[Path, Corpus]:

@@ -34,8 +34,11 @@ from bilens.train import PRESETS, LanguageTraining
 from bilens.train.language import train_language
 from experiments.context import Outcome, RecipeContext, has_begun
 from experiments.curves import Line, line_figure
+from experiments.results import Row
 
 MLPS, ATTENTIONS = ("swiglu", "bilinear"), ("softmax", "bilinear")
+SOURCE = {"swiglu-bilinear": 1.04}
+"""Steps of the post's model over those of SwiGLU with softmax."""
 SEEDS = (2, 2)
 """Initialisations at either scale."""
 
@@ -74,7 +77,21 @@ def run(context: RecipeContext) -> Outcome:
         {"data": data, "target": target, "architectures": costs},
         figures,
         [Table(table, "", formats | dict.fromkeys(("ratio of steps", "ratio of seconds"), ".3f"))],
+        rows=_rows(costs, len(seeds)),
+        settings={"data": data, "target loss, nats": target},
     )
+
+
+def _rows(costs: Sequence[dict[str, Any]], seeds: int) -> list[Row]:
+    """Return each architecture's cost as a multiple of that of the first."""
+    rows = []
+    for cost in costs[1:]:
+        claim = f"{cost['architecture']}: steps over those of {costs[0]['architecture']}"
+        ratio, source = cost["ratio of steps"], SOURCE.get(cost["architecture"].rpartition("-")[0])
+        held = None if source is None or ratio is None else ratio <= source
+        others = {"seconds": cost["ratio of seconds"]}
+        rows.append(Row(claim, ratio, n=seeds, baselines=others, source=source, held=held))
+    return rows
 
 
 def variants(

@@ -31,6 +31,7 @@ from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
+from experiments.results import Row
 from experiments.task_directions import principal_directions, random_directions
 
 KS = (1, 8)
@@ -39,7 +40,7 @@ KS = (1, 8)
 def run(context: RecipeContext) -> Outcome:
     """Measure the directions of each task, and the baselines."""
     finding, n_tasks = context.choose(2, 8), context.choose(3, 7)
-    _, model = next(iter(open_models(context.models)))
+    name, model = next(iter(open_models(context.models)))
     by_task = dict(list(questions_by_task(model, 2 * finding).items())[:n_tasks])
     shares: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     for of_task in by_task.values():
@@ -53,8 +54,22 @@ def run(context: RecipeContext) -> Outcome:
     rows = [(*key, statistics.fmean(of_tasks)) for key, of_tasks in shares.items()]
     frame = pd.DataFrame(rows, columns=["part", "k", "directions", "share"])
     numbers: dict[str, Any] = {"tasks": list(by_task), "finding": finding}
+    means = {key: statistics.fmean(of_tasks) for key, of_tasks in shares.items()}
+    stated = [
+        Row(
+            f"{name}, {part}: share of the flow that {k} directions hold",
+            value,
+            n=n_tasks,
+            baselines={other: means[part, k, other] for other in ("PCA of changes", "random")},
+        )
+        for (part, k, method), value in means.items()
+        if method == "of the task"
+    ]
     return Outcome(
-        {**numbers, "shares": frame.to_dict("records")}, parts=[Table(frame, "Share of the flow")]
+        {**numbers, "shares": frame.to_dict("records")},
+        parts=[Table(frame, "Share of the flow")],
+        rows=stated,
+        settings={"k": KS, "questions to find": finding},
     )
 
 

@@ -39,6 +39,7 @@ from bilens.read.flow import (
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pretrained import open_models
+from experiments.results import Row
 from experiments.tasks import questions_of
 
 NODES, TOKENS, KEEP = 20, 10, 0.9
@@ -74,7 +75,34 @@ def run(context: RecipeContext) -> Outcome:
         ]
         numbers[name] = rows
         parts.append(Table(pd.DataFrame(rows), f"{name}: share of a label's tokens that recur"))
-    return Outcome(numbers, parts=parts)
+    settings = {"pairs": count, "models": list(numbers), "low and high": "range of tasks"}
+    return Outcome(numbers, parts=parts, rows=_rows(numbers), settings=settings)
+
+
+def _rows(numbers: dict[str, list[dict[str, Any]]]) -> list[Row]:
+    """Return the mean shares of each model, with their range over tasks."""
+    rows = []
+    for name, tasks in numbers.items():
+        for kind, key, others in (
+            ("labels of nodes", "measured", {"nearest tokens": "nearest tokens",
+                                             "another node's": "chance"}),
+            ("labels of a circuit's parts", "parts", {"another part's": "parts, chance"}),
+        ):  # fmt: skip
+            of_tasks = [row[key] for row in tasks]
+            rows.append(
+                Row(
+                    f"{name}, {kind}: share of tokens that recur",
+                    statistics.fmean(of_tasks),
+                    min(of_tasks),
+                    max(of_tasks),
+                    len(of_tasks),
+                    baselines={
+                        other: statistics.fmean(row[beside] for row in tasks)
+                        for other, beside in others.items()
+                    },
+                )
+            )
+    return rows
 
 
 def overlaps(

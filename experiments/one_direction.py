@@ -33,23 +33,37 @@ from bilens.read.flow import (
 )
 from bilens.residual import Pass, ResidualModel
 from experiments.agreement import HEADS, accuracy
-from experiments.blimp import Pair, Preferences, load_pairs
+from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import Contrasts, Head, contrasts, questions, ridged
 from experiments.head_directions import head_moves
 from experiments.pretrained import open_models
+from experiments.results import Row
 
 Edit = Callable[[], ResidualModel]
 
 
 def run(context: RecipeContext) -> Outcome:
     """Find the directions of each model that is installed, edit it along them, and measure."""
-    models = open_models(context.models)
-    return Outcome({name: _of_model(context, name, model) for name, model in models})
+    numbers, rows = {}, []
+    for name, model in open_models(context.models):
+        numbers[name], of_model = _of_model(context, name, model)
+        rows += of_model
+    sizes = dict(zip(("pairs of others", "pairs of agreement"), _sizes(context), strict=True))
+    return Outcome(numbers, rows=rows, settings={**sizes, "models": list(numbers)})
 
 
-def _of_model(context: RecipeContext, name: str, model: ResidualModel) -> dict[str, Any]:
-    pairs = load_pairs(context.folder / "blimp", *context.choose((4, 15), (40, 100)))
+def _sizes(context: RecipeContext) -> tuple[int, int]:
+    """Return how many pairs each paradigm has, of agreement and of the others."""
+    sizes: tuple[int, int] = context.choose((4, 15), (40, 100))
+    return sizes
+
+
+def _of_model(
+    context: RecipeContext, name: str, model: ResidualModel
+) -> tuple[dict[str, Any], list[Row]]:
+    """Return the accuracies after each edit, and their rows."""
+    pairs = load_pairs(context.folder / "blimp", *_sizes(context))
     number = contrasts(model, 8)
     heads = number.strongest("contrastive flow", HEADS, model.n_layers // 4)
     asked = questions(model, context.choose(16, 32))
@@ -63,12 +77,25 @@ def _of_model(context: RecipeContext, name: str, model: ResidualModel) -> dict[s
     prefers = Preferences(model, pairs, min(layer for layer, _ in edits.values()))
     before = prefers(model)
     numbers["before"] = accuracy(pairs, before)
+    rows = []
     for edit_name, (_, edit) in edits.items():
-        numbers[edit_name] = context.measured(
+        measured = numbers[edit_name] = context.measured(
             f"one-direction-{name}-{edit_name}-{context.scale}",
             partial(_changed, pairs, prefers, edit, before),
         )
-    return numbers
+        mean, half = measured["agreement_change"]
+        rows.append(
+            Row(
+                f"{name}, {edit_name}: BLiMP's agreement lost",
+                -mean,
+                -mean - half,
+                -mean + half,
+                sum(pair.term == TERM for pair in pairs),
+                "points",
+                {"mean absolute change of a paradigm of others": measured["others_mean_absolute"]},
+            )
+        )
+    return numbers, rows
 
 
 def _changed(
@@ -123,13 +150,13 @@ def _of_heads(
         return edited
 
     return {
-        "heads, direction of the task, times -1": (first, along(-1.0, of_task=True)),
-        "heads, mean change, moment of prefixes, times -1": (
+        "heads, direction of the task reversed": (first, along(-1.0, of_task=True)),
+        "heads, mean change reversed, moment of prefixes": (
             first,
             lambda: number.turned(model, heads),
         ),
-        "heads, direction of the task, times 0": (first, along(0.0, of_task=True)),
-        "heads, mean change, times -1": (first, along(-1.0, of_task=False)),
+        "heads, direction of the task removed": (first, along(0.0, of_task=True)),
+        "heads, mean change reversed": (first, along(-1.0, of_task=False)),
     }
 
 
@@ -142,12 +169,12 @@ def _of_mlp(
     part = max(late, key=lambda one: one.effect)
     t, r = (rows[part.number - 1][None] for rows in task.directions[part.layer])
     least = torch.linalg.solve(of_outputs[part.layer], t.T).T
-    name = f"direction.{part.layer}.{part.number} ({part.effect:.0%} of the change)"
+    name = f"direction.{part.layer}.{part.number}"
 
     def removed(read: Tensor) -> tuple[int, Edit]:
         return part.layer, partial(edit_mlp_along, model, t, read, layer=part.layer)
 
     return {
-        f"{name}, times 0": removed(r),
-        f"{name}, least change of text, times 0": removed(least / (least @ t.T)),
+        f"{name} removed": removed(r),
+        f"{name} removed, least change of text": removed(least / (least @ t.T)),
     }

@@ -36,6 +36,7 @@ from bilens.residual import Pass, ResidualModel
 from bilens.train import PRESETS
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
 K, PARTS, LENGTHS = 3, 2, (6, 20)
 """Directions of a part, parts of a question, and lengths of its texts."""
@@ -63,7 +64,23 @@ def run(context: RecipeContext) -> Outcome:
             numbers = context.measured(f"part-weights-{name}-{kind}-{context.scale}", measure)
             rows.append({"model": name, "kind": kind, **numbers})
     frame = pd.DataFrame(rows)
-    return Outcome({"rows": rows}, parts=[Table(frame, f"Share of {K} directions", words=2)])
+    stated = [
+        Row(
+            f"{row['model']}, {row['kind']}: share of the effect in {K} eigenvectors",
+            row["eigenvectors"],
+            row["eigenvectors, low"],
+            row["eigenvectors, high"],
+            row["questions"],
+            baselines={name: row[name] for name in ("neurons", "principal components")},
+        )
+        for row in rows
+    ]
+    return Outcome(
+        {"rows": rows},
+        parts=[Table(frame, f"Share of {K} directions", words=2)],
+        rows=stated,
+        settings={"eigenvectors": K, "seed": list(context.seed_range(SEEDS))},
+    )
 
 
 def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor, Tensor | None]]:

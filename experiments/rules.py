@@ -41,7 +41,7 @@ from bilens.residual import ResidualModel
 from bilens.train import LanguageTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.grammar import divergence
-from experiments.results import intervals
+from experiments.results import Row, intervals
 
 CUES, VALUES = DeepGrammar.cues, DeepGrammar.values
 NOUNS, VERBS = DeepGrammar.nouns, DeepGrammar.verbs
@@ -63,6 +63,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 TRAINING = LanguageTraining(batch_size=64, learning_rate=5e-3, epochs=12)
 HELD_OUT, DISTANCES, LEAST = 500, range(1, 17), 0.1
 QUESTIONS, KEEP = 8, 0.9
+COUNTED = ("found", "false", "missed")
 
 Pairs = set[tuple[int, int]]
 
@@ -112,7 +113,35 @@ def run(context: RecipeContext) -> Outcome:
             "repeated": [f["repeated"] for f in results],
         }
     table = Table(pd.DataFrame(rows), "Rules in the weights", {"KL": ".4f"}, words=3)
-    return Outcome(numbers, parts=[table])
+    stated = [row for attention in ATTENTION for row in _rows(attention, numbers[attention])]
+    settings = {"low and high": "range over seeds", "questions": QUESTIONS}
+    return Outcome(numbers, parts=[table], rows=stated, settings=settings)
+
+
+def _rows(attention: str, numbers: dict[str, Any]) -> list[Row]:
+    """Return the cases of induction that all heads repeat, and the heads of rules in circuits."""
+    shares = {key: [100 * one[key] for one in numbers["repeated"]] for key in ("found", "false")}
+    rows = [
+        Row.of_range(
+            f"{attention}, induction from all heads of both blocks: cases found",
+            shares["found"],
+            unit="%",
+            baselines={"another cue, most": max(shares["false"])},
+        )
+    ]
+    for kind in KINDS[:3]:
+        of_seeds = [one[kind] for one in numbers["circuits"]]
+        found, false, missed = (sum(one[k] for one in of_seeds) for k in COUNTED)
+        named = sum(one["found"] for one in numbers[kind])
+        rows.append(
+            Row(
+                f"{attention}, {kind}: heads of the second block in circuits, of those that matter",
+                found,
+                n=found + missed,
+                baselines={"others in circuits": false, "named by the weights alone": named},
+            )
+        )
+    return rows
 
 
 def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -> ResidualModel:
@@ -177,7 +206,8 @@ def _numbers(grammar: DeepGrammar, words: Sequence[str]) -> list[int]:
 
 def count(named: set[int], part: set[int]) -> dict[str, int]:
     """Count the heads that are found, false and missed."""
-    return {"found": len(named & part), "false": len(named - part), "missed": len(part - named)}
+    sizes = len(named & part), len(named - part), len(part - named)
+    return dict(zip(COUNTED, sizes, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

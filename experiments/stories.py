@@ -40,6 +40,7 @@ from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
 from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
+from experiments.results import Row
 
 FREQUENT = 500
 VERBS = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
@@ -103,7 +104,24 @@ def run(context: RecipeContext) -> Outcome:
         )
         for reading in directions
     }
-    return Outcome(numbers, figures, [*tables, *contexts])
+    heads = numbers["table_7"].values()
+    talk, of_frequent = (
+        max(100 * head[key] for head in heads)
+        for key in ("talk_before_comma_or_colon_of_100", "the_same_among_frequent_tokens")
+    )
+    rows = [
+        Row("validation loss", numbers["validation_loss"], n=1, unit="nats"),
+        Row(
+            "known pairs among the hundred strongest of the best head",
+            talk,
+            n=100,
+            baselines={"of frequent tokens": of_frequent},
+            source=99,
+            held=talk >= 99,
+        ),
+    ]
+    settings = {"tokens of training": numbers["training_tokens"], "frequent": FREQUENT}
+    return Outcome(numbers, figures, [*tables, *contexts], rows=rows, settings=settings)
 
 
 def talk_share(frame: pd.DataFrame) -> float:

@@ -34,8 +34,9 @@ from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models
+from experiments.results import Row
 
-KS = (8, 16, 64)
+KS, STRONGEST = (8, 16, 64), 20
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -56,7 +57,23 @@ def run(context: RecipeContext) -> Outcome:
         parts.append(Table(frame, f"{name}: share of the flow on other questions"))
         exchanges = pd.DataFrame(numbers[name]["exchanges"]).T.rename_axis("task").reset_index()
         parts.append(Table(exchanges, f"{name}: exchanges of the strongest directions"))
-    return Outcome(numbers, parts=parts)
+    settings = {"k": KS, "questions to find": finding, "low and high": "range of tasks"}
+    stated = [row for name, of_model in numbers.items() for row in _rows(name, of_model)]
+    return Outcome(numbers, parts=parts, rows=stated, settings={**settings, "exchanged": STRONGEST})
+
+
+def _rows(name: str, measured: dict[str, Any]) -> list[Row]:
+    """Return the shares of the flow, and how well flows tell what exchanges do."""
+    rows = []
+    for k, methods in measured["shares"].items():
+        for place, where in enumerate(("on other questions of the task", "on other tasks")):
+            value, *others = (shares[place] for shares in methods.values())
+            beside = dict(zip(list(methods)[1:], others, strict=True))
+            claim = f"{name}: share of the flow that {k} directions hold {where}"
+            rows.append(Row(claim, value, baselines=beside))
+    r2 = [row["r2"] for row in measured["exchanges"].values() if row["r2"] is not None]
+    claim = f"{name}: R² of exchanging the {STRONGEST} strongest directions"
+    return [*rows, Row.of_range(claim, r2)] if r2 else rows
 
 
 def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
@@ -89,7 +106,7 @@ def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
 
 def exchanged(model: ResidualModel, questions: Sequence[Question]) -> dict[str, float | None]:
     """Return how well flows tell what exchanges of a task's strongest directions do."""
-    found = task_directions(model, questions)
+    found = task_directions(model, questions, strongest=STRONGEST)
     flows, effects = ([getattr(x, name) for x in found.strongest] for name in ("flow", "effect"))
     slope = statistics.linear_regression(flows, effects, proportional=True).slope
     return {"r2": found.r2, "correlation": statistics.correlation(flows, effects), "slope": slope}

@@ -22,6 +22,7 @@ Small: five minutes on one core, besides the training of `tensorise`. Paper: Smo
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -38,6 +39,7 @@ from bilens.read.flow import edit
 from bilens.residual import ResidualModel
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
 
 ANSWERS = (("he", "she"), ("his", "her"), ("was", "is"), (".", ","), ("and", "to"))
 """Pairs of answers; those that are single tokens of a model are tested."""
@@ -47,6 +49,8 @@ READ: tuple[tensors.Row, ...] = tuple(
     for v in ("both", "gates")
 )
 """Tensors: rows of `tensorise`."""
+FORM = "all eigenvectors (the whole form)"
+KINDS = ("original", "tensor")
 LENGTHS = (1024, 16_384, 65_536)
 STEPS = 30
 FEW = 2
@@ -62,6 +66,7 @@ def run(context: RecipeContext) -> Outcome:
 def read(context: RecipeContext, models: Iterable[tensors.Row]) -> Outcome:
     """Read the tensors of models, each made with these changes of its settings."""
     tables: dict[str, pd.DataFrame] = {}
+    rows: list[Row] = []
     for name, variant, changes in models:
         model, tokenizer, _, _, training = tensors.source(context, name)
         original: Any = ResidualModel(as_language_model(model), tokenizer)
@@ -73,10 +78,39 @@ def read(context: RecipeContext, models: Iterable[tensors.Row]) -> Outcome:
             "edits": edits(tensor, texts[1]),
         }
         if variant == "both":
-            models_of = {"original": original.model, "tensor": tensor.model}
-            parts["generation"] = generation(models_of)
+            both = (original.model, tensor.model)
+            parts["generation"] = generation(dict(zip(KINDS, both, strict=True)))
         tables |= {f"{name}, {variant}: {kind}": frame for kind, frame in parts.items()}
-    return Outcome.of_tables(tables)
+        rows += _rows(f"{name}, {variant}", parts)
+    settings = {"directions": RANDOM, "eigenvectors": 2 * FEW, "lengths": LENGTHS[:2]}
+    return replace(Outcome.of_tables(tables), rows=rows, settings=settings)
+
+
+def _rows(name: str, tables: dict[str, pd.DataFrame]) -> list[Row]:
+    """Return what the tables of a tensor show."""
+    rows = []
+    for pair, frame in tables["answers"].groupby("answers", sort=False):
+        areas = frame.set_index("reading").AUC.to_dict()
+        (form,) = frame[frame.reading == FORM].itertuples()
+        del areas[FORM]
+        claim = f"{name}, {pair}: AUC of the form of the last MLP"
+        rows.append(Row(claim, form.AUC, form.low, form.high, form.positions, baselines=areas))
+    heads = tables["effects"]
+    n_heads = int(heads.part.str.startswith("head ").sum())
+    claim = f"{name}: correlation of the effects of heads with the original's"
+    rows.append(Row(claim, float(heads.iloc[0].original), n=n_heads))
+    if r2 := tables["edits"].R2.tolist():
+        claim = f"{name}: R² of the change that an edit of {2 * FEW} eigenvectors predicts"
+        rows.append(Row.of_range(claim, r2))
+    if "generation" in tables:
+        first, last = LENGTHS[:2]
+        times = tables["generation"].set_index(["model", "tokens"])["ms a token"]
+        ratios = {kind: float(times[kind, last] / times[kind, first]) for kind in KINDS}
+        claim = f"{name}: time of a token after {last} tokens over that after {first}"
+        rows.append(
+            Row(claim, ratios["tensor"], n=STEPS, baselines={"original": ratios["original"]})
+        )
+    return rows
 
 
 def _texts(context: RecipeContext, name: str, tokenizer: Any, n_ctx: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +159,7 @@ def answers(model: ResidualModel, learned: Tensor, held_out: Tensor) -> pd.DataF
         scores = {
             "strongest eigenvector of each sign, from weights": _ends(spectrum, 1)(x),
             f"{2 * FEW} strongest eigenvectors": _ends(spectrum, FEW)(x),
-            "all eigenvectors (the whole form)": spectrum(x),
+            FORM: spectrum(x),
             "the unembedding's direction, from weights": x @ u.to(x),
             "ridge probe, from texts": x @ _probe(x0, y0),
             "the model's logits": difference,

@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K
 from experiments.pretrained import smollm2
+from experiments.results import Row as ResultRow
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gates": {"attention": "softmax", "mlp": "bilinear"},
@@ -119,11 +121,28 @@ def run(context: RecipeContext) -> Outcome:
 
 def compare(context: RecipeContext, rows: Iterable[Row]) -> Outcome:
     """Train a variant for each row, and compare it with its original."""
-    frames = {}
+    frames: dict[str, pd.DataFrame] = {}
+    stated: list[ResultRow] = []
+    settings: dict[str, set[float]] = {key: set() for key in ("tokens", "learning_rate", "seed")}
     for model, variant, changes in rows:
         name = ", ".join([model, variant, *_marks(changes)])
         frames[name] = variant_of(context, model, variant, **changes).frame()
-    return Outcome.of_tables(frames)
+        _, _, _, _, training = source(context, model)
+        for key, values in settings.items():
+            values.add(changes.get(key, getattr(training, key)))
+        for text, of_text in frames[name].groupby("text", sort=False):
+            last = of_text.iloc[-1]
+            stated.append(
+                ResultRow(
+                    f"{name}, {text}: rise of the loss",
+                    float(last.rise),
+                    n=1,
+                    unit="nats",
+                    baselines={"KL": float(last.kl), "same top token": float(last.top1)},
+                )
+            )
+    in_order = {key: sorted(values) for key, values in settings.items()}
+    return replace(Outcome.of_tables(frames), rows=stated, settings=in_order)
 
 
 def folder_of(context: RecipeContext, model: str, variant: str, changes: Mapping[str, Any]) -> Path:

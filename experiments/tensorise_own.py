@@ -21,4 +21,9 @@ def run(context: RecipeContext) -> Outcome:
     """Train the model and its variants, compare them, and read the tensor."""
     losses = tensorise.compare(context, ROWS)
     readings = tensor_readings.read(context, ((OWN, "both", {}),))
-    return Outcome(losses.numbers | readings.numbers, parts=[*losses.parts, *readings.parts])
+    return Outcome(
+        losses.numbers | readings.numbers,
+        parts=[*losses.parts, *readings.parts],
+        rows=[*losses.rows, *readings.rows],
+        settings=losses.settings | readings.settings,
+    )

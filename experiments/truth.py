@@ -32,6 +32,7 @@ Lange et al. 2026 (openreview 8sE1yCPnbR) for the rewriting of chains.
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -51,8 +52,9 @@ from bilens.read.flow import Cases, EdgeCases, EdgeGraph, Question, search_circu
 from bilens.residual import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
+from experiments.results import Row
 
-PAIRS = 16
+PAIRS, OURS = 16, "contrastive flow"
 SEEDS = (3, 3)
 """Initialisations at either scale."""
 WHOLE, LINKS = 0.999, 4
@@ -72,7 +74,50 @@ def run(context: RecipeContext) -> Outcome:
     rows += [chain(changed) for changed in range(LINKS + 1)]
     rows += [induction(seed, context.models) for seed in context.seed_range(SEEDS)]
     frame = pd.DataFrame(rows)
-    return Outcome({"models": rows}, parts=[Table(frame, "AUROC of edges")])
+    settings = {"questions": PAIRS, "low and high": "range over models"}
+    return Outcome(
+        {"models": rows},
+        parts=[Table(frame, "AUROC of edges")],
+        rows=_rows(rows),
+        settings=settings,
+    )
+
+
+def _rows(models: list[dict[str, Any]]) -> list[Row]:
+    """Return how much of each kind of circuit is found, and the AUROC of its edges."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for model in models:
+        kind = model["model"].partition(",")[0]
+        name = kind if kind in ("chain", "induction") else "compiled programs"
+        kinds.setdefault(name, []).append(model)
+    rows = []
+    for kind, of_kind in kinds.items():
+        if "parts found" in of_kind[0]:
+            known, found, both = (
+                sum(model[part] + model[edge] for model in of_kind)
+                for part, edge in (
+                    ("parts", "circuit"),
+                    ("parts found", "edges found"),
+                    ("parts in both", "edges in both"),
+                )
+            )
+            rows.append(
+                Row(
+                    f"{kind}: share of the known parts and edges that are found",
+                    both / known,
+                    n=len(of_kind),
+                    baselines={"share of those found that are known": both / found},
+                )
+            )
+        methods = [name for name in of_kind[0] if isinstance(of_kind[0][name], float)]
+        areas_of = {name: [model[name] for model in of_kind] for name in methods}
+        ours, others = areas_of.pop(OURS), areas_of
+        means = {name: fmean(values) for name, values in others.items()}
+        rows.append(
+            Row(f"{kind}: AUROC of edges by {OURS}", fmean(ours), min(ours), max(ours), len(ours),
+                baselines=means)
+        )  # fmt: skip
+    return rows
 
 
 def auroc(scores: Tensor, positive: Tensor) -> float:

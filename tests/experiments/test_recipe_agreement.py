@@ -11,7 +11,8 @@ from experiments.contrasts import NOUNS, VERBS, contrasts
 
 from bilens.errors import DataError
 from experiments import agreement as recipe
-from tests.experiments.tiny import save_llama
+from experiments import one_direction, pretrained
+from tests.experiments.tiny import check_rows, save_llama
 
 PAIRS = {
     "regular": (recipe.TERM, "The cat is near", "The cat are near"),
@@ -28,7 +29,8 @@ class TinyContext(RecipeContext):
 def folder(tmp_path):
     words = ["The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
     words += ["near", "the", "behind", "with", "of"]
-    save_llama(tmp_path / recipe.SMOLLM2, words, num_attention_heads=2, initializer_range=0.3)
+    sizes = {"num_attention_heads": 2, "max_position_embeddings": 4096}
+    save_llama(tmp_path / recipe.SMOLLM2, words, **sizes, initializer_range=0.3)
     (tmp_path / "blimp").mkdir()
     for name, (term, good, bad) in PAIRS.items():
         row = {"linguistics_term": term, "sentence_good": good, "sentence_bad": bad}
@@ -52,6 +54,21 @@ def test_the_recipe_finds_edits_and_measures(folder):
     assert {"mlp", "head"} <= numbers["interventions"].keys()
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}
+    check_rows(outcome)
+
+
+def test_edits_of_one_direction_have_a_row_each(folder, monkeypatch):
+    monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / recipe.SMOLLM2})
+    (folder / "text").mkdir()
+    with gzip.open(folder / "text" / "wikitext2_valid.txt.gz", "wt") as file:
+        file.write("The dog is near the cat\n" * 400)
+    outcome = one_direction.run(TinyContext("small", folder / "models", folder))
+    check_rows(outcome)
+    numbers = outcome.numbers["tiny"]
+    assert len(outcome.rows) == len(numbers) - len(("heads", "before")) == 6
+    for row in outcome.rows:
+        edit = row.claim.removeprefix("tiny, ").partition(":")[0]
+        assert row.value == -numbers[edit]["agreement_change"][0]
 
 
 @pytest.mark.parametrize("layer", [0, 1])

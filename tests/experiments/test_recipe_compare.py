@@ -24,6 +24,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import PRESETS, LanguageTraining, Preset
 from experiments import compare
+from tests.experiments.tiny import check_outcome
 from tests.language import small_config, small_corpus
 
 TRAINING = LanguageTraining(
@@ -140,4 +141,5 @@ def test_the_recipe_has_a_row_for_each_architecture(tmp_path, monkeypatch):
     # Bilinear attention has more parameters, and comes again with fewer hidden units.
     assert len(names) == 6
     assert max(row["parameters"] for row in rows[4:]) - rows[0]["parameters"] <= 3 * 16
-    assert outcome.figures.keys() == {"steps", "seconds"}
+    check_outcome(outcome, {"steps", "seconds"})
+    assert [row.value for row in outcome.rows] == [row["ratio of steps"] for row in rows[1:]]

@@ -13,9 +13,9 @@ from bilens.models import load
 from bilens.question_files import read_lines
 from bilens.read.flow import flow, patch
 from bilens.read.flow.question import read_pairs
-from experiments import circuits, labels, pairs, pretrained, task_directions, tasks
+from experiments import circuits, head_directions, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
-from tests.experiments.tiny import save_llama
+from tests.experiments.tiny import check_rows, save_llama
 
 
 class TinyContext(RecipeContext):
@@ -89,7 +89,9 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
 
 
 def test_directions_of_tasks_are_compared_with_those_of_weights(installed):
-    numbers = task_directions.run(installed).numbers["tiny"]
+    outcome = task_directions.run(installed)
+    check_rows(outcome)
+    numbers = outcome.numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
     # As many orthonormal directions as the stream is wide hold all of the flow.
     for method in ("SVD of W_down", "random"):
@@ -147,8 +149,18 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder, m
     assert (installed.models / "circuits-tiny.jsonl").read_text() == before
 
 
+def test_directions_of_heads_are_compared_with_components(installed):
+    outcome = head_directions.run(installed)
+    check_rows(outcome)
+    assert len(outcome.rows) == 2 * len(head_directions.KS)
+    assert all(row.baselines.keys() == {"PCA of changes", "random"} for row in outcome.rows)
+
+
 def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
-    [row, _] = labels.run(installed).numbers["tiny"]
+    outcome = labels.run(installed)
+    check_rows(outcome)
+    assert outcome.rows[0].n == 2
+    [row, _] = outcome.numbers["tiny"]
     assert row["labels"] > 0
     shares = ("measured", "nearest tokens", "chance", "parts", "parts, chance")
     assert all(0 <= row[name] <= 1 for name in shares)

@@ -13,6 +13,8 @@ from bilens.cli.running import recipes, run_recipe
 from bilens.data import DeepGrammar
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.residual import ResidualModel
+from experiments import rules
+from tests.experiments.tiny import check_rows
 
 N = 46
 
@@ -109,4 +111,5 @@ def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
     for attention in ("softmax", "bilinear"):
         assert record[attention]["kl"]["induction"]["mean"] > 0
         assert record[attention]["brackets"][0].keys() == {"found", "false", "missed"}
+    check_rows(rules.run(RandomContext("small", tmp_path)))
     assert "Rules in the weights" in (tmp_path / "rules.html").read_text()

@@ -15,6 +15,7 @@ from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
 from experiments import tensorise_own as heads64
 from tests.experiments import test_llama2c as llama2c
+from tests.experiments.tiny import check_rows
 from tests.language import random_model
 
 TINY = replace(
@@ -58,6 +59,7 @@ def write_data(tmp_path, monkeypatch):
 
 def test_every_variant_is_compared_with_the_original(data):
     outcome = recipe.run(RecipeContext("small", data / "models", data))
+    check_rows(outcome)
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
     fresh, faster = (numbers[f"stories260K, both{end}"] for end in ("", ", learning_rate=0.1"))
     assert len(numbers["stories260K, both, tokens=32, seed=1"]) == len(fresh) == 4
@@ -86,7 +88,10 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     monkeypatch.setattr(readings, "SAMPLES", 50)
     monkeypatch.setattr(readings, "ANSWERS", (("h", "t"), ("xyzzy", "t")))
     context = RecipeContext("small", data / "models", data)
-    numbers = readings.run(context).numbers | heads64.run(context).numbers
+    outcomes = [readings.run(context), heads64.run(context)]
+    for outcome in outcomes:
+        check_rows(outcome)
+    numbers = outcomes[0].numbers | outcomes[1].numbers
     numbers = json.loads(json.dumps(numbers))
     assert len(numbers) == 2 * 4 + 3 + 1
     for name in ("stories260K, both", "two blocks, both"):

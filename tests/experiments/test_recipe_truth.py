@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from bilens.errors import BilensError
 from bilens.residual import Pass
 from experiments import truth as recipe
+from tests.experiments.tiny import check_rows
 
 LABELS = ["indices:0", "one", "output_1", "share_2", "tokens:a", "tokens:b", "tokens:BOS", "unused"]
 IDS = [2, 0, 1, 0, 0, 1, 0]
@@ -119,9 +120,15 @@ def test_induction_is_trained_once_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "SEEDS", (1, 1))
     monkeypatch.setattr(recipe, "PAIRS", 2)
     monkeypatch.setattr(recipe, "induction_heads", lambda model: ([(0, 1)], [(1, 2)]), raising=True)
-    *_, row = recipe.run(RecipeContext("small", tmp_path)).numbers["models"]
+    outcome = recipe.run(RecipeContext("small", tmp_path))
+    check_rows(outcome)
+    *_, row = outcome.numbers["models"]
     assert row["heads"] == "0.1 to 1.2"
     assert row["circuit"] == 5
+    by_claim = {stated.claim: stated for stated in outcome.rows}
+    claim = f"induction: AUROC of edges by {recipe.OURS}"
+    assert by_claim[claim].value == row[recipe.OURS]
+    assert by_claim["chain: share of the known parts and edges that are found"].value == 1
     assert all(0 <= row[name] <= 1 for name in ("contrastive flow", "EAP-IG inputs", "random"))
     time = (tmp_path / "induction-0" / "model.safetensors").stat().st_mtime_ns
     recipe.run(RecipeContext("small", tmp_path))

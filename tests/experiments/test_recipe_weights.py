@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiments.context import RecipeContext
 from experiments.head_directions import head_moves
 from experiments.part_weights import Share, opened, principal, summary
 
@@ -9,6 +10,7 @@ from bilens.read.flow import Question
 from bilens.read.flow.split import flows
 from bilens.residual import ResidualModel
 from experiments import part_weights
+from tests.experiments.tiny import check_rows
 from tests.language import VOCAB, random_model, toy_tokenizer
 
 
@@ -30,6 +32,21 @@ def test_all_directions_of_a_part_leave_nothing_of_its_effect(view, two, monkeyp
             assert abs(share.effect) > 1e-3
             none = {name for name, left in share.left.items() if abs(left) < 1e-9}
             assert none == whole
+
+
+class TinyContext(RecipeContext):
+    def choose(self, small, paper):
+        return 2
+
+
+def test_the_recipe_states_the_share_of_each_model(view, tmp_path, monkeypatch):
+    ids = torch.randint(VOCAB, (76, 24), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(part_weights, "_models", lambda _: [("a model", view, ids, None)])
+    outcome = part_weights.run(TinyContext("small", tmp_path))
+    check_rows(outcome)
+    for row, stated in zip(outcome.numbers["rows"], outcome.rows, strict=True):
+        assert stated.value == row["eigenvectors"]
+        assert stated.baselines["neurons"] == row["neurons"]
 
 
 def test_too_much_counts_as_much_as_too_little():

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +25,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
+from tests.experiments.tiny import check_rows
 from tests.language import random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
@@ -65,6 +67,7 @@ def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()
     assert record["recipe"] == name
+    check_rows(import_module(f"experiments.{name}").run(TinyContext("small", tmp_path)))
     if name == "stories":
         assert set(record["table_7"]) == {"head 0", "head 1"}
         assert "Contexts" in page

@@ -23,13 +23,17 @@ def save_llama(path, words, **settings):
     save_model(path, model, wrapped)
 
 
+def check_rows(outcome):
+    """See that there are rows for a file of results, whose texts have no numbers but settings."""
+    rows = [asdict(row) for row in outcome.rows]
+    check({"title": "", "settings": outcome.settings, "rows": rows})
+
+
 def check_outcome(outcome, figures):
     """See that numbers are JSON, and that there are these figures and they can be written."""
     assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
     assert outcome.figures.keys() == figures
-    if outcome.rows:
-        rows = [asdict(row) for row in outcome.rows]
-        check({"title": "", "settings": outcome.settings, "rows": rows})
+    check_rows(outcome)
     for figure in outcome.figures.values():
         json.loads(figure.to_json())
         assert figure.layout.height > 0
