@@ -2,7 +2,7 @@
 
 For each operation the table has the seconds of the processor, one thread, at growing sizes. It has
 the slope of their logarithms over the three largest beside the exponent by mathematics, and the
-most memory above that of before. On Linux.
+most memory above that of before. On Linux. It writes `results/scaling.json`.
 """
 
 import math
@@ -13,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from experiments.results import Recording, Row
 
-from benchmarks.clock import machine
 from benchmarks.subprocess_memory import peak_above
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.read.flow import flow
@@ -22,7 +22,7 @@ from bilens.read.language import top_contexts
 from bilens.residual import ResidualModel
 from bilens.tensor import BilinearTensor, bonds
 
-VOCAB, LENGTH, HIDDEN = 1024, 64, 3
+VOCAB, LENGTH, HIDDEN, TURNS = 1024, 64, 3, 3
 
 
 class Operation(NamedTuple):
@@ -104,17 +104,17 @@ OPERATIONS = (
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
-    """Median of three calls; other work on the machine hardly plays a part."""
+    """Median of several calls; other work on the machine hardly plays a part."""
     times = []
-    for _ in range(3):
+    for _ in range(TURNS):
         start = time.process_time()
         call()
         times.append(time.process_time() - start)
     return statistics.median(times)
 
 
-def measure(operation: Operation) -> None:
-    """Print a row."""
+def measure(operation: Operation) -> Row:
+    """Return the seconds at the largest size, and how they and the memory grow."""
     times, memory = [], []
     for size in operation.sizes:
         call = operation.prepare(size)
@@ -123,22 +123,34 @@ def measure(operation: Operation) -> None:
         memory.append(above)
     sizes = [math.log(size) for size in operation.sizes[-3:]]
     slope, _ = statistics.linear_regression(sizes, [math.log(taken) for taken in times[-3:]])
-    shown = ", ".join(f"{size}: {t:.3g}" for size, t in zip(operation.sizes, times, strict=True))
-    print(
-        f"| {operation.name} | {operation.by} | {shown} | {slope:.2f} | {operation.expected:g} | "
-        f"{memory[0]:.0f} to {memory[-1]:.0f} MB |",
-        flush=True,
+    row = Row(
+        f"{operation.name}, {operation.sizes[-1]} {operation.by}",
+        times[-1],
+        n=TURNS,
+        unit="s",
+        baselines={
+            **{"slope of the logarithm": slope, "by mathematics": operation.expected},
+            **{"MB, least size": memory[0], "MB": memory[-1]},
+        },
     )
+    print(row, flush=True)
+    return row
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure all operations, print and write them."""
     torch.set_num_threads(1)
-    print(machine())
-    print("| operation | by | seconds | slope | expected | memory above |")
-    print("|---|---|---|---|---|---|")
-    for operation in OPERATIONS:
-        measure(operation)
+    recording = Recording()
+    recording.write(
+        "scaling",
+        title="Growth of time and memory",
+        command="python -m benchmarks.scaling",
+        rows=[measure(operation) for operation in OPERATIONS],
+        settings={
+            "sizes": {operation.name: operation.sizes for operation in OPERATIONS},
+            "weights": "random, float32",
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ billion parameters, on a GPU if present. With `--model PATH` it takes a layer of
 linear. D is its down projection, and the directions are the logits of random tokens. The time of
 the reference is proportional to the number of directions, so it does a few of them in each turn.
 Ratios are of wall time and, for machines that do other work beside, of the processor's time.
+`--write` writes `results/spectra.json`.
 
 `--arpack WIDTH ...` compares with ARPACK on the built matrix instead, for small random layers on a
 CPU, and writes `results/eigenpairs.json`. ARPACK finds pairs without a test that none was missed.
@@ -23,7 +24,7 @@ from experiments.results import Recording, Row
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from benchmarks.clock import machine, seconds
+from benchmarks.clock import seconds
 from benchmarks.launches import count
 from bilens.convert import open_model
 from bilens.tensor import BilinearTensor, Spectrum
@@ -67,10 +68,12 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--directions", type=int, default=64)
     parser.add_argument("--arpack", type=int, nargs="+", metavar="WIDTH")
+    parser.add_argument("--write", action="store_true", help="to results/spectra.json")
     given = parser.parse_args()
     if given.arpack:
         compare_with_arpack(given.arpack, given.directions)
         return
+    recording = Recording() if given.write else None
     tensor, directions = (
         trained_layer(given.model, given.layer, given.directions)
         if given.model
@@ -91,23 +94,24 @@ def main() -> None:
 
     one_after_another()
     together()
-    share, times = len(directions) / SAMPLE, []
-    for _ in range(REPEATS):
-        reference, custom = both_clocks(one_after_another), both_clocks(together)
-        times.append((*(share * taken for taken in reference), *custom))
+    share = len(directions) / SAMPLE
+    turns = [(both_clocks(one_after_another), both_clocks(together)) for _ in range(REPEATS)]
+    times = [(*(share * taken for taken in reference), *ours) for reference, ours in turns]
     (spectrum,) = result
     assert spectrum.miss_chance is not None
     exact = torch.stack(tops).abs()
     difference = ((spectrum.values[:SAMPLE].abs() - exact).abs() / exact[:, :1]).max()
     what = f"{given.model.name}, layer {given.layer}" if given.model else "random layer"
-    print(machine())
     print(f"{what}, d_model {tensor.n_in}, hidden {tensor.rank}")
     print(f"{len(directions)} directions, top {K}, medians of {REPEATS}")
     wall, processor, mine_wall, mine_processor = map(statistics.median, zip(*times, strict=True))
     print(f"dense build and eigh one by one   {wall:8.2f} s, {processor:8.2f} s of processor")
     print(f"eigh(k={K}), certified to {TOLERANCE}   {mine_wall:8.2f} s, {mine_processor:8.2f} s")
+    rows = []
     for name, full, top in (("wall", 0, 2), ("processor", 1, 3)):
         ratios = sorted(row[full] / row[top] for row in times)
+        claim = f"dense decompositions one by one over eigh(k): {name} time"
+        rows.append(Row.of_range(claim, ratios))
         shown = ", ".join(f"{ratio:.1f}" for ratio in ratios)
         print(f"ratio, {name:9}                  {statistics.median(ratios):8.1f} x ({shown})")
     launches, waits = count(together)
@@ -116,6 +120,18 @@ def main() -> None:
     print(f"residual                          {spectrum.residuals.max():8.1e}")
     print(f"chance that one is missing        {spectrum.miss_chance.max():8.1e}")
     print(f"forms decomposed whole            {int((spectrum.miss_chance == 0).sum()):8}")
+    if recording is not None:
+        recording.write(
+            "spectra",
+            title="Top eigenpairs of many directions",
+            command="python -m benchmarks.spectra --write",
+            rows=[*rows, Row("error of an eigenvalue, of the largest", float(difference))],
+            settings={
+                **{"layer": what, "d_model": tensor.n_in, "hidden": tensor.rank},
+                **{"directions": len(directions), "eigenpairs": K, "turns": REPEATS},
+                "low and high": "least and most of the turns",
+            },
+        )
 
 
 def compare_with_arpack(widths: list[int], directions: int) -> None:

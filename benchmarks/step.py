@@ -3,17 +3,19 @@
 `python -m benchmarks.step` is for the CPU: a small model, texts of 1,024 tokens, float32. On a GPU
 `python -m benchmarks.step --preset 500m --compile --precision bf16 --length 1024 8192`. The rate is
 that of one large product. The share counts the products of weights only, 6 for each weight and
-token, so that attention's own work lowers it.
+token, so that attention's own work lowers it. `--write` writes `results/step.json`.
 """
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from experiments.results import Recording, Row
 
 from benchmarks.clock import machine, seconds, wait
 from bilens.nn import ATTENTIONS
@@ -77,22 +79,25 @@ def product_rate(dtype: torch.dtype) -> float:
     return 2 * side**3 / seconds(lambda: square @ square)
 
 
-def show(steps: dict[str, Step], rate: float) -> None:
-    """Print a line for each attention, its time also as a multiple of softmax's."""
+def show(steps: dict[str, Step], rate: float) -> list[Row]:
+    """Print a line for each attention, and return its time as a multiple of softmax's."""
     for step in steps.values():
         step()
     # In turns, so that all meet the same machine; each ratio is of one turn.
     turns = [{name: step() for name, step in steps.items()} for _ in range(ROUNDS)]
+    rows = []
     for name, step in steps.items():
         taken = statistics.median(turn[name] for turn in turns)
-        ratio = statistics.median(turn[name] / turn["softmax"] for turn in turns)
+        ratios = [turn[name] / turn["softmax"] for turn in turns]
         texts, length = step.ids.shape
+        rows.append(Row.of_range(f"{length} tokens, {name}: time over that of softmax", ratios))
         size = sum(weight.numel() for weight in step.model.parameters())
         print(
             f"{name:13} {length:6} {texts:5} {size / 1e6:10.2f}M {texts * length / taken:10.0f}"
-            f" {step.operations() / taken / rate:7.1%} {ratio:9.2f}",
+            f" {step.operations() / taken / rate:7.1%} {statistics.median(ratios):9.2f}",
             flush=True,
         )
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,14 +109,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of a step")
     parser.add_argument("--precision", choices=DTYPES, default="float32")
     parser.add_argument("--compile", action="store_true", help="by torch.compile, as one graph")
+    parser.add_argument("--write", action="store_true", help="to results/step.json")
     given = parser.parse_args(arguments)
+    recording, rows = Recording() if given.write else None, []
     print(machine())
     dtype = DTYPES[given.precision]
     rate = product_rate(dtype)
     print(f"{given.preset}, {given.precision}; one product: {rate / 1e12:.3g} TFLOP/s")
     print("attention     length texts  parameters   tokens/s   share  x softmax")
     for length in given.length:
-        show(
+        rows += show(
             {
                 name: Step(
                     {**SIZES[given.preset], "attention": name, "n_ctx": length},
@@ -122,6 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for name in dict.fromkeys(["softmax", *given.attention])
             },
             rate,
+        )
+    if recording is not None:
+        recording.write(
+            "step",
+            title="A training step of a language model",
+            command=" ".join(["python -m benchmarks.step", *(arguments or sys.argv[1:])]),
+            rows=rows,
+            settings={
+                **{"preset": given.preset, "precision": given.precision, "tokens": given.length},
+                **{"turns": ROUNDS, "low and high": "least and most of the turns"},
+            },
         )
 
 

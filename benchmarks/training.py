@@ -1,10 +1,14 @@
-"""An epoch of training on MNIST's shapes against its products only."""
+"""An epoch of training on MNIST's shapes against its products only.
+
+`python -m benchmarks.training` writes `results/epoch.json`.
+"""
 
 import statistics
 from dataclasses import replace
 from functools import partial
 
 import torch
+from experiments.results import Recording, Row
 
 from benchmarks.clock import machine, seconds
 from bilens.data import ImageData
@@ -38,7 +42,8 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
 
 
 def main() -> None:
-    """Print each kind of training as a multiple of the products timed beside it."""
+    """Print and write each kind of training as a multiple of the products timed beside it."""
+    recording, rows = Recording(), []
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(IMAGES, PIXELS, generator=generator)
     labels = torch.randint(CLASSES, (IMAGES,), generator=generator)
@@ -57,12 +62,23 @@ def main() -> None:
         products(), training()
         turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
         ratios = sorted(taken / floor for floor, taken in turns)
+        rows.append(Row.of_range(f"{name}: time over that of the matrix products", ratios))
         floor, taken = map(statistics.median, zip(*turns, strict=True))
         print(
             f"{name:13} {taken:7.2f}   products alone {floor:6.2f}   "
             f"{statistics.median(ratios):5.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})",
             flush=True,
         )
+    recording.write(
+        "epoch",
+        title="An epoch of training",
+        command="python -m benchmarks.training",
+        rows=rows,
+        settings={
+            **{"images": IMAGES, "pixels": PIXELS, "d_model": WIDTH, "batch": BATCH},
+            **{"turns": ROUNDS, "low and high": "least and most of the turns"},
+        },
+    )
 
 
 if __name__ == "__main__":

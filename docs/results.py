@@ -26,28 +26,24 @@ __all__ = [
 
 DOCS = Path(__file__).parent
 GROUPS = {
-    "Images": [
-        *("accuracy", "fig3", "fig4", "noises", "fig5"),
-        *("deep", "seeds", "bonds", "masks", "case_study", "modular"),
-    ],
+    "Images": [*("fig3", "fig4", "noises", "fig5"), *("bonds", "masks", "case_study", "modular")],
     "Language models": [
         *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensor_readings"),
     ],
     "Circuits and flows": [
         *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
-        *("circuits", "circuit_time", "truth", "agreement", "one_direction", "stream_directions"),
+        *("circuits", "circuit_time", "truth", "agreement", "one_direction"),
     ],
     "Exactness and speed": [
-        *("exactness", "earlier_flows", "robustness", "flow_memory", "flow_time"),
-        *("attention", "short_attention"),
-        *("kernels", "kernel_launches", "launches", "report_time", "eigenpairs", "processes"),
+        *("earlier_flows", "flow_memory", "flow_time"),
+        *("attention", "short_attention", "launches", "eigenpairs"),
         *("gpu", "peers", "speed", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("families", "help", "pages", "people", "proposals", "right", "size", "suite"),
+    *("families", "help", "pages", "people", "proposals", "right", "size"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""
