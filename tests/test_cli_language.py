@@ -3,12 +3,14 @@
 import json
 import re
 from html import unescape
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import bilens
 from bilens.cli import main
+from bilens.shipped import STORY as SHIPPED
 from tests.command_line import in_json, refusal
 
 STORY = "once upon a time there was a {0} girl . she said , " + '"i like my {1} !" and ran home .'
@@ -136,6 +138,26 @@ def test_the_report_of_a_language_model(run, capsys):
     result = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
     assert result["report"] == str(run / "report.html")
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
+
+
+def test_the_model_that_comes_with_bilens_has_its_name_alone(tmp_path, monkeypatch, capsys):
+    """Without data, a network, and a place on this machine in any text."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["--prompt", "The girl ran because", "--token", "she", "--minus", "he"]
+    asked += ["--against", "The boy ran because"]
+    result = in_json(capsys, "report", "story", *asked)
+    assert result["report"] == str(Path("runs") / "report-story.html")
+    page = Path(result["report"]).read_text()
+    assert "after “The girl ran because”, and not after “The boy ran because”" in page
+    assert "none were named (--data FILE.txt)" in page
+    in_json(capsys, "flow", "story", *asked, "--output", "flow.html")
+    assert in_json(capsys, "process", "story")["model"] == str(Path("runs") / "processed-story")
+    with pytest.raises(SystemExit):
+        main(["contexts", "story", "--token", "girl"])
+    refused = capsys.readouterr().err
+    assert "story does not say what it was trained on" in refused
+    for text in (page, Path("flow.html").read_text(), refused):
+        assert str(SHIPPED) not in text
 
 
 FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the"]

@@ -74,6 +74,7 @@ REPORT_OPTIONS = {
     "layer": "1",
     "among": "25",
     "prompt": "t3 t4 t7",
+    "against": "t3 t9 t5",
 }
 REPORT = ["report", "--output", "page.html"]
 RUNS: dict[str, tuple[list[str], dict[str, str | None]]] = {

@@ -135,7 +135,7 @@ def check_data(source: str | Path, data: str | None, data_dir: str | Path | None
     """Raise, before a model on this machine is opened, if its data is not named or not there.
 
     Raises:
-        BilensError: the model has no record of its training, or data_dir has no effect on its data.
+        BilensError: data_dir has no effect on the data.
         DataError: a language model in a file is to read texts that do not exist, or the data of
             the training is gone.
     """
@@ -144,5 +144,5 @@ def check_data(source: str | Path, data: str | None, data_dir: str | Path | None
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)
-    elif data is None and (is_file or Path(source).is_dir()):
-        _place(source, training_of(source), data_dir)
+    elif data is None and names_data(source):
+        _place(source, read_training(source), data_dir)

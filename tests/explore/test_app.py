@@ -26,7 +26,7 @@ from tests.models import digit_model
 
 def test_a_run_without_its_record_needs_a_name_of_data(tmp_path):
     digit_model().save_files(tmp_path)
-    with pytest.raises(BilensError, match="does not say what it was trained on"):
+    with pytest.raises(BilensError, match="so the data that .* was trained on is unknown"):
         explorer(tmp_path)
     assert isinstance(explorer(tmp_path, data="digits"), Explorer)
 

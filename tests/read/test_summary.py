@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+import bilens
 from bilens.data import Corpus
+from bilens.errors import BilensError
 from bilens.read.language.names import TokenDirection, in_words
 from bilens.read.summary import example_of, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
@@ -84,6 +86,24 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     assert dict(summary.facts())["perplexity"] == pytest.approx(
         float(torch.tensor(summary.text_loss.loss).exp()), abs=0.01
     )
+
+
+def test_without_texts_it_is_a_sentence_that_the_model_answers(tmp_path):
+    story = bilens.load("story")
+    summary = read_summary(story)
+    question = summary.flow.question
+    # It knows no plural at a distance, and cuts "keys" into pieces.
+    assert (question.text, question.against) == (
+        "The girl was sad because",
+        "The boy was sad because",
+    )
+    assert (question.token, question.minus) == ("she", ("he",))
+    assert "loss" not in str(summary.facts())
+    write_report(tmp_path / "page.html", [summary], title="story")
+    assert "no texts were named" in (tmp_path / "page.html").read_text()
+    assert read_summary(story, None, "She", against="He").flow.flow.two_texts
+    with pytest.raises(BilensError, match="no texts to take one from; give --prompt"):
+        read_summary(family_view("llama"))
 
 
 def test_a_model_at_chance_is_called_so(summary):

@@ -12,7 +12,6 @@ import tyro
 
 from bilens.errors import BilensError
 from bilens.settings import check_value
-from bilens.shipped import find_model
 
 NO_DEFAULTS: Mapping[str, Any] = {}
 
@@ -61,8 +60,6 @@ class Command:
                         check_value(parameter.name, value, parameter.annotation)
                     except BilensError as error:
                         raise UsageError(str(error)) from None
-            if isinstance(model := settings.get("model"), str):  # not the settings of one to train
-                settings["model"] = str(find_model(model))
             return partial(self.run, **settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from bilens.cli.console import DEVICE_HELP, ModelName, check_own, choose_device,
 from bilens.errors import BilensError
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import Between
-from bilens.shipped import STORY
 
 Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 """An option that may be given several times."""
@@ -175,7 +174,7 @@ def run_analysis(
 
 def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> str:
     """Return the command with the options that change its numbers."""
-    words = ["bilens", entry.name, STORY.name if Path(model) == STORY else model]
+    words = ["bilens", entry.name, model]
     for option in entry.options:
         value = settings.get(option.name, option.default)
         if value == option.default:

@@ -166,6 +166,7 @@ def report(
     layer: int | None = None,
     among: int | None = None,
     prompt: str | None = None,
+    against: str | None = None,
     device: Device = "auto",
 ) -> dict[str, Any]:
     """Write the report of a trained model: one HTML file that works offline.
@@ -176,7 +177,8 @@ def report(
 
     Args:
         model: run directory, or folder or name of a model of a known family.
-        data: name of the data; by default that of the training.
+        data: name of the data; by default that of the training. A language model needs none for
+            the flow that its page begins with.
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
         output: the page; by default report.html in the run directory, or runs/report-NAME.html.
         figures: also save every figure in this format into the folder figures beside the page.
@@ -188,24 +190,26 @@ def report(
         metric: (images) inputs of the directions, as in `decompose --bonds`; by default those that
             it was run with, or else the training images.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
-        token: (language) the output to explain; by default the token that the model predicts with
-            the largest margin at the beginning of a held-out text.
+        token: (language) the output to explain; by default that of the sentence, or the token that
+            the model predicts with the largest margin at the beginning of a held-out text.
         minus: (language) tokens whose mean is subtracted from it, separated by commas.
         layer: (language) number of the layer whose heads and MLP are read, from 0; by default 0 if
             its MLP is a tensor, or else none.
         among: (language) read heads of this many tokens, the first of the vocabulary.
         prompt: (language) the text whose flow the page begins with, and that of readings that need
-            one; by default the held-out text of the largest margin.
+            one; by default a sentence of English that the model answers, or the held-out text of
+            the largest margin.
+        against: (language) a second text of as many tokens; the page asks why the token is likelier
+            after the first. By default a held-out text.
     """
     settings = {
         **{"data": data, "data_dir": data_dir, "basis": basis, "drop": drop, "metric": metric},
         **{"order": order, "token": token, "minus": minus, "layer": layer, "among": among},
-        "prompt": prompt,
+        **{"prompt": prompt, "against": against},
     }
     folder = Path(model)
     inside, outside = folder / "report.html", Path("runs") / f"report-{folder.stem}.html"
-    is_run = folder.is_dir() and folder != STORY
-    page = own_place(output, inside if is_run else outside)
+    page = own_place(output, inside if folder.is_dir() else outside)
     if figures:
         check_own(page.parent / "figures", page)
 
@@ -388,17 +392,17 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     from bilens.train.run_directory import is_begun
 
     # As the commands do it, so that the demo shows what users will type.
-    def read(name: str, model: Path, page: Path, **asked: Any) -> dict[str, Any]:
-        return run_analysis(find_analysis(name), str(model), output=page, **asked)
+    def read(name: str, model: str, page: Path, **asked: Any) -> dict[str, Any]:
+        return run_analysis(find_analysis(name), model, output=page, **asked)
 
     deep, grammar = output / "deep", output / "grammar"
     girl, boy = "The girl was sad because", "The boy was sad because"
     out.print(f"“{girl}”: why she, and he after “{boy}”?", style="bold")
     asked: dict[str, Any] = {"prompt": girl, "token": "she", "minus": "he", "against": boy}
-    records = {"story": read("flow", STORY, output / "story" / "flow.html", **asked)}
+    records = {"story": read("flow", STORY.name, output / "story" / "flow.html", **asked)}
     out.print("\nThe few parts that answer such sentences", style="bold")
     page = output / "story" / "circuit.html"
-    records["circuit"] = read("circuit", STORY, page, questions="pronouns", keep=0.9)
+    records["circuit"] = read("circuit", STORY.name, page, questions="pronouns", keep=0.9)
     out.print("\nA deep model on few directions", style="bold")
     train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
     records["decompose"] = decompose(deep, bonds=True)
@@ -409,7 +413,7 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     out.print(f"\n“{prompt}”: why {token}, and not {unlikely}?", style="bold")
     train_language(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS)
     asked = {"prompt": prompt, "token": token, "minus": minus}
-    records["flow"] = read("flow", grammar, grammar / "flow.html", **asked)
+    records["flow"] = read("flow", str(grammar), grammar / "flow.html", **asked)
     report(str(grammar), output=grammar / "report.html", token=token, minus=minus)
     return records
 

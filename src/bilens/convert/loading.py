@@ -30,6 +30,7 @@ from bilens.memory import check_memory
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import ADAPTER_NAME, read_config
 from bilens.progress import no_progress
+from bilens.shipped import find_model
 
 WHOLE, SENTENCEPIECE = "tokenizer.json", ("tokenizer.model", "spiece.model")
 """The file that holds all of a tokenizer, and those of SentencePiece."""
@@ -49,7 +50,7 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     Raises:
         CheckpointError: as there, a weight is NaN, or it is a model of another kind.
     """
-    model = open_any(source, **hub)
+    model = open_any(find_model(source), **hub)
     check_weights(model)
     if not isinstance(model, PreTrainedModel):
         raise CheckpointError(
@@ -260,6 +261,7 @@ def open_tokenizer(
         CheckpointError: it is missing or damaged, has more tokens than the model, or is not the one
             that bilens saved with the model.
     """
+    source = find_model(source)
     if Path(source).suffix == ".gguf":
         return gguf_tokenizer(Path(source), model)
     home = _tokenizer_place(source, **place)
@@ -305,6 +307,7 @@ def find_tokenizer(
     Raises:
         CheckpointError: it is damaged, or does not belong to the model.
     """
+    source = find_model(source)
     if Path(source).suffix == ".gguf":
         return open_tokenizer(source, model) if has_tokenizer(Path(source)) else None
     home = _tokenizer_place(source, **place)

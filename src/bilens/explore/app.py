@@ -152,9 +152,7 @@ def explorer(
     is_tensor = isinstance(model, TensorChain)
     if data is None and is_tensor and not is_place:
         raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
-    if is_tensor and not has_data:
-        check_data(source, None, data_dir)
-    if data_dir is not None and not has_data:
+    if data_dir is not None and not (has_data or is_tensor):
         raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
     # Refused before texts are tokenized, which takes seconds.
     added = [entry for reading in add for entry in named_analyses(reading)]

@@ -26,8 +26,11 @@ from bilens.residual.tokens import require_tokenizer
 from bilens.sections import Fact, Section, Table
 from bilens.settings import Count
 
-EXAMPLE = ("The keys to the cabinet", " are", " is")
-"""A prompt and two next tokens, which models of English text tell apart by the number of a noun."""
+EXAMPLES = (
+    ("The keys to the cabinet", "The key to the cabinet", " are", " is"),
+    ("The girl was sad because", "The boy was sad because", " she", " he"),
+)
+"""Two texts, and two next tokens of which models of English prefer one after each."""
 PROMPT_TOKENS, LARGE_VOCABULARY = 8, 5000
 
 
@@ -62,7 +65,7 @@ class LanguageSummary(Reading):
 
     about: tuple[Fact, ...]  # names and values of its sizes
     vocab_size: int
-    text_loss: TextLoss
+    text_loss: TextLoss | None  # None without texts
     next_tokens: pd.DataFrame  # most likely next tokens of the prompt, with their probabilities
     flow: FlowReading  # flow of the prompt's logit, with its strongest nodes removed
 
@@ -75,6 +78,8 @@ class LanguageSummary(Reading):
 
     def facts(self) -> list[Fact]:
         loss = self.text_loss
+        if loss is None:
+            return [*self.about]
         return [
             *self.about,
             (f"loss on {loss.n_tokens:,} tokens, nats", round(loss.loss, 3)),
@@ -83,18 +88,10 @@ class LanguageSummary(Reading):
         ]
 
     def sections(self) -> list[Section]:
-        loss, even = self.text_loss, log(self.vocab_size)
         graph, *others = self.flow.sections()
         measured = [section for section in others if not section.folded]
         folded = [section for section in others if section.folded]
-        chance = ""
-        if loss.loss > even - 2 * loss.error:
-            chance = "The model is no better than guessing evenly among all tokens. "
-        text = (
-            f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
-            f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
-            f"guessing evenly has {even:.2f}."
-        )
+        chance, text = self._loss_in_words()
         pictures = [part for section in measured for part in section.parts]
         text = " ".join([text, *(section.text for section in measured)])
         table = Table(self.next_tokens, "", self.formats)
@@ -104,6 +101,19 @@ class LanguageSummary(Reading):
             *folded,
         ]
 
+    def _loss_in_words(self) -> tuple[str, str]:
+        """Return a warning about a model at chance, or nothing, and the loss."""
+        loss, even = self.text_loss, log(self.vocab_size)
+        if loss is None:
+            return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
+        at_chance = loss.loss > even - 2 * loss.error
+        return (
+            "The model is no better than guessing evenly among all tokens. " * at_chance,
+            f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
+            f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
+            f"guessing evenly has {even:.2f}.",
+        )
+
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the graph of the flow."""
         return {**super().record(), "flow": self.flow.record()}
@@ -112,10 +122,11 @@ class LanguageSummary(Reading):
 @detached
 def read_summary(
     model: ResidualModel,
-    corpus: Corpus,
+    corpus: Corpus | None = None,
     prompt: str = "",
     direction: TokenDirection | None = None,
     *,
+    against: str = "",
     n_tokens: Count = 256,
 ) -> LanguageSummary:
     """Split the change of a logit between two texts over a model's parts, and measure its loss.
@@ -125,23 +136,33 @@ def read_summary(
 
     Args:
         model: the model.
-        corpus: texts in the model's tokens.
+        corpus: texts in the model's tokens; without them no loss is measured.
         prompt: a text; by default that of the example.
         direction: the token whose logit is split; by default the next token, minus the most likely
             other one.
+        against: the second text; by default one of the corpus.
         n_tokens: number of tokens of the validation texts that the loss is measured on.
+
+    Raises:
+        BilensError: without a prompt, there are no texts, and the model knows no example.
     """
-    texts = (row["input_ids"] for row in corpus.validation)
-    loss = measure_loss(model, texts, n_tokens)
-    against = ""
+    loss = None
+    if corpus is not None:
+        loss = measure_loss(model, (row["input_ids"] for row in corpus.validation), n_tokens)
     if not prompt and direction is None:
         example = example_of(model, corpus)
-        prompt, direction, against = example.prompt, example.direction, example.against
+        prompt, direction = example.prompt, example.direction
+        against = against or example.against
     if not prompt:
+        if loss is None:
+            raise BilensError(
+                "prompt='': there are no texts to take one from; give --prompt (and --against, a "
+                "second text), or name texts with --data"
+            )
         wanted = None if direction is None else model.token(direction.token)
         prompt, found = largest_margin(model, loss.places, wanted)
         direction = direction or found
-    if not against:
+    if not against and corpus is not None:
         against = contrasting_text(model, corpus, prompt, direction)
     logits = model.logits(model.ids(prompt)[None])[0, -1]
     best = logits.topk(min(6, len(logits))).indices.tolist()
@@ -239,20 +260,15 @@ class Example:
 def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
     """Return an example of a corpus: the text whose next token has the largest margin.
 
-    For a large vocabulary, and without a corpus, it is a sentence of English in two numbers. The
-    second text is the one of as many tokens after which the logit is lowest.
+    For a large vocabulary, and without a corpus, it is a sentence of English and another, the first
+    of `EXAMPLES` that the model answers. Otherwise the second text is the one of as many tokens
+    after which the logit is lowest.
     """
-    text, token, minus = EXAMPLE
     if corpus is None or model.vocab_size > LARGE_VOCABULARY:
-        # Small vocabularies cut these words into pieces, and know no such sentence.
-        try:
-            for name in (token, minus):
-                model.token(name)
-            second = text.replace("keys", "key")
-            against = second if len(model.ids(second)) == len(model.ids(text)) else ""
-            return Example(text, TokenDirection(token, (minus,)), against)
-        except BilensError:
-            pass
+        known = [example for row in EXAMPLES if (example := _known(model, *row)) is not None]
+        answered = [example for example in known if _is_answered(model, example)]
+        if answered or known:
+            return (answered or known)[0]
     if corpus is None:
         return Example()
     places = measure_loss(model, first_texts(corpus), 500, PROMPT_TOKENS).places
@@ -264,6 +280,34 @@ def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
         return Example(prompt, direction, contrasting_text(model, corpus, prompt, direction))
     except BilensError:  # the model reads no token of it
         return Example(prompt, direction)
+
+
+def _known(model: ResidualModel, text: str, against: str, token: str, minus: str) -> Example | None:
+    """Return an example whose tokens a model has; None if it cuts the texts into unlike lengths."""
+    names = []
+    try:
+        for name in (token, minus):
+            bare, wanted = name.strip(), model.token(name)
+            with suppress(BilensError):  # without its space it may be no token, or another one
+                name = bare if model.token(bare) == wanted else name  # noqa: PLW2901
+            names.append(name)
+        if len(model.ids(text)) != len(model.ids(against)):
+            return None
+    except BilensError:
+        return None
+    return Example(text, TokenDirection(names[0], tuple(names[1:])), against)
+
+
+def _is_answered(model: ResidualModel, example: Example) -> bool:
+    """Return True if the model prefers the token after the first text, the other after the second.
+
+    Small models know few words, and no number of a noun at a distance.
+    """
+    assert example.direction is not None
+    texts = torch.stack([model.ids(text) for text in (example.prompt, example.against)])
+    logit = logit_of(model, example.direction.vector(model))
+    first, second = logit(last_streams(model, texts)).tolist()
+    return bool(first > 0 > second)
 
 
 def contrasting_text(

@@ -7,7 +7,7 @@ from typing import Any
 from bilens.analyses import check_once, find_analysis, named_analyses
 from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
-from bilens.inputs import loader
+from bilens.inputs import loader, names_data
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
@@ -70,15 +70,19 @@ def _language_readings(
     model: ResidualModel, given: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
 ) -> list[Reading]:
     reads_layer = "layer" in given or is_bilinear(model)
-    names = {"token", "minus", "prompt", "layer"} | ({"among"} if reads_layer else set())
+    names = {"token", "minus", "prompt", "against", "layer"} | ({"among"} if reads_layer else set())
     _check_effects(given, names, added)
-    corpus = loader(model, source)(given, False, False)
+    # Any model has a flow; its loss and contexts need texts.
+    corpus = loader(model, source)(given, False, not names_data(source))
     layer = given.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
     direction = None
     if "token" in given:
         direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
-    overview = read_summary(model, corpus, given.get("prompt", ""), direction)
+    if "against" in given and "prompt" not in given:
+        raise BilensError(f"against={given['against']!r} is a second text; give prompt too")
+    texts = given.get("prompt", ""), given.get("against", "")
+    overview = read_summary(model, corpus, texts[0], direction, against=texts[1])
     if not reads_layer:
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]

@@ -167,7 +167,8 @@ def report(
             but the path is given beside readings, which are made already.
     """
     # `bilens report --help` has a line on each.
-    options = ("basis", "drop", "metric", "order", "token", "minus", "layer", "among", "prompt")
+    of_images, of_language = "basis drop metric order", "token minus layer among prompt against"
+    options = tuple(f"{of_images} {of_language}".split())
     if unknown := settings.keys() - set(options):
         raise BilensError(f"{unknown.pop()} is no setting of a report, expected {options}")
     settings |= {"data": data, "data_dir": data_dir}

@@ -141,7 +141,7 @@ class LanguageReading(Reading):
 @checked
 def read_language(
     model: ResidualModel,
-    corpus: Corpus,
+    corpus: Corpus | None,
     directions: Sequence[TokenDirection] = (),
     *,
     layer: int,
@@ -151,29 +151,36 @@ def read_language(
 
     Args:
         model: the model; eigenvectors need a bilinear MLP.
-        corpus: texts in the model's tokens.
+        corpus: texts in the model's tokens, in which eigenvectors are active.
         directions: outputs to explain; by default frequent words of the corpus.
         layer: number of the layer whose heads and MLP are read.
         among: number of tokens, the first of the vocabulary, for heads. All by default, which takes
             minutes for a large vocabulary.
     """
-    outputs = list(directions) or example_directions(model, corpus)
+    outputs = list(directions)
+    if corpus is not None and not outputs:
+        outputs = example_directions(model, corpus)
     # Learned positions differ, and tokens are read at one where both sides of a pair exist.
     position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
     n_tokens = model.vocab_size if tokens is None else len(tokens)
-    readings: list[DirectionReading] = []
-    left_out: tuple[str, ...] = ()
     # N-grams are read in any case; eigenvectors, and tokens to subtract, need a tensor.
+    left_out: tuple[str, ...] = ()
     try:
-        readings = [
-            read_direction(model, corpus, d.token, minus=d.minus, layer=layer) for d in outputs
-        ]
+        model.mlp(layer)
     except NotBilinearError as error:
         left_out = (str(error),)
+    subtracts = not left_out
+    if corpus is None:
+        left_out += ("Eigenvectors are seen in texts, and none were named (--data FILE.txt).",)
+    readings = [
+        read_direction(model, corpus, d.token, minus=d.minus, layer=layer)
+        for d in outputs
+        if corpus is not None and not left_out
+    ]
     ngrams = [
         read_ngrams(
-            model, d.token, minus=() if left_out else d.minus, layer=layer, position=position
+            model, d.token, minus=d.minus if subtracts else (), layer=layer, position=position
         )
         for d in outputs
     ]
