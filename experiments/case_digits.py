@@ -13,6 +13,7 @@ Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds 
 there already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten minutes a model.
 """
 
+from statistics import fmean
 from typing import Any
 
 from bilens.read import spectra
@@ -48,7 +49,14 @@ def run(context: RecipeContext) -> Outcome:
     figure = eigenvector_figure(spectrum, data.class_names, data, title=title)
     six = 100 * numbers["first_model"]["accuracy_of_shown"]
     rows = [
-        Row.of("accuracy", accuracies, scale=100, unit="%", source=97.8),
+        Row.of(
+            "accuracy",
+            accuracies,
+            scale=100,
+            unit="%",
+            source=97.8,
+            held=round(100 * fmean(accuracies), 1) >= 97.8,
+        ),
         Row(
             f"accuracy with the {2 * ENDS} outermost eigenvectors of each digit", six, n=1, unit="%"
         ),

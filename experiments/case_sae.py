@@ -38,7 +38,7 @@ from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import BLUE, GREY, INK
-from experiments.results import Row, intervals
+from experiments.results import Row, interval, intervals
 
 SEEDS = (3, 3)
 """Initialisations at either scale."""
@@ -98,10 +98,17 @@ def _rows(measured: Sequence[dict[str, float]]) -> list[Row]:
         ("loss recovered by least squares", "pseudoinverse_recovered", 100, "%", 98.1),
         ("correlation of both, where active", "correlation_where_active", 1, "", None),
     )
-    return [
-        Row.of(claim, [m[key] for m in measured], scale=scale, unit=unit, source=source)
-        for claim, key, scale, unit, source in claims
-    ]
+    rows = []
+    for claim, key, scale, unit, source in claims:
+        row = Row.of(claim, [m[key] for m in measured], scale=scale, unit=unit, source=source)
+        if source is not None:
+            spread = interval([scale * m[key] for m in measured])
+            # Of the loss more may be recovered than in the source.
+            least = -math.inf if unit == "%" else spread.get("low", spread["mean"])
+            held = least <= source <= spread.get("high", spread["mean"])
+            row = replace(row, held=held)
+        rows.append(row)
+    return rows
 
 
 def compare(model: ImageClassifier, autoencoder: SparseAutoencoder, data: ImageData) -> Comparison:

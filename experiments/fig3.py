@@ -92,6 +92,7 @@ def _rows(d_model: int, curves: Sequence[TruncationCurve], n_samples: int) -> li
             needed[0.1],
             baselines=all_of_them,
             source=NEEDED_BY_OTHERS[d_model],
+            held=sum(needed[0.1]) / len(curves) <= NEEDED_BY_OTHERS[d_model],
         ),
     ]
 

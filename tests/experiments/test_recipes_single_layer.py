@@ -20,6 +20,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
+from experiments import fig5
 from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
@@ -167,6 +168,15 @@ def test_figure_5_measures_the_border():
     assert border_share(vectors[1:], (28, 28)) == 1
     assert border_share(vectors, (28, 28)) == 0.5
     assert border_share(torch.ones(1, 64), (8, 8)) == pytest.approx(28 / 64)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rank", "held"), [(0.9796, 40.0, [True, True]), (0.9794, 41.0, [False, False])]
+)
+def test_figure_5_says_whether_the_source_held(accuracy, rank, held):
+    model = {"accuracy": accuracy, "effective_rank": rank, "drop": 0.02, "border_share": 0.1}
+    rows = fig5._rows("none", [model, model])
+    assert [row.held for row in rows] == [*held, False, None]
 
 
 def test_figure_9_reads_the_ends_of_the_spectrum():
