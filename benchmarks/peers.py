@@ -3,6 +3,7 @@
 The other projects are not part of this one. Name the folder of a clone of each, or install it, and
 its rows are printed. Missing projects are named with their address. Seconds are medians of five
 turns, after one that does not count; ratios are of one turn, with least and most in brackets.
+`--write` writes them to `results/peers.json`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 import transformers
+from experiments.results import Recording, Row
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ from bilens.convert import process
 from bilens.data import ImageData
 from bilens.kernels import bilinear_attention
 from bilens.nn import ClassifierConfig
-from bilens.tensor import BilinearTensor, expected_cosine
+from bilens.tensor import BilinearTensor, Spectrum, expected_cosine
 from bilens.train import ClassifierTraining, train_classifier
 
 TURNS = 5
@@ -52,14 +54,14 @@ def compare(
     theirs: Callable[[], Any],
     ours: Callable[[], Any],
     agreement: Callable[[Any, Any], str],
-) -> None:
-    """Time both in turns, and print a row of the table."""
+) -> Row:
+    """Time both in turns, and return the row."""
     agrees = agreement(theirs(), ours())
-    show(what, peer, by_turns(theirs, ours, turns=TURNS), agrees)
+    return show(what, peer, by_turns(theirs, ours, turns=TURNS), agrees)
 
 
-def show(what: str, peer: str, turns: Sequence[tuple[float, ...]], agrees: str) -> None:
-    """Return a row of the table: both medians, their ratio turn by turn, and the faster side."""
+def show(what: str, peer: str, turns: Sequence[tuple[float, ...]], agrees: str) -> Row:
+    """Print both medians, their ratio turn by turn and the faster side, and return the ratio."""
     ratios = sorted(theirs / custom for theirs, custom in turns)
     theirs, custom = (statistics.median(times) for times in zip(*turns, strict=True))
     wins = "bilens" if ratios[0] > 1 else "the peer" if ratios[-1] < 1 else "neither"
@@ -68,6 +70,8 @@ def show(what: str, peer: str, turns: Sequence[tuple[float, ...]], agrees: str) 
         f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {agrees} | {wins} |",
         flush=True,
     )
+    claim = f"{what}: time of {peer.replace('`', '')} over ours"
+    return Row.of_range(claim, ratios, baselines={"ours, seconds": custom})
 
 
 def relative(theirs: Tensor, ours: Tensor) -> str:
@@ -97,8 +101,9 @@ class Images(SimpleNamespace):
         return len(self.x)
 
 
-def classifiers(folder: Path) -> None:
-    """Training an image classifier for an epoch, taking it apart, and tokens by the same code."""
+def classifiers(folder: Path) -> list[Row]:
+    """Train an image classifier for an epoch, take it apart, and tokens by the same code."""
+    rows = []
     sys.path.insert(0, str(folder / "src"))
     Model: Any = module(folder / "src" / "image" / "model.py").Model
     generator = torch.Generator().manual_seed(0)
@@ -126,20 +131,26 @@ def classifiers(folder: Path) -> None:
 
         what = f"an epoch of {IMAGES:,} images of {PIXELS} pixels, width {WIDTH}, batch {batch}"
         peer = "bilinear-decomposition, `fit`"
-        compare(what, peer, theirs, ours, lambda a, b: f"accuracy {a:.3f} and {b:.3f}")
+        agreement = "accuracy {:.3f} and {:.3f}".format
+        rows.append(compare(what, peer, theirs, ours, agreement))
     peer = "bilinear-decomposition, `decompose`"
     with torch.no_grad():
         model = Model.from_config(d_input=PIXELS, d_hidden=WIDTH, d_output=CLASSES)
         layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
         what = f"all eigenvectors of {CLASSES} classes, width {WIDTH}, as pixels"
         every = layer.interaction(torch.eye(CLASSES))
-        compare(what, peer, model.decompose, lambda: every.eigh().pullback(model.w_e), _same_top)
+
+        def pixels(every: Any = every, E: Any = model.w_e) -> Spectrum:
+            return every.eigh().pullback(E)
+
+        rows.append(compare(what, peer, model.decompose, pixels, _same_top))
         for width, tokens in ((256, 1024), (1024, 64)):
             model = Model.from_config(d_input=8, d_hidden=width, d_output=tokens)
             layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
             several = layer.interaction(torch.eye(tokens))
             what = f"top 8 eigenvectors of {tokens} tokens, random weights, d_model {width}"
-            compare(what, peer, model.decompose, partial(several.eigh, 8), _same_top)
+            rows.append(compare(what, peer, model.decompose, partial(several.eigh, 8), _same_top))
+    return rows
 
 
 def _same_top(theirs: tuple[Tensor, Tensor], ours: Any) -> str:
@@ -148,8 +159,8 @@ def _same_top(theirs: tuple[Tensor, Tensor], ours: Any) -> str:
     return relative(values.abs().sort(descending=True).values[:, :k], ours.values.abs())
 
 
-def whole_svd() -> None:
-    """Return the SVD of a layer's unfolding, the usual way."""
+def whole_svd() -> Row:
+    """Time the SVD of a layer's unfolding, the usual way."""
     layer = BilinearTensor(torch.randn(100, 300), torch.randn(100, 300), torch.randn(100, 100))
 
     def theirs() -> Tensor:
@@ -159,13 +170,14 @@ def whole_svd() -> None:
         return result
 
     what = "singular values of a layer, 100 x 300²"
-    compare(
+    return compare(
         what, "torch, `einsum` and `svdvals`", theirs, lambda: layer.svd().values[:100], relative
     )
 
 
-def similarity(folder: Path) -> None:
-    """Similarity of two models as functions of Gaussian inputs."""
+def similarity(folder: Path) -> list[Row]:
+    """Time the similarity of two models as functions of Gaussian inputs."""
+    rows = []
     sys.path.insert(0, str(folder))
     similar: Any = import_module("src.components.similarity")
     DeepMLP: Any = import_module("src.models.deep_mlp").DeepMLP
@@ -183,7 +195,8 @@ def similarity(folder: Path) -> None:
         similar.precompile(a, b)
         what = f"cosine of two models of {layers} layer{'s' * (layers > 1)}, width {width}"
         peer = "tensor-similarity, `similarity_parts`"
-        compare(what, peer, theirs, ours, partial(_both, note))
+        rows.append(compare(what, peer, theirs, ours, partial(_both, note)))
+    return rows
 
 
 def _both(note: str, theirs: Tensor, ours: Tensor) -> str:
@@ -198,8 +211,8 @@ def _chain(model: Any) -> list[BilinearTensor]:
     return chain
 
 
-def attention(length: int, folder: Path | None) -> None:
-    """Squared and bilinear scores, causal, without softmax."""
+def attention(length: int, folder: Path | None) -> list[Row]:
+    """Time squared and bilinear scores, causal, without softmax."""
     generator = torch.Generator().manual_seed(0)
     shape = 1, HEADS, length, D_HEAD
     q, k, v, q2, k2 = (torch.randn(shape, generator=generator) for _ in range(5))
@@ -212,11 +225,12 @@ def attention(length: int, folder: Path | None) -> None:
     size = f"{length:,} tokens, {HEADS} heads of {D_HEAD}"
     bilinear = f"bilinear attention, {size}"
     custom = partial(bilinear_attention, q, k, v, q2, k2)
-    compare(bilinear, "textbook `einsum`", textbook, custom, relative)
+    rows = [compare(bilinear, "textbook `einsum`", textbook, custom, relative)]
     fused = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compare(bilinear, "torch's SDPA", fused, custom, lambda *_: "softmax: another function")
+    other = "softmax: another function"
+    rows.append(compare(bilinear, "torch's SDPA", fused, custom, lambda *_: other))
     if folder is None:
-        return
+        return rows
     ops = folder / "fla" / "ops"
     pattern: Any = module(ops / "rebased" / "naive.py").naive_parallel_rebased
     linear: Any = module(ops / "linear_attn" / "naive.py").naive_chunk_linear_attn
@@ -234,11 +248,12 @@ def attention(length: int, folder: Path | None) -> None:
     custom = partial(bilinear_attention, q, k, v)
     for name, call in (("naive_parallel_rebased", full), ("naive_chunk_linear_attn", chunks)):
         peer = f"flash-linear-attention, `{name}`"
-        compare(f"squared attention, {size}", peer, call, custom, relative)
+        rows.append(compare(f"squared attention, {size}", peer, call, custom, relative))
+    return rows
 
 
-def processing() -> None:
-    """Folding norms and centring of a model with random weights, time and peak of memory."""
+def processing() -> list[Row]:
+    """Time folding norms and centring of a model with random weights, time and peak of memory."""
     TransformerBridge: Any = import_module("transformer_lens.model_bridge").TransformerBridge
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -257,6 +272,7 @@ def processing() -> None:
         "num_hidden_layers": 12,
         **grouped,
     }
+    rows = []
     for name, config in (
         ("GPT-2 small", transformers.GPT2Config()),
         ("a Llama of its size", transformers.LlamaConfig(**llama)),
@@ -288,7 +304,8 @@ def processing() -> None:
         memory = f"{most:.0f} and {own_most:.0f} MB above the model's {megabytes:.0f} MB"
         agrees = f"log-probabilities change by {max(changes):.0e}; {memory}"
         peer = "TransformerLens, `enable_compatibility_mode`"
-        show(f"weight processing of {name}", peer, times[1:], agrees)
+        rows.append(show(f"weight processing of {name}", peer, times[1:], agrees))
+    return rows
 
 
 def _uneven_norms(model: nn.Module) -> None:
@@ -310,30 +327,45 @@ def _outputs(model: Any) -> Tensor:
 
 
 def main() -> None:
-    """Print the table, and the missing projects of absent rows."""
+    """Print the table, and the missing projects of absent rows, and write it where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, where in CLONES.items():
         parser.add_argument(f"--{name}", type=Path, help=f"folder of a clone of {where}")
+    parser.add_argument("--write", action="store_true", help="to results/peers.json")
     given = vars(parser.parse_args())
+    recording, rows = Recording() if given["write"] else None, []
     folders = {name: given[name.replace("-", "_")] for name in CLONES}
     print(machine())
     print("| what | the peer | its time | bilens | ratio | agreement | wins |")
     print("|---|---|---|---|---|---|---|")
     if folder := folders["bilinear-decomposition"]:
-        classifiers(folder)
+        rows += classifiers(folder)
     with torch.no_grad():
-        whole_svd()
+        rows.append(whole_svd())
         if folder := folders["tensor-similarity"]:
-            similarity(folder)
+            rows += similarity(folder)
         for length in (256, 4096):
-            attention(length, folders["flash-linear-attention"])
+            rows += attention(length, folders["flash-linear-attention"])
     if importlib.util.find_spec("transformer_lens"):
-        processing()
+        rows += processing()
     else:
         print("without TransformerLens: pip install transformer-lens")
     for name, folder in folders.items():
         if not folder:
             print(f"without {name}: git clone https://{CLONES[name]}, and --{name} FOLDER")
+    if recording is not None:
+        recording.write(
+            "peers",
+            title="Beside other projects",
+            command="python -m benchmarks.peers --write",
+            rows=rows,
+            settings={
+                **{"images": IMAGES, "pixels": PIXELS, "classes": CLASSES, "layers": [1, 2]},
+                **{"batch": [100, 2048], "widths": [8, 48, 100, 256, WIDTH, 1024]},
+                **{"tokens": [64, 256, 1024, 4096], "heads": HEADS, "d_head": D_HEAD},
+                **{"turns": TURNS, "low and high": "least and most of the turns"},
+            },
+        )
 
 
 if __name__ == "__main__":
