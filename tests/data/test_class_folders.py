@@ -1,4 +1,5 @@
 from itertools import product
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -54,38 +55,6 @@ def test_a_split_in_folders_is_kept(tmp_path, name):
     assert data.train_labels.bincount().tolist() == [10, 10, 10]
     assert data.test_labels.bincount().tolist() == [2, 2, 2]
     assert levels(data.test_images) == [0, 1, 10, 11, 20, 21]
-
-
-def test_images_of_two_sizes_and_files_that_are_no_images_are_named(tmp_path):
-    folder = write(tmp_path / "insects")
-    Image.new("L", (5, 5)).save(folder / "bee" / "5.png")
-    with pytest.raises(DataError, match=r"insects: bee/5.png .* it has 5x5 pixels, expected 4x5 "):
-        load_images(str(folder))
-    (folder / "bee" / "5.png").write_bytes(b"\x89PNG")
-    with pytest.raises(DataError, match=r"insects: bee/5.png cannot be read: .*remove it"):
-        load_images(str(folder))
-
-
-def test_folders_without_pictures_are_refused(tmp_path):
-    with pytest.raises(DataError, match="has neither the IDX files .* nor class folders with imag"):
-        load_images(str(tmp_path))
-    (tmp_path / "notes.txt").write_text("none")
-    with pytest.raises(DataError, match="nor class folders with images; unpack archives first"):
-        load_images(str(tmp_path))
-    (tmp_path / "ant").mkdir()
-    with pytest.raises(DataError, match="ant holds no pictures; fill it, or remove it"):
-        load_images(str(tmp_path))
-    folder = tmp_path / "[classes]"
-    write(folder / "test")
-    with pytest.raises(DataError, match=r"holds the folders test, of which test hold further fold"):
-        load_images(str(folder))
-    write(folder / "train")
-    write(folder / "more")
-    with pytest.raises(DataError, match=r"holds the folders more, test, train, of which"):
-        load_images(str(folder))
-    (folder / "more").rename(folder / "train" / "ant" / "more")
-    with pytest.raises(DataError, match=r"ant holds folders, expected pictures only"):
-        load_images(str(folder))
 
 
 RAMP = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (4, 1))
@@ -170,6 +139,53 @@ def test_every_mode_of_pillow_is_read_whole_or_refused():
                 grey_levels(picture)
 
 
+A, B, BEE = ("a/1.png", GREY), ("b/1.png", GREY), ("b/2.png", GREY)
+SPLIT = (("train/a/1.png", GREY), ("test/a/1.png", GREY))
+REMEDY = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
+FOLDERS = [
+    ([], "has neither the IDX files .* nor class folders with imag"),
+    ([("notes.txt", b"none")], "nor class folders with images; unpack archives first"),
+    *(([(n, b"PK")], f"neither the IDX files .*{REMEDY}") for n in ("a.npz", "a.npy", "a.zip")),
+    ([("ant", None)], "ant holds no pictures; fill it, or remove it"),
+    (SPLIT[1:], "holds the folders test, of which test hold further fold"),
+    ([*SPLIT, ("more/a/1.png", GREY)], "holds the folders more, test, train, of which"),
+    ([*SPLIT, ("train/a/more/b/1.png", GREY)], "a holds folders, expected pictures only"),
+    ([A, B], "holds 2 pictures, expected at least 3, to train and to t"),
+    ([A, B, ("b/2.png", GREY.resize((5, 5)))], "b/2.png .* it has 5x5 pixels, expected 4x16 "),
+    ([A, B, ("b/2.png", b"\x89PNG")], "b/2.png cannot be read: .*remove it"),
+    *(
+        ([A, B, BEE, (place, Path("gone"))], f"{place} is a link to .*gone, which is not there")
+        for place in ("c", "b/3.png", "b/c")
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "words"), FOLDERS)
+def test_folders_without_classes_of_pictures_are_refused(tmp_path, files, words):
+    folder = tmp_path / "[classes]"
+    folder.mkdir()
+    for name, content in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Image.Image):
+            content.save(path)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is None:
+            path.mkdir()
+        else:
+            path.symlink_to(tmp_path / content)
+    with pytest.raises(DataError, match=words):
+        load_images(str(folder))
+
+
+@pytest.mark.parametrize("name", ["digits.npz", "digits.zip", "train.parquet"])
+def test_a_file_is_no_folder(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(DataError, match=f"{name} is a file, expected a folder of IDX .*{REMEDY}"):
+        load_images(str(tmp_path / name))
+
+
 @pytest.mark.parametrize("names", ["train bus", "test control", "train test", "valid val"])
 @pytest.mark.parametrize("linked", [False, True])
 def test_classes_have_any_names_and_may_be_links(tmp_path, names, linked):
@@ -184,17 +200,6 @@ def test_classes_have_any_names_and_may_be_links(tmp_path, names, linked):
     data = load_images(str(tmp_path / "data"))
     assert data.class_names == tuple(sorted(names.split()))
     assert len(data.train_labels) + len(data.test_labels) == 10
-
-
-def test_two_pictures_and_a_broken_link_are_named(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        GREY.save(tmp_path / name / "1.png")
-    with pytest.raises(DataError, match="holds 2 pictures, expected at least 3, to train and to t"):
-        load_images(str(tmp_path))
-    (tmp_path / "b" / "2.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(DataError, match="b/2.png is a link to .*nowhere.png, which is not"):
-        load_images(str(tmp_path))
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -273,21 +278,3 @@ def test_a_data_set_of_the_hub_without_labels(serve):
         DataError, match="has the columns .*text.*, expected an image and a class la"
     ):
         load_images("hub:someone/insects")
-
-
-@pytest.mark.parametrize("place", ["fly", "bee/11.png", "bee/fly"])
-def test_a_link_to_nothing_is_named(tmp_path, place):
-    folder = write(tmp_path / "insects")
-    (folder / place).symlink_to(tmp_path / "gone")
-    with pytest.raises(DataError, match=f"{place} is a link to .*gone, which is not there"):
-        load_images(str(folder))
-
-
-@pytest.mark.parametrize("name", ["digits.npz", "digits.npy", "digits.zip", "train.parquet"])
-def test_arrays_and_archives_are_refused_with_the_remedy(tmp_path, name):
-    (tmp_path / name).write_bytes(b"PK")
-    remedy = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
-    with pytest.raises(DataError, match=f"{name} is a file, expected a folder of IDX .*{remedy}"):
-        load_images(str(tmp_path / name))
-    with pytest.raises(DataError, match=f"has neither the IDX files .*{remedy}"):
-        load_images(str(tmp_path))

@@ -196,10 +196,3 @@ def test_an_unknown_name(name, tmp_path, monkeypatch):
     )
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         load_images(name)
-
-
-def test_a_file_is_no_folder(tmp_path):
-    path = tmp_path / "data.zip"
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"data\.zip is a file, expected a folder"):
-        load_images(str(path))

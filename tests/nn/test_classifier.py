@@ -126,24 +126,6 @@ def test_accuracy_refuses_what_are_no_labels(labels, message):
         build(ClassifierConfig(4, 3, 5)).accuracy(torch.randn(5, 4), labels)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_layers": 0}, "n_layers=0, expected a whole number, at least 1 and at most 1024"),
-        ({"d_model": None}, "d_model=None, expected a whole number"),
-        ({"d_hidden": -1}, "d_hidden=-1, expected a whole number"),
-        ({"beta": float("nan")}, "beta=nan, expected a finite number"),
-        ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) has 9 pixels, but the model reads n_inp"),
-        ({"image_shape": (4,)}, r"image_shape=\(4,\), expected 2 values"),
-        ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
-        ({"norm": "batch"}, "norm='batch', expected one of none, scalar, rms"),
-    ],
-)
-def test_a_bad_config_is_explained(settings, message):
-    with pytest.raises(BilensError, match=message):
-        ImageClassifier(ClassifierConfig(**{"n_inputs": 4, "n_classes": 2, **settings}))
-
-
 @pytest.fixture
 def saved(tmp_path):
     build(ClassifierConfig(4, 2, 3)).save_pretrained(tmp_path)

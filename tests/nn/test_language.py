@@ -357,30 +357,6 @@ def test_mlps(name):
             mlp.tensor("blocks[3].mlp")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mlp": "cubic"}, "mlp='cubic', expected one of bilinear"),
-        ({"norm": "batch"}, "norm='batch', expected one of none"),
-        ({"positions": "alibi"}, "positions='alibi', expected one of rotary"),
-        ({"attention": "cubic"}, "attention='cubic', expected one of softmax"),
-        ({"attention_norm": "max"}, "attention_norm='max', expected one of none"),
-        ({"attention": "bilinear", "attention_norm": "sum"}, "attention_norm='sum' is for attenti"),
-        ({"mlp_bias": "in"}, "mlp_bias='in', expected one of none, out, all"),
-        ({"norm_eps": -1e-8}, "norm_eps=-1e-08, expected a finite number, above 0"),
-        ({"logit_cap": 0.0}, "logit_cap=0.0, expected a finite number, above 0"),
-        ({"hidden_size": -1}, "d_model=-1, expected a whole number, at least 1"),
-        ({"n_layers": 10**12}, "n_layers=1000000000000, expected a whole number, at least 1 and"),
-        ({"attention_scale": torch.nan}, "attention_scale=nan, expected a finite number or none"),
-        ({"d_model": 10, "n_heads": 4}, "d_model=10 is not a multiple of n_heads=4"),
-        ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is not a multiple of n_kv_heads=3"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(BilensError, match=message):
-        LanguageConfig(**settings)
-
-
 def test_bad_parts_are_named():
     with pytest.raises(BilensError, match="name='batch', expected one of none, scalar, rms"):
         make_norm("batch", 4)

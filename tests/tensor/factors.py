@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.tensor import BilinearTensor
+from bilens.tensor import BilinearTensor, FactoredMatrix
 
 shapes = st.fixed_dictionaries(
     {
@@ -27,6 +27,11 @@ def random_tensor(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_matrix(n_rows, n_columns, rank, batch=(), seed=0) -> FactoredMatrix:
+    left = normal(*batch, n_rows, rank, seed=seed)
+    return FactoredMatrix(left, normal(*batch, rank, n_columns, seed=seed + 1))
 
 
 def dense(tensor: BilinearTensor) -> Tensor:

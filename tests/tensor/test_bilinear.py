@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, QuadraticForm, affine, decompile, with_constant
+from bilens.tensor import BilinearTensor, affine, decompile, with_constant
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
@@ -196,50 +196,3 @@ def test_gradients():
         return t(x), lifted(x), form(x), t.inner(t), form.dense(), t.input_gram(), form.norm(), *two
 
     assert torch.autograd.gradcheck(everything, (*factors, x))
-
-
-MISFITS = [
-    (
-        lambda t: BilinearTensor(t.left.long(), t.right, t.out),
-        r"left is .*torch.int64, expected a tensor of real numbers of shape \(rank, n_in",
-    ),
-    (lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]), r"weights is .*\(3, 2\).*beside left"),
-    (lambda t: t(normal(4), normal(3)), r"y has shape \(3,\).*length 4"),
-    (lambda t: t.contract(normal(3)), r"x has shape \(3,\).*length 4"),
-    (lambda t: t + random_tensor(5, 5, 3, 0), "other has 3 outputs and 5 inputs"),
-    (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
-    (lambda t: t.interaction(3), r"direction=3, expected a tensor of real numbers of shape \(\*ba"),
-    (lambda t: t.interaction(output="3"), "output='3', expected 0 to 2, the number of an output"),
-    (lambda t: t.interaction(output=[0.5]), r"output=\[0.5\], expected text or a whole number or"),
-    (lambda t: t.interaction(output=0).eigh(5), "k=5, expected a whole number, 1 to 4"),
-    (lambda t: t.interaction(output=0).eigh(tolerance=0), "tolerance=0, expected .*above 0"),
-    (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"right is .* beside left \(5, 4\)"),
-    (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),
-    (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
-    (lambda t: t.with_bias()(torch.zeros(3, dtype=torch.float64)), r"length 4 \(or 5"),
-    (lambda t: t.interaction(), "either a direction or output"),
-    (lambda t: t.interaction(normal(3), output=1), "exactly one"),
-    (lambda t: t.interaction(normal(2)), r"direction has shape \(2,\).*length 3"),
-    (lambda t: t.interaction(output=[0, -1]), "output=-1"),
-    (lambda t: t.interaction(output=0)[0], "without a batch to index"),
-    (
-        lambda t: t.change_basis(inputs=normal(3, 4)),
-        r"inputs has shape \(3, 4\); expected \(4, k\)",
-    ),
-    (lambda t: t.change_basis(outputs=normal(2, 4)), r"outputs has shape.*\(m, 3\)"),
-    (lambda t: t.with_bias(normal(4)), r"left has shape \(4,\), expected \(5,\)"),
-    (lambda t: t.with_bias(out=normal(4)), r"out has shape \(4,\), expected \(3,\)"),
-    (lambda t: t.interaction(output=0).apply(normal(2, 3)), r"vectors has shape \(2, 3\)"),
-    (lambda t: t.with_residual(), "4 inputs and 3 outputs"),
-    (lambda t: t.inner(random_tensor(5, 5, 3, 0)), "other has 3 outputs and 5 inputs"),
-    (lambda t: t.dense(max_bytes=100), r"\(3, 4, 4\) and 384 bytes; the limit is max_bytes=100"),
-    (lambda t: t.interaction(output=0).dense(max_bytes=100), "128 bytes"),
-    (lambda t: t.svd(4), "k=4, expected a whole number, 1 to 3"),
-    (lambda t: t.svd(2).truncate(3), "k=3, expected a whole number, 1 to 2"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISFITS)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(random_tensor(4, 5, 3, 0))

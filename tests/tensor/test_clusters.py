@@ -1,9 +1,7 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.tensor.features import cluster
 from tests.tensor.factors import close, normal
 
@@ -114,24 +112,3 @@ def test_rows_without_weight_belong_somewhere():
     assert features.coverage.tolist() == [1.0, 0.0, 0.0]
     assert [rows.tolist() for rows in features.members] == [[1], [0], [2]]
     assert close(features.vectors @ features.vectors.T, v)
-
-
-ONES = torch.ones(3)
-MISUSES = [
-    (lambda v: cluster(v, torch.ones(2)), r"weights is .*\(2,\).*beside vectors \(3, 2\)"),
-    (lambda v: cluster(v[0], ONES), r"vectors is a tensor of shape \(2,\)"),
-    (lambda v: cluster(v[:0], ONES[:0]), "at least one row"),
-    (lambda v: cluster(v, ONES, 0.0), "threshold=0.0, expected"),
-    (lambda v: cluster(v, ONES, 1.1), "threshold=1.1, expected"),
-    (lambda v: cluster(v * float("nan"), ONES), "vectors holds NaN"),
-    (lambda v: cluster(v, ONES * float("inf")), "weights holds NaN or infinite"),
-    (lambda v: cluster(v, -ONES), "weights holds negative"),
-    (lambda v: cluster(v * torch.tensor([[1.0], [0.0], [1.0]]), ONES), r"vectors\[1\] is zero"),
-    (lambda v: cluster(v, 0 * ONES), "weights are all zero"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(torch.arange(1.0, 7.0).reshape(3, 2))

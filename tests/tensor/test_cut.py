@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.errors import BilensError
 from bilens.tensor import Bonds, Cut, bonds, product_weight, sparse_basis
 from tests.tensor.deep import chains, forward, random_chain
 from tests.tensor.factors import close, normal
@@ -99,19 +98,6 @@ def test_hidden_products_are_found_again() -> None:
     result = bonds(plain, torch.eye(2, dtype=torch.float64)).cut(3)
     hidden = result.rotate([rotation(k, i) for i, k in enumerate(result.ranks)])
     assert product_weight(sparse_basis(hidden)) < 0.85 * product_weight(hidden)
-
-
-def test_bad_input_is_named() -> None:
-    _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 2)
-    single = torch.eye(2, dtype=torch.float64)
-    with pytest.raises(BilensError, match=r"rotations have shapes \[\(2, 2\)\]; expected square"):
-        cut.rotate([single])
-    with pytest.raises(BilensError, match=r"rotations\[1\] is not orthogonal"):
-        cut.rotate([single, 2 * single])
-    with pytest.raises(BilensError, match="k=99, expected a whole number, 1 to 12, the number of"):
-        cut.keep_products(99)
-    with pytest.raises(BilensError, match="steps=0, expected a whole number"):
-        sparse_basis(cut, steps=0)
 
 
 def test_a_sparse_basis_of_weights_with_gradients() -> None:

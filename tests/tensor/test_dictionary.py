@@ -1,11 +1,8 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.tensor.features import Dictionary
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
@@ -115,25 +112,3 @@ def test_a_layer_is_the_eigenvectors_along_directions_that_span_it(shape, m, bia
         for direction, back in zip(U, torch.linalg.pinv(U).T, strict=True):
             expected += tensor.interaction(direction).eigh(k)(x)[:, None] * back
         assert near(along.reconstruct(forms.truncate(k)(x)), expected)
-
-
-NAN = torch.full((3, 4), float("nan"))
-MISUSES = [
-    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features is .* \(3,\).*n_out, m"),
-    (lambda d, t: Dictionary.of(torch.zeros(3, 0)), r"features has shape \(3, 0\).*at least one"),
-    (lambda d, t: Dictionary.of(NAN), "features holds NaN"),
-    (lambda d, t: Dictionary.from_saelens({}), "sae is a dict with W_dec a NoneType; expected"),
-    (
-        lambda d, t: Dictionary.from_saelens(SimpleNamespace(W_dec=torch.zeros(2, 3, 4))),
-        r"SimpleNamespace with W_dec a Tensor of shape \(2, 3, 4\).*\(d_sae, d_in\)",
-    ),
-    (lambda d, t: d.activations(normal(4)), r"y has shape \(4,\).*length 3.*each output"),
-    (lambda d, t: d.reconstruct(normal(2, 3)), r"a has shape \(2, 3\).*length 4.*each feature"),
-    (lambda d, t: d.features_tensor(random_tensor(4, 5, 2, 0)), "tensor has 2 outputs.* 3 numbers"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(Dictionary.of(normal(3, 4)), random_tensor(4, 5, 3, 0))

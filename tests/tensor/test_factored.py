@@ -1,11 +1,9 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.tensor import FactoredMatrix
-from tests.tensor.factors import close, normal
+from tests.tensor.factors import close, normal, random_matrix
 
 shapes = st.fixed_dictionaries(
     {
@@ -16,11 +14,6 @@ shapes = st.fixed_dictionaries(
         "seed": st.integers(0, 10_000),
     }
 )
-
-
-def random_matrix(n_rows, n_columns, rank, batch=(), seed=0) -> FactoredMatrix:
-    left = normal(*batch, n_rows, rank, seed=seed)
-    return FactoredMatrix(left, normal(*batch, rank, n_columns, seed=seed + 1))
 
 
 def dense(matrix: FactoredMatrix) -> torch.Tensor:
@@ -130,28 +123,3 @@ def test_gradients():
         )
 
     assert torch.autograd.gradcheck(everything, (left, right))
-
-
-MISFITS = [
-    (lambda m: FactoredMatrix(m.left, m.right[:1]), r"right is .* \(1, 5\).*beside left \(4, 2\)"),
-    (lambda m: FactoredMatrix(m.left[0], m.right[0]), r"left is a tensor of shape \(2,\)"),
-    (lambda m: FactoredMatrix(m.left[:0], m.right), r"is empty: left \(0, 2\), right \(2, 5\)"),
-    (lambda m: FactoredMatrix(m.left, m.right.float()), "left torch.float64 on cpu, right torch.f"),
-    (lambda m: m.apply(normal(2, 4)), r"x has shape \(2, 4\); its last axis .* length 5"),
-    (lambda m: m[0], "without a batch to index"),
-    (lambda m: m @ m, "A matrix of 5 columns cannot be multiplied with one of 4 rows"),
-    (lambda m: m * m.T, r"shapes \(4, 5\) and \(5, 4\) have no product entry by entry"),
-    (
-        lambda m: random_matrix(4, 5, 2, (2,)) @ random_matrix(5, 4, 2, (3,)),
-        r"shapes \(2,\) and \(3,\) do not broadcast",
-    ),
-    (lambda m: m.svd(3), "k=3, expected a whole number, 1 to 2"),
-    (lambda m: m.eigenvalues(), "this matrix has 4 and 5"),
-    (lambda m: m.dense(max_bytes=100), "160 bytes; the limit is max_bytes=100"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISFITS)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(random_matrix(4, 5, 2))

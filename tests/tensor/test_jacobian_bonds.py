@@ -127,19 +127,3 @@ def test_gaussian_samples_have_the_moments() -> None:
     assert close(x.mean(0), mean, 0.02)
     assert close((x - mean).T @ (x - mean) / len(x), A @ A.T, 0.02)
     assert torch.equal(x, gaussian_samples(200_000, mean, A @ A.T))
-
-
-@pytest.mark.parametrize(
-    ("misuse", "message"),
-    [
-        (lambda t, W, x: function_bonds(t, W, x[:1]), r"x has shape \(1, 4\), expected at least 2"),
-        (lambda t, W, x: function_bonds(t, W, x / 0), "x holds NaN or infinite"),
-        (lambda t, W, x: function_bonds(t, W, x, x[:, :2]), r"embedding .* expected 4 rows"),
-        (lambda t, W, x: function_bonds(t, 0 * W, x), "mean square of 0 on x"),
-        (lambda t, W, x: function_bonds([], W, x), "tensors is empty"),
-    ],
-)
-def test_misuse_is_explained(misuse, message) -> None:
-    tensors, W, x = case({"depth": 2, "kind": "plain", "width": 2, "seed": 0})
-    with pytest.raises(BilensError, match=message):
-        misuse(tensors, W, x)

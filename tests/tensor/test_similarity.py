@@ -195,47 +195,5 @@ def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_sp
     assert abs(same - 1) < 1e-9
 
 
-def broken(tensor: BilinearTensor) -> BilinearTensor:
-    return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
-
-
 def widened(chain: Chain, embedding: Tensor) -> Chain:
     return [chain[0].change_basis(inputs=embedding), *chain[1:]]
-
-
-CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
-EYE = torch.eye(8, dtype=torch.float64)
-TWO_LAYERS = model("two", 4, 3, 5, 0)
-MISUSES = [
-    (lambda a: expected_inner([], []), "a is empty; expected one tensor for each layer"),
-    (
-        lambda a: expected_inner(a, random_chain(4, "plain", n_in=4, n_out=3), max_operations=1e6),
-        "of 2 and 4 layers that read 4 and 3 directions are polynomials.*Cut the models to some 20",
-    ),
-    (lambda a: expected_inner(a, a, mean=normal(3)), r"mean has shape \(3,\); expected \(4,\)"),
-    (lambda a: expected_inner(a, a, mean=normal(4) * torch.nan), "mean holds NaN"),
-    (lambda a: expected_inner(a, a, covariance=EYE), r"covariance has shape \(8, 8\); expected"),
-    (lambda a: expected_inner(a, a, covariance=-EYE[:4, :4]), "covariance has the eigenvalue -1"),
-    (lambda a: expected_inner(a, a, covariance=0 * EYE[:4, :4]), "covariance is zero"),
-    (lambda a: expected_inner(a, a, covariance=normal(4, 4)), "covariance is not symmetric"),
-    (lambda a: expected_inner(a[::-1], a), r"a\[0\] has 3 outputs, but a\[1\] reads 4"),
-    (lambda a: expected_inner(a, [a[0], broken(a[1])]), r"b\[1\].out holds NaN"),
-    (lambda a: expected_inner(a, model("two", 5, 3, 2, 0)), r"a has \(4, 3\) .*b has \(5, 3\)"),
-    (lambda a: expected_inner([CONSTANT], [CONSTANT]), r"a has \(0, 1\).*with at least one input"),
-    (lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]), r"b has \(4, 2\)"),
-    (
-        lambda a: expected_inner(a, a, max_operations=1e3),
-        r"1.2e\+04 operations needed \(6 and 6 hidden.* 4 input dim.*max_operations=1.0e\+03",
-    ),
-    (lambda a: expected_cosine(a, model("one", 4, 3, 5, 2), max_operations=5e3), "6 and 6 hidden"),
-    (
-        lambda a: expected_cosine(widened(a, EYE[:4]), widened(a, EYE[4:]), max_operations=2e4),
-        "9.8e.*8 input dimensions",
-    ),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(TWO_LAYERS)

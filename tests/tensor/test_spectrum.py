@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import CheckpointError
 from bilens.tensor import Spectrum
 from tests.tensor.factors import close, normal, random_tensor, shapes
 
@@ -146,30 +146,6 @@ def test_the_exact_spectrum_has_gradients():
         return spectrum.values, spectrum.truncate(2).dense()
 
     assert torch.autograd.gradcheck(projected, (weights,))
-
-
-MISUSES = [
-    (lambda s: s.select([4]), r"indices=\[4\], expected numbers of eigenpairs, 0 to 3"),
-    (lambda s: s.select([-1]), "0 to 3"),
-    (lambda s: s.select([]), "at least one"),
-    (lambda s: s.select(torch.tensor([[0], [1]])), r"indices has shape \(2, 1\), expected \(m,\)"),
-    (lambda s: s.oriented(normal(2, 4), k=0), "k=0, expected a whole number, at least 1"),
-    (lambda s: s.outermost(0), "k=0, expected a whole number, at least 1"),
-    (lambda s: s.truncate(0), "k=0, expected a whole number, 1 to 4"),
-    (lambda s: s.truncate(5), "k=5, expected a whole number, 1 to 4"),
-    (lambda s: s.ordered_by(normal(3)), r"scores has shape \(3,\); expected \(4,\)"),
-    (lambda s: s.oriented(normal(0, 4)), "at least one sample"),
-    (lambda s: s.activations(normal(2, 3)), r"x has shape \(2, 3\).*length 4"),
-    (lambda s: s.pullback(normal(3, 2)), r"weight has shape \(3, 2\); expected \(4, n_features\)"),
-    (lambda s: s.pullback(normal(4, 2), normal(4)), "no constant coordinate"),
-    (lambda s: s[0], "without a batch to index"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(random_tensor(4, 5, 3, 0).interaction(output=0).eigh())
 
 
 @given(shapes, st.integers(1, 4))

@@ -1,14 +1,12 @@
 """The top entries of matrices that pass in blocks, against sorting them whole."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.tensor import top_entries
-from tests.tensor.factors import close, normal
-from tests.tensor.test_factored import dense, random_matrix, shapes
+from tests.tensor.factors import close, normal, random_matrix
+from tests.tensor.test_factored import dense, shapes
 
 
 @given(
@@ -58,19 +56,3 @@ def test_the_whole_matrix_is_never_there(monkeypatch):
     monkeypatch.setattr(type(matrix), "rows", rows)
     assert matrix.top_entries(3, times=[matrix]).values.shape == (3,)
     assert max(sizes) <= 200_000
-
-
-MISUSES = [
-    (lambda m: m.top_entries(0), "k=0, expected a whole number, at least 1"),
-    (lambda m: m.top_entries(1, batch_size=0), "batch_size=0, expected a whole number"),
-    (lambda m: m.top_entries(1, times=[m.T]), r"shapes \(4, 5\) and \(5, 4\)"),
-    (lambda m: top_entries([], 1), "blocks is empty"),
-    (lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1), "blocks holds NaN"),
-    (lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1, largest=False), "blocks holds NaN"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(random_matrix(4, 5, 2))

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, with_constant
 from bilens.tensor import tree as tree_module
 from bilens.tensor.tree import Paths, decompile
@@ -188,44 +187,3 @@ def test_ties_go_to_the_lower_numbers(monkeypatch):
     best = decompile(random_chain(2, "plain"), torch.stack([u, u, u]), 4)
     assert best.roots.tolist() == [0, 1, 2, 0]
     assert len(best.indices[:3].unique(dim=0)) == 1
-
-
-def spoilt(chain: list[BilinearTensor]) -> list[BilinearTensor]:
-    left = chain[1].left.clone()
-    left[0, 0] = torch.nan
-    return [chain[0], BilinearTensor(left, chain[1].right, chain[1].out)]
-
-
-MISUSES = [
-    (lambda c: decompile([], normal(4)), "tensors is empty; expected one tensor for each layer"),
-    (lambda c: decompile(c[::-1], normal(3)), r"tensors\[0\] has 4 outputs, but tensors\[1\] .* 5"),
-    (
-        lambda c: decompile([c[0].with_constant_output().with_constant_output(), c[1]], normal(4)),
-        r"tensors\[0\] has 5 outputs, but tensors\[1\] reads 3;",
-    ),
-    (
-        lambda c: decompile([random_tensor(5, 2, 2, 0), c[1].with_bias().with_bias()], normal(4)),
-        r"has 2 outputs, but tensors\[1\] reads 3 or 4",
-    ),
-    (lambda c: decompile([c[0], c[1].to(torch.float32)], normal(4)), "torch.float32 on cpu, torch"),
-    (lambda c: decompile(c, normal(2, 3)), r"directions has shape \(2, 3\).*length 4"),
-    (lambda c: decompile(c, normal(4)[0]), r"directions is a tensor of shape \(\)"),
-    (lambda c: decompile(c, normal(0, 4)), r"directions has shape \(0, 4\); expected at least one"),
-    (lambda c: decompile(c, normal(4) / 0), "directions holds NaN or infinite"),
-    (lambda c: decompile(spoilt(c), normal(4)), r"tensors\[1\].left holds NaN.*diverged"),
-    (
-        lambda c: decompile(c, normal(200, 4), max_leaves=1799),
-        r"1,800 leaves; the limit is max_leaves=1,799.*Bonds describe such a model",
-    ),
-    (lambda c: decompile(c, normal(4), 0), "k=0, expected a whole number, 1 to 9, the number of"),
-    (lambda c: decompile(c, normal(200, 4), 1801), "k=1801, expected a whole number, 1 to 1800"),
-    (lambda c: decompile(c, normal(4)).truncate(0), "k=0, expected a whole number, 1 to 9"),
-    (lambda c: decompile(c, normal(4)).truncate(10), "k=10, expected a whole number, 1 to 9"),
-    (lambda c: decompile(c, normal(4))(normal(2, 4)), r"x has shape \(2, 4\).*length 5"),
-]
-
-
-@pytest.mark.parametrize(("misuse", "message"), MISUSES)
-def test_misuse_is_explained(misuse, message):
-    with pytest.raises(BilensError, match=message):
-        misuse(random_chain(2, "plain"))

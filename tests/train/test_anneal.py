@@ -173,21 +173,6 @@ def test_the_learning_rate(how, expected, tmp_path, annealed):
     assert rates(history) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schedule": "cubic"}, "schedule='cubic', expected one of linear, cosine, zero, held"),
-        ({"decay": "cubic"}, "decay='cubic', expected one of none, linear, cosine"),
-        ({"length": 10**12}, "length=1000000000000, expected a whole number"),
-        ({"tokens": 31}, "tokens=31, expected at least 32, one step of batch_size=4 texts"),
-        ({"annealing": 0}, "annealing=0, expected a finite number, above 0 and at most 1"),
-    ],
-)
-def test_bad_settings_are_named(change, message):
-    with pytest.raises(BilensError, match=message):
-        replace(TRAINING, **change)
-
-
 def test_the_defaults_are_those_of_the_paper():
     training = AnnealTraining()
     assert (training.learning_rate, training.batch_size, training.length) == (3e-6, 8, 512)

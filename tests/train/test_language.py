@@ -257,22 +257,3 @@ def test_a_batch_is_shared_out_evenly(tmp_path):
         BilensError, match="batch_size=100000, expected at most 40, the texts of gr"
     ):
         train(tmp_path, replace(TRAINING, batch_size=100_000))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0, expected a whole number, at least 1"),
-        ({"epochs": 0}, "epochs=0, expected a finite number, above 0"),
-        ({"learning_rate": float("inf")}, "learning_rate=inf, expected a finite number, above 0"),
-        ({"weight_decay": -1}, "weight_decay=-1, expected a finite number, at least 0"),
-        ({"evaluate_every": -1}, "evaluate_every=-1, expected a whole number, .* or none"),
-        ({"target_loss": float("nan")}, "target_loss=nan, expected a finite number or none"),
-        ({"warmup": 1}, "warmup=1, expected a finite number, at least 0 and below 1"),
-        ({"seed": 2**64}, "seed=18446744073709551616, expected a whole number, at least 0 and at"),
-        ({"optimizer": "lomo"}, "optimizer='lomo', expected one of adamw_torch, adamw_torch_fused"),
-    ],
-)
-def test_bad_settings_are_named(change, message):
-    with pytest.raises(BilensError, match=message):
-        LanguageTraining(**change)
