@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,15 +25,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jupytext
-import nbformat
 from bs4 import BeautifulSoup
 from experiments.results import ROOT, Recording, Row, numbers_of, write_json
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from playwright.sync_api import sync_playwright
+from tests.brief import BRIEF
 from tests.explore.browser import find_browser
 from tests.real.packages import SMOLLM2, gguf_file
-from tests.test_tutorials import BRIEF
 
 from benchmarks.right import Tests, failures, names_of, run
 
@@ -50,6 +49,7 @@ OWN = (
     "import torch",
     "from bilens.read.flow import Question, patch",
     "from bilens.read.language import read_attention, read_ngrams",
+    "from bilens.report import spectrum_figure",
     "from bilens.residual import Pass",
     'story = bilens.load("story")',
     'girl, boy = "The girl was sad because", "The boy was sad because"',
@@ -60,7 +60,7 @@ SHOWN = (
     'bilens.flow(story, girl, "she", minus="he", against=boy).top(8)',
     'bilens.flow(story, girl, "she")',
     'bilens.circuit(story, [Question(girl, "she", ("he",), boy)])',
-    'patch(story, Question(girl, "she", ("he",), boy))',
+    'patch(story, girl, "she", minus="he", against=boy)',
     "bilens.bonds([story.mlp(3)], u[None])",
     "story.ov(2)[0].svd()",
     "story.mlp(3).svd()",
@@ -68,6 +68,8 @@ SHOWN = (
     "Pass.of(story, girl)",
     'read_ngrams(story, "girl", layer=3)',
     "read_attention(story, layer=3)",
+    "story.mlp(3).interaction(u).eigh(k=4).plot()",
+    'spectrum_figure(story.mlp(3).interaction(u).eigh(), title="she minus he")',
 )
 """A user's notebook: its first cell, and the last line of each other one."""
 
@@ -155,14 +157,15 @@ def tutorials() -> list[Row]:
 
 def notebook() -> list[Row]:
     """Count the same for a user's notebook."""
-    cells = [nbformat.v4.new_code_cell(code) for code in ("\n".join(OWN), *SHOWN)]
-    return [unseen("a user's notebook", nbformat.v4.new_notebook(cells=cells))]
+    cells = ["\n".join(OWN), *SHOWN]
+    book = jupytext.reads("\n\n".join(f"# %%\n{code}" for code in cells), fmt="py:percent")
+    return [unseen("a user's notebook", book)]
 
 
 def unseen(name: str, book: Any) -> Row:
     """Run a notebook, as short as in its test, and count results that its HTML does not show.
 
-    A result is the value of a cell's last line; numbers and texts are shown as they are.
+    A result is the value of a cell's last line; numbers, texts and types are shown as they are.
     """
     for cell in book.cells:
         for written, brief in BRIEF.items():
@@ -170,26 +173,30 @@ def unseen(name: str, book: Any) -> Row:
     with TemporaryDirectory() as folder:
         place = {"metadata": {"path": folder}}
         NotebookClient(book, kernel_name="python3", timeout=600, resources=place).execute()
-    html, _ = HTMLExporter().from_notebook_node(book)
-    results = [
-        shown
-        for shown in BeautifulSoup(html, "html.parser").select(".jp-OutputArea-executeResult")
-        if not is_plain(shown)
-    ]
-    missing = [shown for shown in results if not shown.select_one("table, img, svg")]
-    for shown in missing:
-        print(f"{name}: neither picture nor table: {shown.get_text(' ', strip=True)[:200]}")
-    return Row(f"{name}: results without a picture or a table", len(missing), n=len(results))
+    html, _ = HTMLExporter().from_notebook_node(book)  # type: ignore[no-untyped-call]
+    pages = BeautifulSoup(html, "html.parser").select(".jp-CodeCell")
+    codes = [cell for cell in book.cells if cell.cell_type == "code"]
+    n_results = missing = 0
+    for cell, page in zip(codes, pages, strict=True):
+        kinds = {"execute_result", "display_data"}
+        results = [out.data for out in cell.outputs if out.output_type in kinds]
+        n_shown = len(page.select(".jp-OutputArea-output table, .jp-OutputArea-output img"))
+        wanted = sum(not is_plain(data) for data in results)
+        n_results += wanted
+        if n_shown < wanted:
+            print(f"{name}: neither picture nor table: {cell.source.splitlines()[-1]}")
+            missing += wanted - n_shown
+    return Row(f"{name}: results without a picture or a table", missing, n=n_results)
 
 
-def is_plain(shown: Any) -> bool:
-    """Return True for a number, a text, or a few of them, in a cell's output."""
-    text = shown.select_one(".jp-RenderedText")
+def is_plain(shown: Mapping[str, str]) -> bool:
+    """Return True for a number, a text, a few of them, or a shape."""
+    text = shown.get("text/plain", "").removeprefix("torch.Size")
     try:
-        ast.literal_eval("" if text is None else text.get_text().strip())
+        ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return False
-    return True
+    return set(shown) == {"text/plain"}
 
 
 def tests() -> list[Row]:

@@ -15,6 +15,7 @@ START = """import bilens
 import torch
 model = bilens.load("model")
 from bilens.read.flow import Question
+from bilens.report import spectrum_figure
 from bilens.residual import Pass
 question = Question("t3 t4", "t5", ("t6",), "t3 t7")"""
 SHOWN = {
@@ -25,6 +26,8 @@ SHOWN = {
     "model.ov(0)[0].svd()": "table",
     "model.mlp(0).svd()": "table",
     "Pass.of(model, 't3 t4')": "table",
+    "spectrum_figure(model.mlp(0).interaction(torch.ones(16)).eigh(), title='a')": "picture",
+    "model.mlp(0).interaction(torch.ones(16)).eigh().plot()": "picture",
 }
 """The last line of a cell, and what is seen of it."""
 

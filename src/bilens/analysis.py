@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, pd, px
+from bilens.lazy_imports import go, lazy_import, pd, px
 from bilens.sections import (
     ContextList,
     Fact,
@@ -38,6 +38,11 @@ from bilens.sections import (
     plain,
     plotly_text,
 )
+
+if TYPE_CHECKING:
+    from bilens.paper import notebook
+else:  # It imports plotly.
+    notebook = lazy_import("bilens.paper.notebook")
 
 __all__ = ["ContextList", "Fact", "Percent", "Picture", "Reading", "Section", "Table", "analysis"]
 
@@ -90,9 +95,9 @@ class Reading:
         """Draw the main table, in plotly's default template."""
         frame = self.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
         # Numbers are points of a line, names are bars.
-        if frame[self.axes["x"]].dtype.kind in "if":
-            return px.line(frame, markers=True, **self.axes)
-        return px.bar(frame, **self.axes)
+        is_line = frame[self.axes["x"]].dtype.kind in "if"
+        drawn = px.line(frame, markers=True, **self.axes) if is_line else px.bar(frame, **self.axes)
+        return notebook.NotebookFigure(drawn)
 
     def sections(self) -> list[Section]:
         """Return its content as sections of a page; by default the table and the plot."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from bilens.figures.paper import own_style, paper_figure
+from bilens.paper.sheet import own_style, paper_figure
 from bilens.read.flow import Ablation, flow
 from bilens.read.flow.question import Question
 from bilens.read.flow.reading import (

@@ -149,9 +149,9 @@ def run_analysis(
     if output is not None and output.suffix == ".html":
         check_own(output.with_suffix(".json"), output)
 
-    from bilens.figures.paper import require_matplotlib
     from bilens.inputs import check_data, loader
     from bilens.models import load
+    from bilens.paper.sheet import require_matplotlib
 
     if settings.get("figure"):
         require_matplotlib()

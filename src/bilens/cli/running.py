@@ -213,9 +213,9 @@ def report(
     if figures:
         check_own(page.parent / "figures", page)
 
-    from bilens.figures.paper import require_matplotlib
     from bilens.inputs import check_data
     from bilens.models import load
+    from bilens.paper.sheet import require_matplotlib
     from bilens.report import save_figures, write_report
     from bilens.report.model import report_readings
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 from functools import cache
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -14,9 +14,14 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, pio
+from bilens.lazy_imports import go, lazy_import, pio
 from bilens.sections import plotly_text, signed
 from bilens.tensor import Paths
+
+if TYPE_CHECKING:
+    from bilens.paper import notebook
+else:  # It imports plotly.
+    notebook = lazy_import("bilens.paper.notebook")
 
 BLUE, RED, GREY = "#2166ac", "#b2182b", "#6e747c"
 INK, PAPER, LINE = "#1f2328", "#ffffff", "#d0d4da"
@@ -34,6 +39,11 @@ DARK = {
 # In capitals if they are above, since scales stay as they are on a dark page.
 DIVERGING = ("#67001f", RED.upper(), "#f4a582", "#f7f7f7", "#92c5de", BLUE.upper(), "#053061")
 """Negative is red, zero is white, positive is blue, as in Pearce et al. 2024, figure 2."""
+
+
+def new_figure(*content: Any) -> "go.Figure":
+    """Return a figure that notebooks show, empty or with traces or the content of another."""
+    return notebook.NotebookFigure(*content)
 
 
 def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -> "go.Figure":
@@ -62,7 +72,7 @@ def house_style(figure: "go.Figure", alt: str) -> "go.Figure":
     if figure.layout.meta and "alt" in figure.layout.meta:
         return figure
     title = figure.layout.title.text or ""
-    figure = dress(go.Figure(figure), height=340, title=title, alt=title or alt)
+    figure = dress(new_figure(figure), height=340, title=title, alt=title or alt)
     # Names of heads such as 0.10 are no numbers.
     figure.update_layout(autotypenumbers="strict")
     if len(figure.data) == 1:
@@ -244,7 +254,7 @@ class Canvas:
 
     def figure(self) -> "go.Figure":
         """Everything collected, as a figure."""
-        figure = go.Figure(self._traces)
+        figure = new_figure(self._traces)
         hidden = {"visible": False, "constrain": "domain"}
         # A longer line would be cut off on a phone.
         lines = wrap(self.title, 44)

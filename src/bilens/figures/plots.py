@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
+from bilens.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress, new_figure
 from bilens.lazy_imports import go
 from bilens.sections import plotly_text
 from bilens.tensor import Spectrum
@@ -29,7 +29,7 @@ def accuracy_curve(
     `kept_by` continues the unit's name in the title of the axis, as in "paths kept over all
     classes".
     """
-    figure = go.Figure()
+    figure = new_figure()
     figure.add_scatter(
         x=list(counts),
         y=[100 * accuracy for accuracy in accuracies],
@@ -71,7 +71,7 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
 @checked
 def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
-    figure = go.Figure()
+    figure = new_figure()
     # Either sign by itself, since most spectra have both.
     values = spectrum.values.detach().cpu().double()
     for name, color, indices in (
@@ -124,7 +124,7 @@ def heat_figure(
     text = []
     for row in map(plotly_text, rows):
         text.append([f"{row} · {plotly_text(column)}" for column in columns])
-    figure = go.Figure(
+    figure = new_figure(
         go.Heatmap(
             z=entries.tolist(),
             zmin=0 if shares else -top,

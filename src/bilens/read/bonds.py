@@ -15,7 +15,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, GREY, RED, dress
+from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
 from bilens.figures.plots import accuracy_curve
 from bilens.files import read_json_object
 from bilens.lazy_imports import go, pd
@@ -373,7 +373,7 @@ def _sum(ranks: Sequence[int]) -> str:
 @checked
 def bond_figure(reading: BondReading) -> "go.Figure":
     """Draw the squared singular values of each bond, with a mark at the end of the cut."""
-    figure = go.Figure()
+    figure = new_figure()
     # Shares below are rounding, or soon will be.
     floor = 1e-8
     colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")

@@ -1,8 +1,8 @@
 """From readings to pictures and pages."""
 
 from bilens.figures.canvas import Canvas, dress, tree_figure
-from bilens.figures.paper import save_figure, save_figures
 from bilens.figures.plots import heat_figure, path_figure, spectrum_figure
+from bilens.paper.sheet import save_figure, save_figures
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import network_figure
 from bilens.read.explanation import explanation_figure, shared_figure

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bilens.errors import BilensError
-from bilens.figures.paper import save_figure
 from bilens.files import write_json, write_safetensors
+from bilens.paper.sheet import save_figure
 from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow.circuit_reading import CircuitReading

@@ -15,7 +15,6 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
-from bilens.figures.paper import has_matplotlib, still_picture
 from bilens.lazy_imports import go
 from bilens.read.flow.adjoints import Adjoints, LayerGraph
 from bilens.read.flow.edge_flows import Edges
@@ -58,14 +57,11 @@ class Pairs:
 def notebook_picture(reading: Reading, **options: Any) -> dict[str, Any]:
     """Return the picture of a reading as Plotly shows figures in this notebook, and its text.
 
-    Beside it is the picture as it stands, which pages that nbconvert makes of a notebook show; a
-    table if matplotlib is missing.
+    Beside it is the picture as it stands; a table if matplotlib is missing.
     """
-    figure = reading.plot()
-    shown = {"text/plain": repr(reading), **figure._repr_mimebundle_()}
-    if has_matplotlib():
-        text = f"<p><code>{escape(repr(reading))}</code></p>"
-        shown["text/html"] = text + still_picture(figure, repr(reading))
+    shown = {"text/plain": repr(reading), **reading.plot()._repr_mimebundle_()}
+    if "text/html" in shown:
+        shown["text/html"] = f"<p><code>{escape(repr(reading))}</code></p>" + shown["text/html"]
     return shown
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress
+from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress, new_figure
 from bilens.lazy_imports import go
 from bilens.residual.changes import Part
 from bilens.sections import plotly_text, signed
@@ -185,7 +185,7 @@ def graph_figure(
     largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
     shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
     colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(go.Figure(), height=100, title="<br>".join(wrap(caption, 40)))
+    figure = dress(new_figure(), height=100, title="<br>".join(wrap(caption, 40)))
     starts = [start if move else x for start, x, move in zip(starts, xs, moves, strict=True)]
     strongest = weights.abs().flatten().argsort(descending=True)[:40].tolist()
     most = float(weights.abs().max()) or 1.0

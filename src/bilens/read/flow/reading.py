@@ -16,7 +16,7 @@ from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
-from bilens.figures.canvas import GREY, dress
+from bilens.figures.canvas import GREY, dress, new_figure
 from bilens.lazy_imports import go
 from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
@@ -191,7 +191,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
     if len(ablations) > 2:
         # A phone has room for as many letters.
         title = f"{len(ablations)} parts alone: correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
-    figure = dress(go.Figure(), height=420, title=title)
+    figure = dress(new_figure(), height=420, title=title)
     sides = _label_sides(changes)
     # The address alone: the tokens are in the table.
     addresses = [result.part.split(" ")[0] for result in ablations]

@@ -15,11 +15,11 @@ from PIL import Image
 import bilens.report
 from bilens.cli import main, running
 from bilens.errors import BilensError
-from bilens.figures import paper
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
-from bilens.figures.marks import plain
-from bilens.figures.paper import paper_figure, save_figure, save_figures
 from bilens.figures.plots import heat_figure
+from bilens.paper import sheet
+from bilens.paper.marks import plain
+from bilens.paper.sheet import paper_figure, save_figure, save_figures
 from bilens.read import BondReading
 from bilens.sections import Picture
 from tests.nightly import nightly
@@ -252,7 +252,7 @@ def test_what_cannot_be_drawn_is_refused_by_name(tmp_path, figure, message):
 def test_saving_says_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(BilensError, match=r"ends in '.bmp'; expected .png, .svg or .pdf"):
         save_figure(go.Figure(), tmp_path / "curve.bmp")
-    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    monkeypatch.setattr(sheet, "find_spec", lambda name: None)
     with pytest.raises(BilensError, match="saved by matplotlib: pip install matplotlib"):
         save_figure(go.Figure(), tmp_path / "curve.png")
     assert list(tmp_path.iterdir()) == []

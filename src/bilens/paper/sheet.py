@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.marks import (
+from bilens.files import file_names, written_whole
+from bilens.lazy_imports import go, lazy_import, pio
+from bilens.paper.marks import (
     GREY,
     LABELS,
     POINT,
@@ -34,8 +36,6 @@ from bilens.figures.marks import (
     points,
     rgba,
 )
-from bilens.files import file_names, written_whole
-from bilens.lazy_imports import go, lazy_import, pio
 
 if TYPE_CHECKING:
     import matplotlib.figure as mpl_figure

@@ -1,0 +1,1 @@
+"""Figures that stand still: files, and the pages that are made of notebooks."""
