@@ -9,7 +9,15 @@ from transformers import AutoModelForCausalLM
 
 import bilens
 from bilens.convert import open_model, save_model
-from bilens.convert.gates import GateSums, Line, gated_mlps, linear_layers, mark_linear, set_line
+from bilens.convert.gates import (
+    Line,
+    best_line,
+    gate_sums,
+    gated_mlps,
+    linear_layers,
+    mark_linear,
+    set_line,
+)
 from bilens.errors import BilensError
 from tests.families import EACH_GATED, log_probabilities, tiny
 from tests.nightly import nightly
@@ -30,10 +38,7 @@ def test_the_line_is_the_least_squares_solution_of_each_unit(seed, rows):
     torch.manual_seed(seed)
     up, gate = torch.randn(2, rows, 4, dtype=torch.float64)
     act = functional.silu(3 * gate)
-    sums = GateSums(4, up.device)
-    for part in range(0, rows, 7):
-        sums.add(up[part : part + 7], gate[part : part + 7], act[part : part + 7])
-    line = sums.line()
+    line = best_line(sum(map(gate_sums, up.split(7), gate.split(7), act.split(7))))
     left = torch.tensor(0.0)
     for unit in range(4):
         u, g, a = up[:, unit], gate[:, unit], act[:, unit]
@@ -46,17 +51,16 @@ def test_the_line_is_the_least_squares_solution_of_each_unit(seed, rows):
 
 
 def test_a_unit_that_is_never_active_has_no_line_and_no_text_is_an_error():
-    sums = GateSums(2, torch.device("cpu"))
     with pytest.raises(BilensError, match="texts hold no token at which the MLP is active; pass o"):
-        sums.line()
+        best_line(torch.zeros(6, 2).double())
     up = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
-    sums.add(up, torch.tensor([[1.0, 1.0], [2.0, 3.0]]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
-    line = sums.line()
+    gate, act = torch.tensor([[1.0, 1.0], [2.0, 3.0]]), torch.tensor([[1.0, 2.0], [2.0, 4.0]])
+    sums = gate_sums(up, gate, act)
+    line = best_line(sums)
     assert line.slope.tolist() == pytest.approx([0, 1], abs=1e-6)
     assert line.offset.tolist() == pytest.approx([0, 1], abs=1e-6)
-    sums.add(up, up * torch.nan, up)
     with pytest.raises(BilensError, match="texts holds NaN or infinite values"):
-        sums.line()
+        best_line(sums + gate_sums(up, up * torch.nan, up))
 
 
 @pytest.mark.parametrize("name", EACH_GATED)

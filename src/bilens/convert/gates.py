@@ -275,46 +275,41 @@ class Line:
     error: float
 
 
-class GateSums:
-    """The sums that determine the lines of one MLP, over any number of texts."""
+def gate_sums(
+    up: Float[Tensor, "rows hidden"],
+    gate: Float[Tensor, "rows hidden"],
+    acted: Float[Tensor, "rows hidden"],
+) -> Float64[Tensor, "six hidden"]:
+    """Return the sums over rows of u, g and act(g) that determine lines; those of texts add up.
 
-    def __init__(self, hidden: int, device: torch.device) -> None:
-        self.sums: Float64[Tensor, "six hidden"] = torch.zeros(
-            6, hidden, dtype=torch.float64, device=device
-        )
+    To weigh a row more, multiply its u by a number.
+    """
+    # The error of a hidden unit is u (act(g) - a g - b), so each row counts by u^2.
+    weight = up.double().square()
+    g, act = gate.double(), acted.double()
+    parts = (torch.ones_like(g), g, g * g, act, act * g, act * act)
+    return torch.stack([(weight * part).sum(0) for part in parts])
 
-    def add(
-        self,
-        up: Float[Tensor, "rows hidden"],
-        gate: Float[Tensor, "rows hidden"],
-        acted: Float[Tensor, "rows hidden"],
-    ) -> None:
-        """Add rows of u, g and act(g); multiply u by a number to weigh a row more."""
-        # The error of a hidden unit is u (act(g) - a g - b), so each row counts by u^2.
-        weight = up.double().square()
-        g, act = gate.double(), acted.double()
-        parts = (torch.ones_like(g), g, g * g, act, act * g, act * act)
-        self.sums += torch.stack([(weight * part).sum(0) for part in parts])
 
-    def line(self) -> Line:
-        """Return the best line of each unit."""
-        S_1, S_g, S_gg, S_act, S_gact, S_actact = self.sums
-        if not S_1.any():
-            raise BilensError("texts hold no token at which the MLP is active; pass other texts")
-        check_finite(texts=self.sums)
-        # Units that are never active would divide 0 by 0, and get the line 0 by this. A ridge on
-        # the slope, relative to S_gg, keeps the equations solvable if g hardly varies.
-        tiny = 1e-100
-        S_1, S_gg = S_1 + tiny, S_gg * (1 + 1e-9) + tiny
-        # Cramer's rule for the two equations of each unit
-        det = S_gg * S_1 - S_g * S_g
-        a = (S_gact * S_1 - S_act * S_g) / det
-        b = (S_gg * S_act - S_g * S_gact) / det
-        # E[(act - a g - b)^2 u^2], expanded into the sums
-        remaining = S_actact - 2 * (a * S_gact + b * S_act)
-        remaining = remaining + a * a * S_gg + 2 * a * b * S_g + b * b * S_1
-        share = float(remaining.clamp_min(0).sum() / S_actact.sum().clamp_min(tiny))
-        return Line(a.float(), b.float(), share)
+def best_line(sums: Float64[Tensor, "six hidden"]) -> Line:
+    """Return the best line of each unit, by the sum of all `gate_sums`."""
+    S_1, S_g, S_gg, S_act, S_gact, S_actact = sums
+    if not S_1.any():
+        raise BilensError("texts hold no token at which the MLP is active; pass other texts")
+    check_finite(texts=sums)
+    # Units that are never active would divide 0 by 0, and get the line 0 by this. A ridge on
+    # the slope, relative to S_gg, keeps the equations solvable if g hardly varies.
+    tiny = 1e-100
+    S_1, S_gg = S_1 + tiny, S_gg * (1 + 1e-9) + tiny
+    # Cramer's rule for the two equations of each unit
+    det = S_gg * S_1 - S_g * S_g
+    a = (S_gact * S_1 - S_act * S_g) / det
+    b = (S_gg * S_act - S_g * S_gact) / det
+    # E[(act - a g - b)^2 u^2], expanded into the sums
+    remaining = S_actact - 2 * (a * S_gact + b * S_act)
+    remaining = remaining + a * a * S_gg + 2 * a * b * S_g + b * b * S_1
+    share = float(remaining.clamp_min(0).sum() / S_actact.sum().clamp_min(tiny))
+    return Line(a.float(), b.float(), share)
 
 
 @torch.no_grad()

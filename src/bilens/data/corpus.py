@@ -24,12 +24,17 @@ from bilens.data.texts import (
 from bilens.errors import BilensError, DataError
 from bilens.hub import named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
-from bilens.settings import Between, CheckedSettings, Size
+from bilens.settings import Between, Seed, Size
 
 Item = TypeVar("Item")
 
 GRAMMAR_SENTENCES = 50_000
 LANGUAGES = {"grammar": Grammar, "deep-grammar": DeepGrammar}
+
+Tokens = Annotated[int, Between(2, 2**20)]
+"""Number of tokens of a text to learn from."""
+HeldOut = Annotated[float, Between(0, 0.99, above=True)]
+"""Share of the texts for validation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,30 +67,17 @@ class Corpus:
         return self.rows() if callable(self.rows) else self.rows
 
 
-@dataclass(frozen=True)
-class _Settings(CheckedSettings):
-    n_ctx: Annotated[int, Between(2, 2**20)]
-    validation_share: Annotated[float, Between(0, 0.99, above=True)]
-    vocab_size: Size = 4096
-    seed: Annotated[int, Between(0, 2**32 - 1)] = 0
-    shortest: Annotated[int, Between(2, 2**20)] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("shortest", self.shortest or 1, self.n_ctx, "tokens of a row")
-
-
 @checked
 def load_corpus(
     name: str | Path,
     *,
-    n_ctx: int,
-    vocab_size: int = 4096,
+    n_ctx: Tokens,
+    vocab_size: Size = 4096,
     tokenizer: "transformers.PreTrainedTokenizerFast | None" = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
-    validation_share: float = 0.05,
-    seed: int = 0,
+    validation_share: HeldOut = 0.05,
+    seed: Seed = 0,
 ) -> Corpus:
     """Load a corpus by its name or from files, ready for training.
 
@@ -111,11 +103,11 @@ def load_corpus(
 
     Source: Pearce et al. 2024, appendices C.3 and C.4.
     """
-    settings = _Settings(n_ctx, validation_share, vocab_size, seed)
     if tokenizer is not None:
         _check_tokenizer(tokenizer, vocab_size)
     if name in LANGUAGES:
-        return _synthetic(str(name), settings, tokenizer)
+        sizes = n_ctx, vocab_size, validation_share, seed
+        return _synthetic(str(name), tokenizer, *sizes)
     stories = _distinct_texts(name, data_dir, cache_dir, cleaned=True)
     held_out = max(1, round(len(stories) * validation_share))
     if len(stories) <= held_out:
@@ -130,7 +122,7 @@ def load_corpus(
         tokenizer = with_special_tokens(tokenizers.Tokenizer.from_str(row["text"]))
     ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     train, validation = (
-        _tokenized(parts[split], tokenizer, *ends, settings, add_special_tokens=False)
+        _tokenized(parts[split], tokenizer, *ends, n_ctx, add_special_tokens=False)
         for split in ("train", "test")
     )
     origin = _origin(name, data_dir, cache_dir)
@@ -142,9 +134,9 @@ def load_documents(
     name: str | Path,
     tokenizer: "transformers.PreTrainedTokenizerFast",
     *,
-    n_ctx: int = 512,
-    shortest: int | None = None,
-    validation_share: float = 0.05,
+    n_ctx: Tokens = 512,
+    shortest: Tokens | None = None,
+    validation_share: HeldOut = 0.05,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Corpus:
@@ -169,7 +161,7 @@ def load_documents(
 
     Source: Pearce et al. 2024, appendix D, where texts have 384 to 512 tokens.
     """
-    settings = _Settings(n_ctx, validation_share, shortest=shortest)
+    check_count("shortest", shortest or 1, n_ctx, "tokens of a row")
     bare = tokenize(tokenizer, "a")[:1] != [tokenizer.bos_token_id]
     # A tokenizer that begins texts marks where each starts; without that the end has to.
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
@@ -178,7 +170,7 @@ def load_documents(
     def rows(held_out: bool) -> "datasets.Dataset":
         how = {"share": validation_share, "held_out": held_out}
         part = texts.filter(_belongs, input_columns="text", fn_kwargs=how)
-        return _tokenized(part, tokenizer, [], end, settings)
+        return _tokenized(part, tokenizer, [], end, n_ctx, shortest)
 
     origin = _origin(name, data_dir, cache_dir)
     return Corpus(Path(name).name, tokenizer, lambda: rows(False), rows(True), origin)
@@ -210,18 +202,23 @@ def _check_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", vocab_si
 
 
 def _synthetic(
-    name: str, settings: _Settings, tokenizer: "transformers.PreTrainedTokenizerFast | None"
+    name: str,
+    tokenizer: "transformers.PreTrainedTokenizerFast | None",
+    n_ctx: int,
+    vocab_size: int,
+    validation_share: float,
+    seed: int,
 ) -> Corpus:
     language = LANGUAGES[name]()
     words = language.tokenizer()
-    _check_tokenizer(words, settings.vocab_size)
+    _check_tokenizer(words, vocab_size)
     if tokenizer is not None and tokenizer.get_vocab() != words.get_vocab():
         raise DataError(
             f"tokenizer has other tokens than {name}, expected the tokenizer of {name}, or None; a "
             "model of another language cannot read it"
         )
-    ids = language.sample(GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).int().numpy()
-    held_out = round(GRAMMAR_SENTENCES * settings.validation_share)
+    ids = language.sample(GRAMMAR_SENTENCES, n_ctx, seed).int().numpy()
+    held_out = round(GRAMMAR_SENTENCES * validation_share)
     validation, train = (
         datasets.Dataset.from_dict({"input_ids": part}).with_format("torch")
         for part in np.split(ids, [held_out])
@@ -325,11 +322,11 @@ def _tokenized(
     tokenizer: "transformers.PreTrainedTokenizerFast",
     start: list[int],
     end: list[int],
-    settings: _Settings,
+    most: int,
+    least: int | None = None,
     **how: Any,
 ) -> "datasets.Dataset":
-    """Return rows of token ids, in the format of torch."""
-    least, most = settings.shortest, settings.n_ctx
+    """Return rows of token ids, in the format of torch: texts of `least` to `most`, or joined."""
 
     def rows(batch: list[str]) -> dict[str, list[list[int]]]:
         # A text may spell a special token, which is then text.

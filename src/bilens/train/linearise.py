@@ -69,11 +69,11 @@ def fit_mlp(mlp: MLP, rows: TrainingRows, ridge: float) -> float:
     """
     assert mlp.gate is not None
     device = mlp.down.stored.device
-    sums = gates.GateSums(mlp.gate.n_out, device)
+    sums = torch.zeros(6, mlp.gate.n_out, dtype=torch.float64, device=device)
     for x, _, w in rows.chunks(device):
         up, gate = (part.select(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
-        sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
-    line = sums.line()
+        sums += gates.gate_sums(up * w[:, None].sqrt(), gate, mlp.act(gate))
+    line = gates.best_line(sums)
     gates.set_line(mlp, line)
     if ridge < torch.inf:
         _fit_down(mlp, rows, ridge)
