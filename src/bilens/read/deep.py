@@ -18,7 +18,7 @@ from bilens.read import chain
 from bilens.read.explanation import SharedFeatures, shared_by_paths, shared_section
 from bilens.sections import Fact, Percent, Picture, Section
 from bilens.tensor import Paths, TensorChain, decompile
-from bilens.tensor.chain import make_chain
+from bilens.tensor.chain import count_leaves, minimal_chain
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +137,8 @@ def read_deep(model: TensorChain, data: ImageData, k: int = 1000) -> DeepReading
     chain.check_reproduces(model, tensors, data.test_images)
     directions = torch.eye(data.n_classes, device=tensors[0].left.device)
     # A small model has fewer paths than asked for, and is read completely.
-    paths = decompile(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
+    n_leaves = count_leaves(minimal_chain(tensors, directions)[0], directions)
+    paths = decompile(tensors, directions, min(k, n_leaves))
     counts = [step for step in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if step < len(paths)]
     return DeepReading(
         model=model,

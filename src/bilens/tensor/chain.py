@@ -78,39 +78,18 @@ class TensorStack(nn.Module):
         return outputs.reshape(*x.shape[:-1], -1)
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """Tensors that each read exactly the outputs of the tensor before.
-
-    Every eigenvector of a tensor is a direction in the outputs of the tensor before it. So each
-    node of the tree has as many branches as its tensor has inputs.
-
-    Attributes:
-        tensors: the first reads the input through `basis`; the last writes the outputs.
-        basis: orthonormal rows that span the part of the input that the model reads.
-        directions: u, flattened to one row each.
-        constant: the model's last input coordinate is the constant 1.
-    """
-
-    tensors: tuple[BilinearTensor, ...]
-    basis: Float[Tensor, "n_read n_in"]
-    directions: Float[Tensor, "roots n_out"]
-    constant: bool
-
-    @property
-    def n_leaves(self) -> int:
-        """Number of paths from a direction to an eigenvector of the first layer."""
-        return len(self.directions) * math.prod(tensor.n_in for tensor in self.tensors)
-
-
-def make_chain(
+def minimal_chain(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
-) -> Chain:
-    """Check a chain, add outputs for constants, and project every bond on the part that is read.
+) -> tuple[list[BilinearTensor], Float[Tensor, "n_read n_in"]]:
+    """Return a checked chain that reads all of every bond, and the basis that its input is in.
 
-    Half precision is read in float32. After an embedding the first layer reads only d_model
-    directions of the pixels, so the span of L and R replaces the pixels. Outside of this span every
-    eigenvalue is zero.
+    Every eigenvector of a tensor is a direction in the outputs of the tensor before it, so each
+    node of the tree has as many branches as its tensor has inputs. Half precision is read in
+    float32. After an embedding the first layer reads only d_model directions of the pixels, so the
+    span of L and R replaces the pixels. Outside of this span every eigenvalue is zero.
+
+    Returns:
+        The tensors, of which the first reads the input through the basis, and the basis as rows.
     """
     chain = joined(tensors, directions)
     # From the top down, since a layer that is read less has fewer rows to span.
@@ -119,8 +98,12 @@ def make_chain(
         chain[i] = chain[i].change_basis(inputs=basis.T)
         if i > 0:
             chain[i - 1] = chain[i - 1].change_basis(outputs=basis)
-    roots = directions.to(chain[-1].out).reshape(-1, directions.shape[-1])
-    return Chain(tuple(chain), basis, roots, chain[0].constant)
+    return chain, basis
+
+
+def count_leaves(chain: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]) -> int:
+    """Return the number of paths from directions to eigenvectors of a `minimal_chain`'s input."""
+    return directions[..., 0].numel() * math.prod(tensor.n_in for tensor in chain)
 
 
 def joined(

@@ -13,7 +13,7 @@ so that the number of a product is a sum over suffix sums, which add up.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb, factorial
@@ -444,32 +444,27 @@ def _layer(tensor: BilinearTensor, parts: Polynomials, k: int) -> Polynomials:
             if degree not in made:
                 made[degree] = core.new_zeros(n_monomials(k, degree), m)
             # Scattering by number needs no table of all pairs of monomials, which would not fit.
-            numbers = _Numbers(k, low, high, core.device)
+            numbers = _numbers_of_products(k, low, high, core.device)
             for i in torch.nonzero((parts[low] != 0).any(0)).flatten().tolist():
                 # Within one degree i * j and j * i are one product, counted twice.
                 start = i if low == high else 0
                 terms = 2 * (others[start:] @ rows[i].view(n, m))
                 if low == high:
                     terms[0] /= 2
-                made[degree].index_add_(0, numbers.of(i)[start:], terms)
+                made[degree].index_add_(0, numbers(i)[start:], terms)
     return {degree: part.T.contiguous() for degree, part in made.items()}
 
 
-class _Numbers:
-    """Numbers of the products of each monomial of degree `low` with all of degree `high`."""
-
-    def __init__(self, k: int, low: int, high: int, device: torch.device) -> None:
-        self.sums, others = (_suffix_sums(k, degree).to(device) for degree in (low, high))
-        self.last = n_monomials(k, low + high) - 1
-        self.columns = torch.arange(k - 1, device=device)
-        # For each variable and suffix sum of the first factor: its summand of the number.
-        table = _table(k, low + high).to(device)
-        shifts = torch.arange(low + 1, device=device)
-        self.summands = table[self.columns[:, None, None], others.T[:, None] + shifts[:, None]]
-
-    def of(self, i: int) -> Int[Tensor, " monomials"]:
-        """Return the numbers of the products with monomial i."""
-        return self.last - self.summands[self.columns, self.sums[i]].sum(0)
+def _numbers_of_products(
+    k: int, low: int, high: int, device: torch.device
+) -> Callable[[int], Int[Tensor, " monomials"]]:
+    """Return a function from a monomial of degree `low` to its products with all of `high`."""
+    sums, others = (_suffix_sums(k, degree).to(device) for degree in (low, high))
+    last, columns = n_monomials(k, low + high) - 1, torch.arange(k - 1, device=device)
+    # For each variable and suffix sum of the first factor: its summand of the number.
+    table, shifts = _table(k, low + high).to(device), torch.arange(low + 1, device=device)
+    summands = table[columns[:, None, None], others.T[:, None] + shifts[:, None]]
+    return lambda i: last - summands[columns, sums[i]].sum(0)
 
 
 def _laplacian(part: Tensor, k: int, lower: int) -> Tensor:

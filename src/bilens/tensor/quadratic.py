@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum
@@ -415,24 +415,16 @@ class QuadraticForm(Reading):
         unit, scale = self.without_scale()
         forms = replace(unit, weights=unit.weights.reshape(-1, unit.weights.shape[-1]))
         if k is None:
-            pairs = dense_eigenpairs(forms, self.n_in)
+            found = dense_eigenpairs(forms, self.n_in)
         else:
-            pairs = top_eigenpairs(forms, k, tolerance, seed)
+            found = top_eigenpairs(forms, k, tolerance, seed)
+        parts = [getattr(found, name) for name in SAVED]
         values, vectors, residuals, miss_chance = (
-            part.reshape([*self.batch_shape, *part.shape[1:]]) for part in pairs
+            part.reshape([*self.batch_shape, *part.shape[1:]]) for part in parts
         )
         values = (scale[..., None] * values).to(values.dtype)
         check_finite(eigenvalues=values)
         return Spectrum(values, vectors, residuals, self.constant, miss_chance)
-
-
-class Eigenpairs(NamedTuple):
-    """Fields of a `Spectrum`, eigenvectors as rows."""
-
-    values: Float[Tensor, "batch k"]
-    vectors: Float[Tensor, "batch k n_in"]
-    residuals: Float[Tensor, "batch k"]
-    miss_chance: Float64[Tensor, " batch"]
 
 
 def apply_factored(
@@ -446,7 +438,7 @@ def apply_factored(
     return ((w * (vectors @ right.T)) @ left + (w * (vectors @ left.T)) @ right) / 2
 
 
-def dense_eigenpairs(forms: QuadraticForm, k: int) -> Eigenpairs:
+def dense_eigenpairs(forms: QuadraticForm, k: int) -> Spectrum:
     """Return the k eigenpairs of largest magnitude of each form, from the full matrix."""
     left, right, weights, n = forms.left, forms.right, forms.weights, forms.n_in
     batch_size = max(1, WORKING_BYTES // (3 * n * n * left.element_size()))
@@ -469,11 +461,11 @@ def dense_eigenpairs(forms: QuadraticForm, k: int) -> Eigenpairs:
         parts.append((values, vectors, residuals))
     values, vectors, residuals = (torch.cat(part) for part in zip(*parts, strict=True))
     nothing = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-    return Eigenpairs(values, vectors, residuals, miss_chance=nothing)
+    return Spectrum(values, vectors, residuals, forms.constant, nothing)
 
 
 @torch.no_grad()
-def top_eigenpairs(forms: QuadraticForm, k: int, tolerance: float, seed: int) -> Eigenpairs:
+def top_eigenpairs(forms: QuadraticForm, k: int, tolerance: float, seed: int) -> Spectrum:
     """Return the k eigenpairs of largest magnitude of each form, iterated if that is cheaper.
 
     A form that does not reach `tolerance`, or does not pass the test of completeness, is decomposed
@@ -489,9 +481,10 @@ def top_eigenpairs(forms: QuadraticForm, k: int, tolerance: float, seed: int) ->
     search = Search(left, right, weights, k, tolerance, seed, min(slots, len(weights)))
     search.run()
     failed, miss_chance = ~search.passed, search.passed.double() * MISS
-    pairs = Eigenpairs(search.values, search.vectors, search.residuals, miss_chance)
+    found = search.values, search.vectors, search.residuals
+    iterated = Spectrum(*found, forms.constant, miss_chance)
     if failed.any():
         exact = dense_eigenpairs(replace(forms, weights=weights[failed]), k)
-        for iterated, part in zip(pairs, exact, strict=True):
-            iterated[failed] = part
-    return pairs
+        for name in SAVED:
+            getattr(iterated, name)[failed] = getattr(exact, name)
+    return iterated

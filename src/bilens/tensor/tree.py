@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.chain import make_chain
+from bilens.tensor.chain import count_leaves, minimal_chain
 from bilens.tensor.factors import fit_input
 from bilens.tensor.quadratic import WORKING_BYTES
 
@@ -193,18 +193,19 @@ def decompile(
 
     Source: Pearce et al. 2024, section 4.2.
     """
-    chain = make_chain(tensors, directions)
-    if chain.n_leaves > max_leaves:
+    chain, basis = minimal_chain(tensors, directions)
+    n_leaves = count_leaves(chain, directions)
+    if n_leaves > max_leaves:
         raise BilensError(
-            f"The tree has {chain.n_leaves:,} leaves; the limit is max_leaves={max_leaves:,}. "
+            f"The tree has {n_leaves:,} leaves; the limit is max_leaves={max_leaves:,}. "
             "Bonds describe such a model without a tree; in Python, max_leaves is this limit."
         )
     if k is not None:
-        check_count("k", k, chain.n_leaves, "the number of paths in the tree")
-    roots = chain.directions
+        check_count("k", k, n_leaves, "the number of paths in the tree")
+    roots = directions.to(chain[-1].out).reshape(-1, directions.shape[-1])
     numbers = torch.arange(len(roots), device=roots.device)
     nodes = _Nodes(numbers[:, None], roots.new_empty(len(roots), 0), roots)
-    first, *others = chain.tensors
+    first, *others = chain
     for tensor in reversed(others):
         nodes = nodes.children(tensor)
     # A node has a matrix and its eigenvectors, of n_in x n_in numbers each.
@@ -222,8 +223,8 @@ def decompile(
         roots=leaves.names[:, 0],
         indices=leaves.names[:, 1:],
         eigenvalues=leaves.eigenvalues,
-        vectors=leaves.vectors @ chain.basis,
-        constant=chain.constant,
+        vectors=leaves.vectors @ basis,
+        constant=chain[0].constant,
     )
 
 
