@@ -103,5 +103,5 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(BilensError, match=r"layer_tensors\(\) is empty"):
         read_bonds(stack, data)
     stack.layer_tensors = lambda: [layer.tensor() for layer in (Bilinear(6, 5),) * 2]
-    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] has 6 inputs"):
+    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] reads 6"):
         read_bonds(stack, data)

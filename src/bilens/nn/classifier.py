@@ -16,7 +16,7 @@ from bilens.nn.layers import GatedLayer, ScalarNorm, make_norm
 from bilens.nn.settings import ClassifierConfig
 from bilens.settings import Count
 from bilens.tensor import BilinearTensor, Cut, affine
-from bilens.tensor.factors import fit_input
+from bilens.tensor.factors import fit_input, wide_device
 
 
 class ImageClassifier(Checkpointed):
@@ -98,12 +98,8 @@ class ImageClassifier(Checkpointed):
 
     def readable(self) -> "ImageClassifier":
         """Return the model itself, or a copy on the CPU if its device lacks float64."""
-        try:
-            torch.zeros((), dtype=torch.float64, device=self.device)
-        except (TypeError, RuntimeError):
-            # As on Apple's GPUs: Gram matrices need float64.
-            return deepcopy(self).to("cpu")
-        return self
+        device = wide_device(self.device)
+        return self if device == self.device else deepcopy(self).to(device)
 
     def layer_tensors(self) -> list[BilinearTensor]:
         """Return one tensor for each layer after the embedding; each reads the outputs of the last.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +14,8 @@ from bilens.hooks import evaluating
 from bilens.lazy_imports import pd
 from bilens.sections import Fact, Table
 from bilens.tensor import BilinearTensor, TensorChain
-from bilens.tensor.factors import affine, fit_input
+from bilens.tensor.chain import check_chain
+from bilens.tensor.factors import affine, fit_input, wide_device
 
 BATCH = 8192
 """Samples that a model classifies at once."""
@@ -27,20 +27,12 @@ def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, 
     """Return a model's layer tensors and its embedding, on a device that has float64.
 
     Raises:
-        BilensError: the model has no layers, one is not a tensor, or they do not fit one another.
+        BilensError: there are no layers, one is not finite, or they do not fit one another.
     """
     tensors = list(model.layer_tensors())
-    if not tensors:
-        raise BilensError("layer_tensors() is empty, expected one tensor for each layer")
-    for i, (below, above) in enumerate(pairwise(tensors)):
-        # The constant coordinate is a layer's own, and no output of the one below.
-        if below.n_out not in (above.n_in, above.n_in - above.constant):
-            raise BilensError(
-                f"layer_tensors()[{i}] has {below.n_out} outputs, but layer_tensors()[{i + 1}] has "
-                f"{above.n_in} inputs; expected each layer to read the outputs of the one before"
-            )
+    check_chain(tensors, "layer_tensors()")
     embedding = _embedding(model, tensors[0])
-    device = readable_device(tensors[0].left.device)
+    device = wide_device(tensors[0].left.device)
     return [tensor.to(device) for tensor in tensors], embedding.to(device)
 
 
@@ -64,16 +56,6 @@ def input_tensors(model: TensorChain) -> list[BilinearTensor]:
     """Return a model's layer tensors with the embedding folded into the first."""
     (first, *others), embedding = open_chain(model)
     return [first.change_basis(inputs=embedding), *others]
-
-
-def readable_device(device: torch.device) -> torch.device:
-    """Return the device if it has float64, or else the CPU."""
-    # Apple's GPUs have no float64, which Gram matrices need.
-    try:
-        torch.zeros((), dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return torch.device("cpu")
-    return device
 
 
 def _embedding(model: TensorChain, first: BilinearTensor) -> Float[Tensor, "n n_in"]:

@@ -20,6 +20,16 @@ NOTHING = -(2**20)
 """The exponent of zero."""
 
 
+def wide_device(device: torch.device) -> torch.device:
+    """Return the device if it has float64, which Gram matrices need, or else the CPU."""
+    # Apple's GPUs have none.
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.device("cpu")
+    return device
+
+
 def wrong_shape(name: str, tensor: Tensor, expected: str) -> BilensError:
     """Return the error of a tensor of another shape than expected."""
     return BilensError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
