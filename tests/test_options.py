@@ -12,7 +12,8 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.options import listed, token_list
+from bilens.options import token_list
+from bilens.question_files import written_names
 from bilens.report.page import report
 from bilens.residual import ResidualModel
 from tests.command_line import refusal
@@ -88,7 +89,7 @@ def test_an_empty_name_or_an_open_quote_is_refused(text):
 
 @given(st.lists(st.text(alphabet='ab ,"\n', min_size=1)))
 def test_names_that_are_written_are_read_again(names):
-    assert token_list(listed(names)) == tuple(names)
+    assert token_list(written_names(names)) == tuple(names)
 
 
 def test_texts_and_images_that_are_loaded_are_taken():

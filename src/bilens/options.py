@@ -66,15 +66,6 @@ def token_list(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in fields)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names of tokens as the text that `token_list` reads."""
-    fields = []
-    for name in names:
-        is_plain = name and "," not in name and not name.startswith('"')
-        fields.append(name if is_plain else '"' + name.replace('"', '""') + '"')
-    return ",".join(fields)
-
-
 def check_docstrings() -> None:
     """Raise if Python dropped all docstrings: help, and transformers' classes, are made of them."""
     if sys.flags.optimize > 1:

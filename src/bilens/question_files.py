@@ -81,7 +81,7 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
 
 
 def written_names(names: Sequence[str]) -> str:
-    """Return names of tokens as the column minus has them: separated by commas, or in quotes."""
+    """Return names of tokens as the text that `token_list` reads, as the column minus has it."""
     line = StringIO()
     csv.writer(line, lineterminator="").writerow(names)
     return line.getvalue()

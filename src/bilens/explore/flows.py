@@ -27,7 +27,8 @@ from bilens.explore.screen import (
     said_of,
 )
 from bilens.lazy_imports import gradio as gr
-from bilens.options import Target, listed, token_list
+from bilens.options import Target, token_list
+from bilens.question_files import written_names
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
@@ -281,7 +282,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         minus,
         takes=(str,),
         read=_minus,
-        write=lambda names: {"value": listed(names)},
+        write=lambda names: {"value": written_names(names)},
         event="submit",
     )
     screen.control(
