@@ -116,7 +116,7 @@ FAULTS: dict[int, Tests] = {
             PICTURES,
             "classes_have_any_names_and_may_be_links",
             "parquet_files_of_the_hub",
-            "arrays_and_archives_are_refused_with_the_remedy",
+            "a_file_is_no_folder",
         ),
     ),
     35: (("test_own_data",),),
@@ -134,7 +134,7 @@ FAULTS: dict[int, Tests] = {
     39: (
         (FOLDERS, "a_folder_is_refused_with_the_cause", "a_gguf_file_that_is_a_pointer"),
         STANDING_IN,
-        (PICTURES, "two_pictures_and_a_broken_link_are_named"),
+        (PICTURES, "folders_without_classes_of_pictures_are_refused"),
         ("data/test_idx", "values_of_another_type_are_no_damage"),
     ),
     # Any warning is an error of a test.
@@ -196,7 +196,7 @@ FAULTS: dict[int, Tests] = {
         (TOKENS, "a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read"),
         (TOKENS, "tokens_that_cannot_be_written_out_are_an_error"),
         (TOKENS, "all_texts_are_tokenized_and_written_out_in_one_place"),
-        (PICTURES, "a_link_to_nothing_is_named"),
+        (PICTURES, "folders_without_classes_of_pictures_are_refused"),
     ),
     53: (("test_package", "every_extra_resolves_with_the_constraints"),),
 }
