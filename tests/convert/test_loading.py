@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bilens
 from bilens.cli import main
-from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
+from bilens.convert import open_model, open_tokenizer, save_model
+from bilens.convert.loading import find_tokenizer
 from bilens.convert.weights import read_weights
 from bilens.errors import BilensError, CheckpointError
 from bilens.memory import MemoryLimitError

@@ -12,13 +12,9 @@ from hashlib import sha256
 from importlib import util
 from pathlib import Path
 
-from bilens.analyses import images, language
+from bilens.analyses import images, language  # noqa: F401  they register theirs
 from bilens.analysis import REGISTERED, Analysis
 from bilens.errors import BilensError
-
-__all__ = [
-    "built_in", "check_once", "find_analysis", "images", "language", "load_file", "named_analyses",
-]  # fmt: skip
 
 
 def built_in() -> dict[str, Analysis]:

@@ -52,10 +52,11 @@ def process(
     """
     output = own_place(output, _place("processed", model))
 
+    from bilens.convert.loading import find_tokenizer
     from bilens.files import write_json
 
     opened: Any = bilens.convert.open_model(model).to(choose_device(device))  # type: ignore[arg-type]
-    tokenizer = bilens.convert.find_tokenizer(model, opened)
+    tokenizer = find_tokenizer(model, opened)
     # In place: two copies of a large model may not fit.
     opened, report = bilens.convert.process(opened, steps or None, in_place=True)
     bilens.convert.save_model(output, opened, tokenizer)

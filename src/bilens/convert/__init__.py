@@ -4,13 +4,12 @@ Importing it takes as long as transformers does.
 """
 
 from bilens.convert.gates import Swish, give_swish, make_bilinear
-from bilens.convert.loading import find_tokenizer, open_model, open_tokenizer, save_model
+from bilens.convert.loading import open_model, open_tokenizer, save_model
 from bilens.convert.processing import process
 from bilens.convert.spectra import read_spectra, write_spectra
 
 __all__ = [
     "Swish",
-    "find_tokenizer",
     "give_swish",
     "make_bilinear",
     "open_model",
