@@ -120,12 +120,17 @@ class ImageData(Reading):
         counts = {n: s.bincount(minlength=self.n_classes).cpu() for n, s in splits.items()}
         return pd.DataFrame({"class": self.class_names, **counts})
 
+    @property
+    def commonest(self) -> tuple[str, float]:
+        """The most frequent class of the test images, and its share, the accuracy of naming it."""
+        counts = self.test_labels.bincount()
+        return self.class_names[int(counts.argmax())], int(counts.max()) / len(self.test_labels)
+
     def is_chance(self, accuracy: float) -> bool:
         """Return whether a test accuracy is no better than always naming the same class."""
-        images = len(self.test_labels)
-        chance = int(self.test_labels.bincount().max()) / images
+        _, chance = self.commonest
         # Two standard errors of the share that is right by chance.
-        return accuracy < chance + 2 * (chance * (1 - chance) / images) ** 0.5
+        return accuracy < chance + 2 * (chance * (1 - chance) / len(self.test_labels)) ** 0.5
 
     def plot(self, k: int = 10) -> "go.Figure":
         """Plot the first k images of the test set, each below its class."""

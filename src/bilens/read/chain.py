@@ -124,11 +124,10 @@ def check_reproduces(
 
 def chance_sentence(accuracy: float, data: ImageData) -> str:
     """Return a sentence about a model that is no better than chance."""
-    counts = data.test_labels.bincount(minlength=data.n_classes)
-    chance = int(counts.max()) / len(data.test_labels)
+    name, chance = data.commonest
     return (
         f"This model knows nothing that its parts could show: it has {accuracy:.1%} of test images "
-        f"right, and always naming {data.class_names[int(counts.argmax())]} has {chance:.1%}."
+        f"right, and always naming {name} has {chance:.1%}."
     )
 
 

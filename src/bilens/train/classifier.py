@@ -274,9 +274,7 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
 def _report_chance(data: ImageData, training: ClassifierTraining, accuracy: float) -> None:
     """Say so if a model is not better than one that always names the most frequent class."""
     if data.is_chance(accuracy):
-        counts = data.test_labels.bincount(minlength=data.n_classes)
-        images, name = len(data.test_labels), data.class_names[int(counts.argmax())]
-        chance = int(counts.max()) / images
+        (name, chance), images = data.commonest, len(data.test_labels)
         steps = training.epochs * -(-len(data.train_labels) // training.batch_size)
         logger.warning(
             f"Test accuracy {accuracy:.2%} is no better than chance: always {name!r} has "
