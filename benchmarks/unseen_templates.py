@@ -75,7 +75,7 @@ class Task:
             points = GRADIENTS["EAP-IG inputs" if method == "EAP-IG" else "gradient (AtP)"]
             rows = []
             for case in ordering.cases:
-                rows.append(gradient_effects(case.alone, case.score.of_streams, points))
+                rows.append(gradient_effects(case.alone, case.score, points))
             total = torch.stack(rows).mean(0)
         return total / ordering.changes.mean()
 

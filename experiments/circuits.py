@@ -232,7 +232,7 @@ def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) ->
 
 def by_gradients(cases: Cases, points: tuple[float, ...]) -> Tensor:
     """Return the change of each part times the mean gradient at some points, over all questions."""
-    rows = [gradient_effects(case.alone, case.score.of_streams, points) for case in cases.cases]
+    rows = [gradient_effects(case.alone, case.score, points) for case in cases.cases]
     return torch.stack(rows).mean(0)
 
 

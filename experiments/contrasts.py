@@ -67,7 +67,7 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
     by_flow = flows(model, asked)[:, :-1].float()
     plurals = [model.ids(question.text) for question in asked]
     singulars = [model.ids(str(question.against)) for question in asked]
-    directions = [question.direction for question in asked]
+    directions = [TokenDirection(question.tokens[0], question.minus) for question in asked]
     z, slopes, moments = [], [], []
     for texts in (plurals, singulars):
         runs = [_mixed(model, *run) for run in zip(texts, directions, strict=True)]

@@ -104,7 +104,7 @@ def attributed_edges(graph: AttributedEdges, question: Question) -> dict[str, Te
     """Return the attribution of each edge for a question, (readers, parts), by each method."""
     model = graph.model
     (case,) = Cases.of(model, [question]).cases
-    number, runs = case.score.of_streams, case.alone
+    number, runs = case.score, case.alone
     with torch.no_grad():
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         reads = {

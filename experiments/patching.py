@@ -151,7 +151,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         seconds[name] = time.process_time() - start
 
     def gradients(points: Sequence[float]) -> tuple[Tensor, Tensor]:
-        effects = gradient_effects(runs, case.score.of_streams, points)
+        effects = gradient_effects(runs, case.score, points)
         return effects[:, :-1], effects[:, -1]
 
     def contrastive() -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from bilens.shipped import TASKS, task_names
 COLUMNS = ("text", "token", "minus", "against", "task", "template")
 """Names of the columns in a header, in their order without one."""
 EXPECTED = (
-    "the text, the token, tokens to subtract (separated by commas), and if there are more the "
+    "the text, the token, tokens to subtract (both separated by commas), and if there are more the "
     "second text, a task and a template"
 )
 
@@ -29,7 +29,7 @@ class QuestionLine:
 
     place: str  # the file and the number of the line, for errors
     text: str
-    token: str
+    token: tuple[str, ...]
     minus: tuple[str, ...] = ()
     against: str = ""
     task: str = ""
@@ -197,10 +197,11 @@ def _question(
         if not given[name].strip():
             raise BilensError(f"{place} has an empty {name}")
     try:
-        minus = token_list(given["minus"])
+        token, minus = token_list(given["token"]), token_list(given["minus"])
     except BilensError as error:
         raise BilensError(f"{place}: {error}") from None
-    if given["token"] in minus:
-        raise BilensError(f"{place} subtracts its token {given['token']!r} from itself")
+    for name in token:
+        if name in minus:
+            raise BilensError(f"{place} subtracts its token {name!r} from itself")
     others = (given[name] for name in ("against", "task", "template"))
-    return QuestionLine(place, given["text"], given["token"], minus, *others)
+    return QuestionLine(place, given["text"], token, minus, *others)

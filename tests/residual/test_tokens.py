@@ -11,7 +11,7 @@ import bilens
 from bilens.data.texts import write_out
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.language.contexts import corpus_for, generate_text
-from bilens.read.language.names import answer_ids, exact_names
+from bilens.read.language.names import exact_names
 from tests.source import nodes_of_files
 from tests.tokenizers_of_all_kinds import KINDS, PREFIXING, small_llama, tokenizer_of, view_with
 
@@ -58,7 +58,7 @@ def test_a_token_named_by_its_text_is_the_one_in_a_running_text(kind):
     if kind != "WordPiece":  # which has no token for it
         assert view.token("\n") == view.ids("keys\n").tolist()[-1]
         assert view.token("!") == view.ids("keys!").tolist()[-1]
-    assert answer_ids(view, " New York").tolist() == view.ids("The New York").tolist()[-2:]
+    assert view.answer(" New York") == view.ids("The New York").tolist()[-2:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,7 +126,7 @@ def test_a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read(
     uses = {
         "a text": lambda: view.ids(evil),
         "a name": lambda: view.token(evil),
-        "an answer": lambda: answer_ids(view, evil),
+        "an answer": lambda: view.answer(evil),
         "a flow": lambda: bilens.flow(view, evil, "are"),
         "a second text": lambda: bilens.flow(view, "keys", "are", against=evil),
         "texts": lambda: [*corpus_for(view, str(tmp_path / "texts.txt")).train],

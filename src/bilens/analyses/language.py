@@ -51,7 +51,7 @@ def flow(
         model: Any, with its tokenizer.
         corpus: Texts whose mean embedding `mean` takes.
         prompt: The text; the logit that is split is of the token after it.
-        token: The token that is predicted.
+        token: The answer that is predicted; or several tokens, separated by commas.
         minus: Tokens whose mean is subtracted, separated by commas; one with a comma in double
             quotes.
         against: A second text of as many tokens; the change of the logit between both is split. Of
@@ -68,13 +68,13 @@ def flow(
             model, between two texts its change is exchanged, in both directions.
     """
     from bilens.read.flow import read_flow
-    from bilens.read.language import TokenDirection
 
     return read_flow(
         model,
         prompt,
-        TokenDirection(token, token_list(minus)),
+        token_list(token),
         corpus,
+        minus=token_list(minus),
         against=against,
         mean=mean,
         replace=replace,
@@ -112,15 +112,16 @@ def circuit(
     Args:
         model: Any, with its tokenizer.
         prompt: The first text, of one question.
-        token: The token that is predicted after it.
+        token: The answer that is predicted after it; or several tokens, separated by commas.
         minus: Tokens whose mean logit is subtracted, separated by commas; one with a comma in
             double quotes.
         against: The second text, of as many tokens.
         questions: File with a line for each question, its columns separated by tabs: the text, the
-            token, tokens to subtract (separated by commas), the second text and, with several of
-            them, the names of its task and template; or as a header says, a first line with their
-            names, text, token, minus, against, task and template. Or the name of a task that comes
-            with bilens, such as agreement. Some questions of a template find, the others measure.
+            token, tokens to subtract (both separated by commas), the second text and, with several
+            of them, the names of its task and template; or as a header says, a first line with
+            their names, text, token, minus, against, task and template. Or the name of a task that
+            comes with bilens, such as agreement. Some questions of a template find, the others
+            measure.
         keep: Least share of the change that a circuit keeps on the questions that decide its size.
         left: Largest share of the change there that is left without the circuit.
         level: Parts, or also the edges between them that carry the answer.
@@ -146,7 +147,7 @@ def circuit(
     asked = (
         read_pairs(model, questions)
         if questions
-        else [Question(prompt, token, token_list(minus), against)]
+        else [Question.of(prompt, token_list(token), token_list(minus), against)]
     )
     reading = flows.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
     return reading if questions else dataclasses.replace(reading, notes=(*reading.notes, MORE))

@@ -87,5 +87,6 @@ def _language_readings(
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
     among = given.get("among", 5000)
-    directions = [overview.flow.question.direction]
+    question = overview.flow.question
+    directions = [TokenDirection(question.tokens[0], question.minus)]
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

@@ -147,6 +147,19 @@ class ResidualModel:
             BilensError: the model has no tokenizer or no embedding of the token, or the name is not
                 a single token.
         """
+        numbers = self.answer(name)
+        if len(numbers) == 1:
+            return numbers[0]
+        raise self._unknown(name, numbers)
+
+    def answer(self, name: str) -> list[int]:
+        """Return the numbers of the tokens of an answer, such as " New York".
+
+        A name that `token` knows has the number of that token.
+
+        Raises:
+            BilensError: as `token`, but for a text of several tokens.
+        """
         if self.tokenizer is None:
             raise BilensError(
                 f"token={name!r}, but the model came without a tokenizer; pass model.direction "
@@ -156,11 +169,16 @@ class ResidualModel:
         pieces = ids_within_text(name, self.tokenizer)
         number = self._single(name, pieces)
         if number is not None:
-            return self._check_known(number)
+            return [self._check_known(number)]
+        if len(pieces) < 2 or self.tokenizer.unk_token_id in pieces:
+            raise self._unknown(name, pieces)
+        return [self._check_known(number) for number in pieces]
+
+    def _unknown(self, name: str, pieces: list[int]) -> BilensError:
+        assert self.tokenizer is not None
         shown = " ".join(self.tokenizer.convert_ids_to_tokens(pieces))
-        vocabulary = self.tokenizer.get_vocab()
-        nearest = get_close_matches(name.lower(), vocabulary, n=5, cutoff=0.5)
-        raise BilensError(
+        nearest = get_close_matches(name.lower(), self.tokenizer.get_vocab(), n=5, cutoff=0.5)
+        return BilensError(
             f"token={name!r}, expected a single token of the vocabulary"
             + (f"; it is cut into {shown}" if shown else "")
             + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
@@ -201,9 +219,9 @@ class ResidualModel:
     # Directions and layers.
 
     def direction(
-        self, token: str | int, minus: str | int | Sequence[str | int] = ()
+        self, token: str | int | Sequence[str | int], minus: str | int | Sequence[str | int] = ()
     ) -> Float[Tensor, " d_model"]:
-        """Return W_U of a token, minus the mean of W_U of the tokens to compare with.
+        """Return the mean W_U of one token or several, minus that of the tokens to compare with.
 
         The difference of their logits is the product of this direction and the final normalised
         stream, up to the unembedding's bias. Tokens are given by name or by number.
@@ -213,14 +231,20 @@ class ResidualModel:
 
         Source: Pearce et al. 2024, figure 7.
         """
+        names = [token] if isinstance(token, (str, int)) else list(token)
         others = [minus] if isinstance(minus, (str, int)) else list(minus)
-        numbers = [self._number("token", token), *(self._number("minus", x) for x in others)]
-        if numbers[0] in numbers[1:]:
-            raise BilensError(f"minus has the token {token!r} itself, expected other tokens")
+        if not names:
+            raise BilensError("token is empty, expected a token, or several")
+        numbers = [self._number("token", name) for name in names]
+        subtracted = [self._number("minus", name) for name in others]
+        for name, number in zip(names, numbers, strict=True):
+            if number in subtracted:
+                raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
         self._check_model()
         # Only these columns, since the whole unembedding is large.
-        W_U, _ = self.parts.logit_weights(numbers)
-        return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
+        W_U, _ = self.parts.logit_weights(numbers + subtracted)
+        direction = W_U[:, : len(names)].mean(1)
+        return direction - W_U[:, len(names) :].mean(1) if others else direction
 
     def _number(self, name: str, token: str | int) -> int:
         if isinstance(token, str):

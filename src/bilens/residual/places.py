@@ -85,10 +85,12 @@ class Places:
             embeddings: Tensor = self.embed(ids)
         return embeddings.to(self.dtype)
 
-    def forward(self, ids: Int[Tensor, "texts time"]) -> Float[Tensor, "texts vocab"]:
-        """Run the model on texts, and return the last logits."""
+    def forward(
+        self, ids: Int[Tensor, "texts time"], positions: int = 1
+    ) -> Float[Tensor, "texts vocab"]:
+        """Run the model on texts, the last `positions` to the logits, and return the last ones."""
         takes = signature(self.model.forward).parameters
-        options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        options = {"logits_to_keep": positions} if "logits_to_keep" in takes else {}
         output = run(self.model, ids, **options)
         logits: Tensor = getattr(output, "logits", output)
         return logits[:, -1]

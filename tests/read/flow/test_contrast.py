@@ -207,7 +207,7 @@ def test_questions_side_by_side_have_their_own_flows(name):
             (alone,) = flows(view, [question])
             assert result.values == pytest.approx(alone.values)
             torch.testing.assert_close(arrays(result), arrays(alone), rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(result.next_logits, alone.next_logits)
+            torch.testing.assert_close(result.streams, alone.streams)
             nodes = alone.strongest(5)
             edges = result.graph(nodes).edges
             torch.testing.assert_close(edges, alone.graph(nodes).edges, rtol=1e-5, atol=1e-7)

@@ -11,7 +11,6 @@ from bilens.read.flow import Question, eap_ig, patch, patched
 from bilens.read.flow.case import both_passes
 from bilens.read.flow.gradients import gradient_effects
 from bilens.read.flow.patching import parts_of
-from bilens.read.language.names import answer_ids
 from bilens.residual.changes import Part
 from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Pass, logit_of
@@ -137,7 +136,7 @@ def test_answers_of_several_tokens_are_sums_of_log_probabilities(minus):
     def difference(text):
         total = 0.0
         for sign, answer in ((1, "t3 t2"), *((-1, name) for name in minus)):
-            numbers = answer_ids(view, answer)
+            numbers = torch.tensor(view.answer(answer))
             ids, n = torch.cat([view.ids(text), numbers]), len(numbers)
             logs = view.logits(ids[None])[0].log_softmax(-1)
             places = torch.arange(len(ids) - n - 1, len(ids) - 1)

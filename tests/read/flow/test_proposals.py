@@ -79,7 +79,7 @@ def test_a_file_of_proposals_is_read(view, tmp_path):
     for line, question in zip(read_pair_lines(path), asked, strict=True):
         assert (line.text, line.token, line.minus) == (
             question.text,
-            question.token,
+            question.tokens,
             question.minus,
         )
         assert (line.against, line.template) == (question.against, question.template)

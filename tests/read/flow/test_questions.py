@@ -1,6 +1,7 @@
 """Every field of a question is obeyed or refused by name, by everything that takes a question."""
 
 from dataclasses import fields, replace
+from math import exp
 
 import pytest
 import torch
@@ -35,6 +36,8 @@ def others(view):
         ("text", replace(BASE, text="t2 t2 t3 t4")),
         ("text", replace(BASE, text=view.ids("t2 t2 t3 t4"))),
         ("token", replace(BASE, token="t9")),
+        ("token", replace(BASE, token=("t5", "t9"))),
+        ("token", replace(BASE, token="t5 t9", minus=())),
         ("minus", replace(BASE, minus=())),
         ("minus", replace(BASE, minus=("t8", "t9"))),
         ("against", replace(BASE, against="t1 t8 t3 t4")),
@@ -68,8 +71,8 @@ def of_circuit(found, measuring=None):
 
 
 def arguments(question):
-    given = question.direction if question.vector is None else question.vector
-    options = {"against": question.against, "target": question.target}
+    given = question.token if question.vector is None else question.vector
+    options = {"against": question.against, "target": question.target, "minus": question.minus}
     return (question.text, given, question.position), options
 
 
@@ -179,9 +182,10 @@ def rounded(value):
 @pytest.mark.parametrize("target", ["logit", "log-probability", "probability"])
 @pytest.mark.parametrize("minus", [(), ("t6",), ("t6", "t8")])
 @pytest.mark.parametrize("position", [-1, 2])
-def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position):
+@pytest.mark.parametrize("token", ["t5", ("t5", "t9", "t4")])
+def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position, token):
     view = family_view(name)
-    question = replace(BASE, minus=minus, target=target, position=position)
+    question = replace(BASE, token=token, minus=minus, target=target, position=position)
     with exact_norms():
         (case,) = make_cases(view, [question])
         ends = []
@@ -193,9 +197,80 @@ def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position
             else:
                 logs = logits.log_softmax(-1)
                 numbers = logs if target == "log-probability" else logs.exp()
-            names = [view.token(x) for x in minus]
-            ends.append(float(numbers[5] - (numbers[names].mean() if minus else 0)))
+            tokens, names = ([view.token(x) for x in y] for y in (question.tokens, minus))
+            ends.append(float(numbers[tokens].mean() - (numbers[names].mean() if minus else 0)))
     assert case.ends == pytest.approx(ends, abs=1e-6)
+
+
+SPOKEN = [
+    replace(BASE, token="t5 t9", minus=()),
+    replace(BASE, token="t5 t9 t5", minus=(), position=2),
+    replace(BASE, token="t8 t6", minus=(), target="probability"),
+]
+
+
+def own_log_probabilities(view, text, question):
+    """Return the log-probability of each token of an answer after a text, by own passes."""
+    ids, answer = view.ids(text, question.position), view.ids(question.token)
+    logs = view.logits(torch.cat([ids, answer])[None])[0].log_softmax(-1)
+    return [float(logs[len(ids) + i - 1, token]) for i, token in enumerate(answer)]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "own-mixed", "llama"])
+@pytest.mark.parametrize("question", SPOKEN)
+def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, question):
+    view = family_view(name)
+    with exact_norms():
+        (case,) = make_cases(view, [question])
+        sums = [sum(own_log_probabilities(view, text, question)) for text in TEXTS]
+        ends = sums if question.target == "logit" else [exp(x) for x in sums]
+        assert case.ends == pytest.approx(ends, abs=1e-6)
+        through = flow(view, *arguments(question)[0], **arguments(question)[1])
+        assert through.value == pytest.approx(ends[0] - ends[1], rel=1e-4)
+        starts = through.embeddings.sum() + through.positions.sum() + through.choices.sum()
+        assert float(starts) == pytest.approx(through.value, rel=1e-4)
+        (found,) = circuit(view, [question], keep=0.6).circuits
+        assert found.measured.change == pytest.approx(abs(case.change))
+
+
+def test_an_answer_of_several_tokens_is_given_if_each_is_the_likeliest(view):
+    found = 0
+    for seed in range(100):
+        text, against = random_text(4, seed), random_text(4, seed + 100)
+        ids = view.ids(text)
+        for _ in range(2):
+            ids = torch.cat([ids, view.logits(ids[None])[0, -1:].argmax(-1)])
+        best = ids[-2:].tolist()
+        if max(best) > 9:  # names of one digit are tokens of a text
+            continue
+        found += 1
+        given = Question(text, f"t{best[0]} t{best[1]}", (), view.ids(against))
+        assert make_cases(view, [given])[0].answers[0] is True
+        other = replace(given, token=f"t{best[0]} t{(best[1] + 1) % 10}")
+        assert make_cases(view, [other])[0].answers[0] is False
+        reading = answer_question(view, given)
+        assert reading.preferred[0] == given.token
+        assert given.token in reading.title
+        probability = exp(sum(own_log_probabilities(view, text, given)))
+        assert reading.probability == pytest.approx(probability, rel=1e-4)
+    assert found
+
+
+def test_one_of_several_tokens_is_an_answer(view):
+    logits = view.logits(view.ids(BASE.text)[None])[0, -1]
+    best, second, *_, least = (f"t{number}" for number in logits.argsort(descending=True).tolist())
+    for token, minus, answered in (
+        ((least, best), (), True),
+        ((least, second), (), False),
+        ((least, best), (second,), True),
+        ((least, second), (best,), False),
+    ):
+        (case,) = make_cases(view, [replace(BASE, token=token, minus=minus)])
+        assert case.answers[0] is answered
+    reading = answer_question(view, replace(BASE, token=(best, second), minus=()))
+    assert f"{best} or {second}" in reading.title
+    probability = float(logits.softmax(-1)[[view.token(best), view.token(second)]].sum())
+    assert reading.probability == pytest.approx(probability, rel=1e-4)
 
 
 def test_a_case_says_which_texts_the_model_answers(view):
@@ -247,6 +322,8 @@ def test_what_is_no_field_is_refused_by_its_name(changes, message):
         (replace(BASE, position=99), "position=99, expected -4 to 3"),
         (replace(BASE, token="soup"), "token='soup'"),
         (replace(BASE, minus=("soup",)), "token='soup'"),
+        (replace(BASE, token=("t5", "soup")), "token='soup'"),
+        (replace(BASE, token=("t5", "t6")), "minus has the token 't6' itself"),
         (replace(BASE, text=torch.tensor([1, 99, 3, 4])), "99"),
         (replace(BASE, against=torch.tensor([1, 99, 3, 4])), "99"),
         (replace(BASE, against=torch.ones(4, 9)), "against has shape"),
@@ -259,6 +336,21 @@ def test_what_is_no_field_is_refused_by_its_name(changes, message):
     "consumer", [by_flow, by_patch, by_positions, by_edges, by_directions, by_page_of_circuit]
 )
 def test_questions_of_another_model_are_one_error(view, consumer, question, message):
+    with pytest.raises(BilensError, match=message):
+        consumer(view, question)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (replace(BASE, token="t6 t6"), "has several tokens, .t6.t6., .*leave out minus='t6'"),
+        (replace(BASE, token=("t5 t9", "t6"), minus=()), "token='t5 t9'.*single token"),
+    ],
+)
+@pytest.mark.parametrize(
+    "consumer", [by_flow, by_positions, by_edges, by_directions, by_page_of_circuit]
+)
+def test_an_answer_of_several_tokens_stands_alone(view, consumer, question, message):
     with pytest.raises(BilensError, match=message):
         consumer(view, question)
 

@@ -245,15 +245,14 @@ def test_several_texts_are_sent_to_what_takes_them():
     flow(VIEW, torch.tensor([1, 2, 3]), "t3")
 
 
-def test_an_answer_of_several_tokens_is_sent_to_patch():
-    view = spaced_view(1)
-    question = Question("a b c", "New York", (), "a a c")
-    for ask in (
-        lambda: flow(view, "a b c", "New York"),
-        lambda: flow(view, "a b c", " York", minus="New York", against="a a c"),
-        lambda: circuit(view, [question]),
-        lambda: task_directions(view, [question, question]),
-    ):
-        with pytest.raises(BilensError, match="patch measures answers of several tokens"):
-            ask()
-    assert len(patch(view, "a b c", "New York", against="a a c").frame())
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token": "New York"}, "needs two runs, as an answer of several tokens does; add against"),
+        ({"token": "a", "minus": "New York", "against": "a a c"}, "expected a single token"),
+        ({"token": "New York", "minus": "a", "against": "a a c"}, "has several tokens, .New. York"),
+    ],
+)
+def test_what_an_answer_of_several_tokens_asks_for_is_said(options, message):
+    with pytest.raises(BilensError, match=message):
+        flow(spaced_view(1), "a b c", **options)

@@ -84,10 +84,12 @@ def measure(
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
     groups = [[part] for part in _parts(flow, nodes)]
-    runs = _run_without(model, flow, groups, scale)
+    runs, ends = _run_without(model, flow, groups, scale), list[Ends]()
+    for place in range(-Score(model, flow.question).length, 0):
+        ends += [(present[:, place], absent[:, place]) for present, absent in runs]
     results = []
     for node, actual, (raised, lowered) in zip(
-        nodes, _changes(model, flow, runs), token_changes(model, runs, tokens), strict=True
+        nodes, _changes(model, flow, runs), token_changes(model, ends, tokens), strict=True
     ):
         words = (token_words(model, numbers, tokens) for numbers in (raised, lowered))
         predicted = (scale - 1) * node.flow
@@ -167,16 +169,20 @@ def without_output(
 
     def without(of_text: Pass, sign: int) -> Tensor:
         sets = [taking(output, sign) for output in outputs]
-        return of_text.changed(sets, kept=mlp.position or 0)[:, 0, -1]
+        return of_text.changed(sets, kept=mlp.position or 0)[:, 0]
 
     texts = _both(model, flow)
     first, *second = (texts.some([row]) for row in range(len(texts.ids)))
-    runs = [(first.stream[:, -1], without(first, -1))]
-    runs += [(without(of_text, 1), of_text.stream[:, -1]) for of_text in second]
+    runs = [(first.stream, without(first, -1))]
+    runs += [(without(of_text, 1), of_text.stream) for of_text in second]
     return _changes(model, flow, runs)
 
 
-def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[float]:
+Runs = tuple[Float[Tensor, "_ time d_model"], Float[Tensor, "_ time d_model"]]
+"""Streams after the last layer, in passes with a part and in passes without it; see `Ends`."""
+
+
+def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Runs]) -> list[float]:
     """Return the change of the number without each part, the mean over the ways of measuring it."""
     score = Score(model, flow.question)
     changes = [score(absent) - score(present) for present, absent in runs]
@@ -185,7 +191,7 @@ def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Ends]) -> list[flo
 
 def _run_without(
     model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]], scale: float = 0
-) -> list[Ends]:
+) -> list[Runs]:
     """Return both texts' last streams with all parts, and without those of each group.
 
     In the run of the second text parts have their values of the first, in place of being removed.
@@ -199,11 +205,10 @@ def _run_without(
         changes = [exchanged(part, other, float(flow.two_texts)) for part in group]
         sets.append([(site, _in_part(function, scale)) for site, function in changes])
         kept.append(min(start if x.position is None else x.position for x in group))
-    ends = texts.changed(sets, kept=kept)[:, :, -1]
-    own = texts.stream[:, None, -1]
+    changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]
     if not flow.two_texts:
-        return [(own[0], ends[:, 0])]
-    return [(own[0], ends[:, 0]), (ends[:, 1], own[1])]
+        return [(own[0], changed[:, 0])]
+    return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
 
 
 def _both(model: ResidualModel, flow: Flow) -> Pass:

@@ -96,6 +96,7 @@ class Adjoints:
         places: the places of the model.
         ids: all texts: the first texts of some questions, then as many second texts.
         score: the number.
+        positions: number of the last positions that it reads.
         two_texts: whether each question has a second text.
         table: rules; by default secants between two texts, and relevance on one.
         keep: keep the graphs of all layers; else each layer runs again when it is its turn.
@@ -113,6 +114,7 @@ class Adjoints:
         ids: Int[Tensor, "texts time"],
         score: Score,
         *,
+        positions: int = 1,
         two_texts: bool,
         table: dict[str, Rule] | None = None,
         keep: bool = True,
@@ -124,7 +126,7 @@ class Adjoints:
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.first_leaves: list[Leaf] = []
         self.known: list[tuple[int, LayerGraph]] = []
-        self._run(ids)
+        self._run(ids, positions)
         with places.context(), torch.enable_grad(), Rules(self.table, len(ids)) as rules:
             numbers = score(self.last.leaf)
         self.numbers, self.last_leaves = numbers.detach(), rules.leaves
@@ -153,7 +155,7 @@ class Adjoints:
 
     # The pass.
 
-    def _run(self, ids: Tensor) -> None:
+    def _run(self, ids: Tensor, positions: int) -> None:
         places, rules = self.places, Rules(self.table, len(self.ids))
 
         def embed(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ class Adjoints:
         own = module_hooks(places.model, lambda: rules)
         hooks = hooked([*before, *own[0]], [*own[1], *after])
         with hooks, places.context(), torch.enable_grad(), rules:
-            self.logits = places.forward(ids).detach()
+            self.logits = places.forward(ids, positions).detach()
         if len(self.graphs) != len(places.layers):
             raise BilensError(
                 f"The model ran {len(self.graphs)} of {len(places.layers)} layers, expected each "

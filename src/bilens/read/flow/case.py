@@ -46,7 +46,7 @@ class Case:
             BilensError: its tokens do not fit the model, or its number is the same in both.
         """
         score = Score(passes[0].model, question)
-        first, second = (float(score.of_streams(x.stream[[row]])[0]) for x in passes)
+        first, second = (float(score(x.stream[[row]])[0]) for x in passes)
         case = cls(question, passes, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             raise BilensError(
@@ -64,7 +64,7 @@ class Case:
     @cached_property
     def answers(self) -> tuple[bool | None, bool | None]:
         """Whether the model itself gives the answer after each text; None for a vector."""
-        first, second = (x.stream[self.row, -1] for x in self.passes)
+        first, second = (x.stream[self.row] for x in self.passes)
         return self.score.is_answer(first), self.score.is_answer(second)
 
     @property
@@ -109,7 +109,7 @@ class Case:
         It is 0 at the second text and |change| at the first.
         The way is down where the number is smaller after the first text.
         """
-        moved = self.score.of_streams(streams) - self.ends[1]
+        moved = self.score(streams) - self.ends[1]
         return moved if self.change > 0 else -moved
 
 
@@ -130,6 +130,7 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
             "questions need a second text each, and there must be at least one; add the other "
             "text as the fourth column, or as against"
         )
+    questions = [question.fitted(model) for question in questions]
     texts = [question.both_texts(model) for question in questions]
     of_length: dict[int, list[int]] = defaultdict(list)
     for number, (ids, _, _) in enumerate(texts):

@@ -10,7 +10,7 @@ from bilens.memory import check_memory
 from bilens.read.flow.circuit_measures import Circuit, Split, find_circuit, measured
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.question import Question
-from bilens.read.language.names import exact_names, shown_tokens
+from bilens.read.language.names import exact_names, in_words, shown_tokens
 from bilens.residual import ResidualModel
 
 RANDOM = 5
@@ -29,7 +29,8 @@ def controls(
     asked = [case.question for case in cases.cases]
     nonsense = cases.asking(nonsense_answer(cases.model, asked))
     shuffled = Cases.of(shuffled_model(cases.model), asked)
-    token, minus = nonsense.cases[0].question.direction.words.split(" minus ")
+    question = nonsense.cases[0].question
+    token, minus = map(in_words, (*question.tokens, *question.minus))
     measuring = Cases.joined([of_template.measuring for of_template in split(cases)])
     return {
         "the answer": circuit,
@@ -54,7 +55,8 @@ def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tupl
         if isinstance(question.against, str):
             used |= set(model.ids(question.against).tolist())
         if question.vector is None:
-            used |= set(question.token_numbers(model))
+            used |= {number for name in question.tokens for number in model.answer(name)}
+            used |= {model.token(name) for name in question.minus}
     middle = model.vocab_size // 4
     numbers = [i for i in range(middle, min(middle + 2000, model.vocab_size)) if i not in used]
     numbers += [i for i in range(middle) if i not in used][-2000:]

@@ -302,8 +302,9 @@ def part_effects(
         lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
         denoised = second.changed([[exchanged(part, first)] for part in parts], kept=kept)[:, 0]
         gained += case.rise(denoised).double().cpu()
-        ends = noised[:, -1]
-        moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
+        for place in range(-case.score.length, 0):
+            ends = noised[:, place]
+            moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
     total = sum(abs(case.change) for case in cases)
     effects = []
     for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):

@@ -256,7 +256,8 @@ class CircuitReading(Reading):
         sections.append(Section("Size", text, [[Picture("sizes", self._curves)]], folded=True))
         rows = []
         for question in self.finding:
-            texts = (str(question.text), question.token, ", ".join(question.minus))
+            names = (", ".join(tokens) for tokens in (question.tokens, question.minus))
+            texts = (str(question.text), *names)
             rows.append((question.task, *texts, str(question.against)))
         frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
         table = Table(self._of_tasks(frame), "")
@@ -621,7 +622,8 @@ def _heading(case: Case) -> str:
     """Return what a question asks; why the answer follows only where the model gives it."""
     question, (first, second) = case.question, case.texts
     if case.answers == (True, False):
-        return f"Why does {in_words(question.token)} follow {first}, and not {second}?"
+        answer = " or ".join(map(in_words, question.tokens))
+        return f"Why does {answer} follow {first}, and not {second}?"
     before, after = (signed(x, "#.3g") for x in case.ends[::-1])
     return f"Why is {question.number} {before} after {second}, and {after} after {first}?"
 

@@ -156,7 +156,7 @@ class Cases:
             for number, of_masks in zip(numbers, streams, strict=True):
                 case = self.cases[number]
                 values[:, number] = case.rise(of_masks).double().cpu()
-                answered[number] = case.score.is_answer(of_masks[0, -1])
+                answered[number] = case.score.is_answer(of_masks[0])
         check_finite(number=values)
         return values, answered
 

@@ -127,5 +127,5 @@ def eap_ig(
     points = [(step + 1) / steps for step in range(steps)]
     rows = []
     for case in make_cases(model, questions):
-        rows.append(gradient_effects(case.alone, case.score.of_streams, points))
+        rows.append(gradient_effects(case.alone, case.score, points))
     return Attributions(torch.stack(rows))

@@ -126,9 +126,9 @@ class Flow(Reading):
         return len(self.mlps)
 
     @property
-    def next_logits(self) -> Float[Tensor, "runs vocab"]:
-        """Logits of the token after the text, by the model itself, in each run."""
-        return self.adjoints.logits[self.row :: self.adjoints.questions]
+    def streams(self) -> Float[Tensor, "runs time d_model"]:
+        """The stream after the last layer, in each run."""
+        return self.adjoints.last.leaf.detach()[self.row :: self.adjoints.questions]
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ FOLLOWED = 60
 
 
 Ends = tuple[Float[Tensor, "_ d_model"], Float[Tensor, "_ d_model"]]
-"""Last streams at the last position, in passes with a part and in passes without it.
+"""Last streams at a position that predicts, in passes with a part and in passes without it.
 
 Each is a row of each part, or one row for all of them.
 """

@@ -1,5 +1,6 @@
 """Measured effects of heads and MLPs between two texts."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.options import Target
-from bilens.read.flow.case import both_passes, make_cases
-from bilens.read.flow.question import Against, Question, replaced
-from bilens.read.language.hints import space_hints
-from bilens.read.language.names import TokenDirection, answer_ids
+from bilens.read.flow.case import make_cases
+from bilens.read.flow.question import Against, Question, replaced, token_hints
+from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Change, Part
 from bilens.residual.choices import Choosing, by_text
@@ -103,7 +103,7 @@ class Effects(Reading):
 def patch(
     model: ResidualModel,
     text: str | Int[Tensor, " time"],
-    token: str | TokenDirection | Float[Tensor, " d_model"],
+    token: str | Sequence[str] | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
     minus: str | Sequence[str] = (),
@@ -123,7 +123,8 @@ def patch(
     Args:
         model: any.
         text: the first text.
-        token: the answer, by name, or a direction of the last normalised stream.
+        token: the answer, by name, or several, whose mean is taken; or a direction of the last
+            normalised stream.
         position: whose next token is predicted, counted from the end if negative.
         minus: answers whose mean is subtracted.
         against: the second run; see `flow`.
@@ -140,29 +141,25 @@ def patch(
         raise BilensError("against and replace name the second run, expected one of them")
     second = replaced(text, replace or {}) if against is None else against
     question = Question.of(text, token, minus, second, position=position, target=target)
-    names = () if question.vector is not None else (question.token, *question.minus)
-    answers = [answer_ids(model, name) for name in names]
-    notes = space_hints(model, [(model.ids(text, position), names)])
-    if all(len(answer) == 1 for answer in answers):
-        (case,) = make_cases(model, [question])
-        effects = patched_effects(case.passes, case.score.of_streams)
-        return Effects(effects.change, effects.noising, effects.denoising, notes)
-    if target != "logit":
-        raise BilensError(
-            f"target={target!r} with an answer of several tokens, whose number is its "
-            "log-probability; leave target out, or take answers of one token"
-        )
-    ids, other, tokens = question.both_texts(model)
-    shares = [1.0, *(-1 / len(question.minus) for _ in question.minus)]
+    questions, shares = [question], [1.0]
+    names = (*question.tokens, *question.minus)
+    if len(names) > 1 and any(len(model.answer(name)) > 1 for name in names):
+        if target != "logit":
+            raise BilensError(
+                f"target={target!r} with an answer of several tokens, whose number is its "
+                "log-probability; leave target out, or take answers of one token"
+            )
+        # Each answer follows both texts, in a run of its own.
+        alone = dataclasses.replace(question, minus=(), target="log-probability")
+        questions = [dataclasses.replace(alone, token=name) for name in names]
+        shares = [1 / len(question.tokens) for _ in question.tokens]
+        shares += [-1 / len(question.minus) for _ in question.minus]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
-    for share, answer in zip(shares, answers, strict=True):
-        # The answer follows both texts, whatever the embeddings of the second run are.
-        rows = None if tokens is None else torch.cat([tokens, model.places.rows(answer)])
-        texts = torch.cat([ids, answer]), torch.cat([other, answer]), rows
-        of_answer = patched_effects(both_passes(model, [texts]), log_probability_of(model, answer))
+    for share, case in zip(shares, make_cases(model, questions), strict=True):
+        of_answer = patched_effects(case.alone, case.score)
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
-    return Effects(change, both[0], both[1], notes)
+    return Effects(change, both[0], both[1], token_hints(model, [question]))
 
 
 @contextmanager
@@ -255,18 +252,6 @@ def _at_start(
     x = x.clone()
     x[:, rows] = changed[:, rows]
     return x
-
-
-def log_probability_of(model: ResidualModel, answer: Int[Tensor, " n"]) -> Number:
-    """Return the log-probability of the last tokens of a text as a function of its stream."""
-
-    def number(x: Tensor) -> Tensor:
-        # The token before each one predicts it.
-        logits = model.places.logits(x[:, -len(answer) - 1 : -1].flatten(0, 1))
-        logs = logits.log_softmax(-1).unflatten(0, (len(x), -1))
-        return logs[:, torch.arange(len(answer)), answer].sum(1)
-
-    return number
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ class ProposalReading(Reading):
             rows.append(
                 {
                     "text": question.text,
-                    "token": question.token,
+                    "token": written_names(question.tokens),
                     "minus": written_names(question.minus),
                     "against": question.against,
                     "task": question.task,

@@ -133,12 +133,14 @@ class _Search:
                 "expected a question with a second text and a token to subtract; pass against and "
                 "minus, as in --against TEXT --minus TOKEN"
             )
+        if len(question.tokens) != 1:
+            raise BilensError(f"token={question.token!r}, expected a single one")
         if question.target != "logit" or question.position != -1 or question.vector is not None:
             raise BilensError("expected a question about a logit after the whole text")
         self.model, self.question = model, question
         self.words = Words(model)
         ids, other, _ = question.both_texts(model)
-        token, *minus = question.token_numbers(model)
+        (token,), minus = question.token_numbers(model)
         self.first = _Draw(torch.stack([ids, other]).cpu(), token, tuple(minus))
         self.time = len(ids)
         self.differing = [i for i in range(self.time) if ids[i] != other[i]]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bilens.errors import BilensError
 from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.read.language.hints import space_hints
-from bilens.read.language.names import TokenDirection, shown_tokens, single_token, token_text
+from bilens.read.language.names import TokenDirection, shown_tokens, token_text
 from bilens.residual import ResidualModel
 from bilens.settings import CheckedSettings
 
@@ -31,9 +31,12 @@ class Question(CheckedSettings):
 
     Everything that takes a question obeys all of its fields.
 
+    An answer may have several tokens, such as " New York". The number is then the log-probability
+    of all of them after the text, and between two texts they follow both.
+
     Attributes:
         text: the first text, or its tokens' numbers.
-        token: the token that is predicted after it.
+        token: the answer that is predicted after it; or several tokens, whose mean logit is taken.
         minus: tokens whose mean logit is subtracted.
         against: the second run: a text of as many tokens, its numbers, embeddings, or several
             texts; an empty text for the first text alone.
@@ -49,7 +52,7 @@ class Question(CheckedSettings):
     """
 
     text: str | Int[Tensor, " time"]
-    token: str
+    token: str | tuple[str, ...]
     minus: tuple[str, ...] = ()
     against: Against = ""
     task: str = ""
@@ -63,7 +66,7 @@ class Question(CheckedSettings):
         for name in ("text", "against", "vector"):  # whose own gradients would be in those of flows
             if isinstance(given := getattr(self, name), Tensor):
                 object.__setattr__(self, name, given.detach())
-        if self.vector is None and not self.token:
+        if self.vector is None and not all(self.tokens or [""]):
             raise BilensError("token is empty, expected the token that is predicted after the text")
         if self.vector is not None and (self.token or self.minus):
             raise BilensError(
@@ -79,7 +82,7 @@ class Question(CheckedSettings):
     def of(
         cls,
         text: str | Tensor,
-        token: str | TokenDirection | Tensor,
+        token: str | Sequence[str] | TokenDirection | Tensor,
         minus: str | Sequence[str] = (),
         against: Against | None = None,
         **others: Any,
@@ -89,7 +92,7 @@ class Question(CheckedSettings):
         Raises:
             BilensError: tokens to subtract are given twice, or beside a vector.
         """
-        if not isinstance(token, str) and minus:
+        if isinstance(token, TokenDirection | Tensor) and minus:
             raise BilensError(
                 "minus needs token as a string; TokenDirection(token, minus) has both"
             )
@@ -99,23 +102,60 @@ class Question(CheckedSettings):
         second = "" if against is None else against
         if isinstance(token, Tensor):
             return cls(text, "", (), second, vector=token, **others)
+        if not isinstance(token, str):
+            token = token[0] if len(token) == 1 else tuple(token)
         return cls(text, token, names, second, **others)
 
     @property
-    def direction(self) -> TokenDirection:
-        """The token, and those that are subtracted."""
-        return TokenDirection(self.token, self.minus)
+    def tokens(self) -> tuple[str, ...]:
+        """The answer, or each of several; empty for a vector."""
+        names = (self.token,) if isinstance(self.token, str) else self.token
+        return names if self.vector is None else ()
 
-    def token_numbers(self, model: ResidualModel) -> list[int]:
-        """Return the numbers of the token and of those to subtract.
+    def spoken(self, model: ResidualModel) -> list[int]:
+        """Return the numbers of an answer of several tokens; empty for all other answers.
+
+        Raises:
+            BilensError: it has tokens to subtract.
+        """
+        if len(self.tokens) != 1 or len(numbers := model.answer(self.tokens[0])) == 1:
+            return []
+        if self.minus:
+            pieces = "|".join(shown_tokens(model, numbers))
+            raise BilensError(
+                f"token={self.token!r} has several tokens, |{pieces}|, and its number is the "
+                f"log-probability of all; leave out minus={', '.join(self.minus)!r}, or take an "
+                "answer of one token"
+            )
+        return numbers
+
+    def fitted(self, model: ResidualModel) -> "Question":
+        """Return the question with the number that its answer has in a model.
+
+        That of several tokens has no logit, and the log-probability takes its place.
 
         Raises:
             BilensError: a token is not in the vocabulary, or is subtracted from itself.
         """
-        numbers = [single_token(model, name) for name in (self.token, *self.minus)]
-        if numbers[0] in numbers[1:]:
-            raise BilensError(f"minus has the token {self.token!r} itself, expected other tokens")
-        return numbers
+        if self.vector is None and not self.spoken(model):
+            self.token_numbers(model)
+        elif self.vector is None and self.target == "logit":
+            return replace(self, target="log-probability")
+        return self
+
+    def token_numbers(self, model: ResidualModel) -> tuple[list[int], list[int]]:
+        """Return the numbers of the token, or of several, and of those to subtract.
+
+        Raises:
+            BilensError: a token is not in the vocabulary, or is subtracted from itself.
+        """
+        tokens, minus = (
+            [model.token(name) for name in names] for names in (self.tokens, self.minus)
+        )
+        for name, number in zip(self.tokens, tokens, strict=True):
+            if number in minus:
+                raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
+        return tokens, minus
 
     def output_direction(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
         """Return the direction of the last normalised stream along which the logit is.
@@ -124,8 +164,7 @@ class Question(CheckedSettings):
             BilensError: a token is not in the vocabulary, or the vector is of another model.
         """
         if self.vector is None:
-            token, *minus = self.token_numbers(model)
-            return model.direction(token, minus)
+            return model.direction(*self.token_numbers(model))
         if self.vector.shape != (model.d_model,):
             raise BilensError(
                 f"direction has {self.vector.numel()} numbers, expected {model.d_model}, the width "
@@ -136,6 +175,8 @@ class Question(CheckedSettings):
 
     def both_texts(self, model: ResidualModel) -> BothTexts:
         """Return the tokens of both runs up to the position that predicts; see `second_text`.
+
+        Those of an answer of several tokens follow, without the last one, in both.
 
         Raises:
             BilensError: there is no second text, or it does not fit.
@@ -149,7 +190,11 @@ class Question(CheckedSettings):
         time = len(ids)
         # Later tokens are not read.
         other, embeddings = second_text(model, model.ids(self.text), self.against)
-        return ids, other[:time], None if embeddings is None else embeddings[:time]
+        spoken = ids.new_tensor(self.spoken(model)[:-1])
+        first, second = (torch.cat([row, spoken]) for row in (ids, other[:time]))
+        if embeddings is not None:
+            embeddings = torch.cat([embeddings[:time], model.places.rows(spoken)])
+        return first, second, embeddings
 
     @property
     def has_two_texts(self) -> bool:
@@ -161,7 +206,10 @@ class Question(CheckedSettings):
         """The number that is asked about in words, with its tokens in quotes."""
         if self.vector is not None:
             return "the direction"
-        token, *minus = (f'"{token_text(name)}"' for name in (self.token, *self.minus))
+        tokens, minus = (
+            [f'"{token_text(name)}"' for name in names] for names in (self.tokens, self.minus)
+        )
+        token = " or ".join(tokens)
         name = f"{token} minus {', '.join(minus)}" if minus else token
         return name if self.target == "logit" else f"{self.target} of {name}"
 
@@ -186,8 +234,7 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
     for line in read_pair_lines(path):
         question = _asked(line)
         try:
-            question.both_texts(model)
-            question.token_numbers(model)
+            question.fitted(model).both_texts(model)
         except BilensError as error:
             raise BilensError(f"{line.place}: {error}") from None
         questions.append(question)
@@ -195,13 +242,16 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
 
 
 def _asked(line: QuestionLine) -> Question:
-    return Question(line.text, line.token, line.minus, line.against, line.task, line.template)
+    return Question.of(
+        line.text, line.token, line.minus, line.against, task=line.task, template=line.template
+    )
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
     """Return a hint for each token of questions that was probably meant with a space in front."""
     named = [question for question in questions if question.vector is None]
-    return space_hints(model, ((model.ids(q.text, q.position), (q.token, *q.minus)) for q in named))
+    texts = ((model.ids(q.text, q.position), (*q.tokens, *q.minus)) for q in named)
+    return space_hints(model, texts)
 
 
 def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
@@ -300,56 +350,79 @@ def _of_equal_length(model: ResidualModel, ids: Tensor, other: Tensor) -> Tensor
 
 
 class Score:
-    """The number that a question asks about, as a function of streams after the last layer."""
+    """The number that a question asks about, as a function of streams after the last layer.
+
+    Attributes:
+        tokens: the answer, or each of several; none of a vector.
+        minus: the tokens that are subtracted.
+        spoken: the tokens of an answer of several.
+    """
 
     def __init__(self, model: ResidualModel, question: Question) -> None:
         self.places, self.target = model.places, question.target
-        self.tokens: list[int] = []  # the token, and those that are subtracted; none of a vector
+        self.tokens, self.minus, self.spoken = list[int](), list[int](), question.spoken(model)
         # Direction of the last normalised stream, if the number is a product with one.
         self.u: Tensor | None = None
         if question.vector is not None:
             self.u, self.bias, self.parts = question.output_direction(model), 0.0, model.parts
             return
-        self.tokens = question.token_numbers(model)
-        shares = torch.tensor([1.0] + [-1 / len(question.minus) for _ in question.minus])
-        self.shares = shares.to(model.device, model.places.dtype)
+        if self.spoken:
+            return
+        self.tokens, self.minus = question.token_numbers(model)
+        shares = [1 / len(self.tokens) for _ in self.tokens]
+        shares += [-1 / len(self.minus) for _ in self.minus]
+        self.shares = torch.tensor(shares, device=model.device, dtype=model.places.dtype)
         if self.target == "logit" and model.places.parts is not None:
             self.parts = model.places.parts
-            W, b = self.parts.logit_weights(self.tokens)
+            W, b = self.parts.logit_weights(self.tokens + self.minus)
             self.u, self.bias = W @ self.shares, float(self.shares @ b)
 
-    def __call__(self, x: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
+    @property
+    def length(self) -> int:
+        """Number of the last positions that are read."""
+        return len(self.spoken) or 1
+
+    def __call__(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
         """Return logits before a soft cap, or (log-)probabilities after it.
 
         Of a model whose maps are not known it is the logit of the model itself.
         """
+        if self.spoken:
+            return self._of_spoken(x)
+        last = x[:, -1]
         if self.u is not None:
-            return self.parts.normalised(x.to(self.parts.dtype)) @ self.u + self.bias
-        numbers = self.places.logits(x)
+            return self.parts.normalised(last.to(self.parts.dtype)) @ self.u + self.bias
+        numbers = self.places.logits(last)
         if self.target != "logit":
             numbers = numbers.log_softmax(-1)
         if self.target == "probability":
             numbers = numbers.exp()
-        return numbers[:, self.tokens] @ self.shares
+        return numbers[:, self.tokens + self.minus] @ self.shares
 
-    def of_streams(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
-        """Return the number of streams after the last layer, at their last position."""
-        return self(x[:, -1])
+    def _of_spoken(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
+        total = x.new_zeros(len(x), dtype=self.places.dtype)
+        for place, token in enumerate(self.spoken, -self.length):
+            total = total + self.places.logits(x[:, place]).log_softmax(-1)[:, token]
+        return total.exp() if self.target == "probability" else total
 
-    def is_answer(self, x: Float[Tensor, " d_model"]) -> bool | None:
+    def is_answer(self, x: Float[Tensor, "time d_model"]) -> bool | None:
         """Return whether the token is ahead of those to subtract, or of all others without any.
 
-        `x` is the stream after the last layer. It is None for a vector.
+        Of several one has to be. Of an answer of several tokens each is ahead of all others where
+        it follows. `x` is the stream after the last layer. It is None for a vector.
         """
+        if self.spoken:
+            likely = self.places.logits(x[-self.length :]).argmax(-1)
+            return likely.tolist() == self.spoken
         if not self.tokens:
             return None
-        token, *minus = self.tokens
-        if minus and (parts := self.places.parts) is not None:
+        if self.minus and (parts := self.places.parts) is not None:
             # Folding the norm into the rows of all tokens takes longer than a pass.
-            W, b = parts.logit_weights(self.tokens)
-            logits = parts.normalised(x[None].to(parts.dtype))[0] @ W + b
-            return bool(logits[0] > logits[1:].max())
-        logits = self.places.logits(x[None])[0]
-        if not minus:
-            return int(logits.argmax()) == token
-        return bool(logits[token] > logits[minus].max())
+            W, b = parts.logit_weights(self.tokens + self.minus)
+            logits = parts.normalised(x[-1:].to(parts.dtype))[0] @ W + b
+            tokens, minus = logits.split([len(self.tokens), len(self.minus)])
+            return bool(tokens.max() > minus.max())
+        logits = self.places.logits(x[-1:])[0]
+        if not self.minus:
+            return int(logits.argmax()) in self.tokens
+        return bool(logits[self.tokens].max() > logits[self.minus].max())

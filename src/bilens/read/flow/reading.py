@@ -22,7 +22,7 @@ from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, second_run, token_hints
+from bilens.read.flow.question import Question, Score, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
@@ -297,9 +297,9 @@ class FlowReading(Reading):
     @property
     def title(self) -> str:
         """The question that the flow answers: only where the model prefers the token, why."""
-        token, *minus = map(in_words, (self.question.token, *self.question.minus))
+        token, minus = _words(self.question)
         first, two = f"“{self._text}”", len(self.preferred) > 1
-        holds = [name == self.question.token for name in self.preferred]
+        holds = [name in self.question.tokens for name in self.preferred]
         if holds == [True, False][: len(holds)]:
             instead = f" rather than {' or '.join(minus)}" if minus else ""
             at = "after" if self._are_texts else "with"
@@ -316,10 +316,10 @@ class FlowReading(Reading):
     def preference(self) -> str:
         """The token that the model prefers after each text, by how much, and the change."""
         question, values = self.question, self.flow.values
-        token, *minus = map(in_words, (question.token, *question.minus))
+        token, minus = _words(question)
         two = len(values) > 1
         names = [in_words(name) if name else "neither" for name in self.preferred]
-        if len(minus) == 1:
+        if len(minus) == len(question.tokens) == 1:
             sizes = " and ".join(format(abs(x), ".3g") for x in values)
             sizes += "" if question.target == "logit" else f" in {question.target}"
             if two:
@@ -327,7 +327,7 @@ class FlowReading(Reading):
                 return f"The model prefers {self._each(names)}, by {sizes}; {change}."
             if not self.preferred[0]:
                 return f"The model prefers neither {token} nor {minus[0]}."
-            other = minus[0] if self.preferred[0] == question.token else token
+            other = minus[0] if self.preferred[0] in question.tokens else token
             return f"The model prefers {names[0]} over {other}, by {sizes}."
         shown = " and ".join(map(signed, values))
         change = f", and changes by {signed(self.flow.value)}" if two else ""
@@ -493,9 +493,10 @@ class FlowReading(Reading):
 def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
     model: ResidualModel,
     prompt: str,
-    direction: TokenDirection,
+    token: str | Sequence[str] | TokenDirection,
     corpus: Corpus | None = None,
     *,
+    minus: str | Sequence[str] = (),
     against: str | None = None,
     mean: bool = False,
     replace: str = "",
@@ -512,7 +513,8 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     Args:
         model: Any, with its tokenizer.
         prompt: The text; the logit that is split is of the token after it.
-        direction: The token that is predicted, and those whose mean is subtracted.
+        token: The answer that is predicted; or several tokens, whose mean is taken.
+        minus: Tokens whose mean is subtracted.
         corpus: Texts whose mean embedding `mean` takes.
         against: A second text of as many tokens; the change of the logit between both is split. Of
             several, separated by |, the mean embedding is taken.
@@ -537,7 +539,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
-    question = Question.of(prompt, direction, (), second, target=target)
+    question = Question.of(prompt, token, minus, second, target=target)
     reading = answer_question(
         model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
     )
@@ -567,14 +569,14 @@ def answer_question(
     strongest = tuple(dict.fromkeys(addresses))
     return FlowReading(
         flow=through,
-        question=question,
+        question=through.question,
         page=flow_page(
-            through, number=question.number, k=shown, second=_second_tokens(model, question)
+            through, number=through.question.number, k=shown, second=_second_tokens(model, question)
         ),
-        probability=float(through.next_logits[0].softmax(-1)[model.token(question.token)]),
+        probability=_probability(model, through),
         strongest=strongest,
         together=without_parts(model, through, strongest) if strongest else 0.0,
-        preferred=_preferred(model, question, through),
+        preferred=_preferred(model, through),
         notes=token_hints(model, [question]),
         other=other or (question.against if isinstance(question.against, str) else ""),
     )
@@ -584,19 +586,40 @@ def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
     """Return the tokens of a second text as nodes name them; none of other second runs."""
     if not (question.has_two_texts and isinstance(question.against, str)):
         return ()
-    return tuple(shown_tokens(model, model.ids(question.against, question.position)))
+    return tuple(shown_tokens(model, question.both_texts(model)[1]))
 
 
-def _preferred(model: ResidualModel, question: Question, flow: Flow) -> tuple[str, ...]:
+def _words(question: Question) -> tuple[str, list[str]]:
+    """Return the answer of a question, and the tokens that it subtracts, in words."""
+    return " or ".join(map(in_words, question.tokens)), [*map(in_words, question.minus)]
+
+
+def _probability(model: ResidualModel, flow: Flow) -> float:
+    """Return the probability of the answer after the first text, or of any of several tokens."""
+    score = Score(model, dataclasses.replace(flow.question, minus=(), target="probability"))
+    return len(score.tokens or [0]) * float(score(flow.streams[:1])[0])
+
+
+def _preferred(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
     """Return the most likely of a question's tokens in each run; empty if two are equal.
 
     If no token is subtracted, it is the most likely of all tokens.
     """
-    if len(question.minus) == 1:
-        names = {True: question.token, False: question.minus[0]}
+    question = flow.question
+    if len(question.tokens) == len(question.minus) == 1:
+        names = {True: question.tokens[0], False: question.minus[0]}
         return tuple(names[value > 0] if value else "" for value in flow.values)
-    tokens = question.token_numbers(model) if question.minus else range(model.vocab_size)
-    likely = [tokens[int(logits[tokens].argmax())] for logits in flow.next_logits]
+    score = Score(model, question)
+    numbers = [*score.tokens, *score.minus]
+    among = numbers if question.minus else range(model.vocab_size)
     # The names of the question itself, which may spell a token in another way.
-    given = dict(zip(question.token_numbers(model), (question.token, *question.minus), strict=True))
-    return tuple(given.get(token) or token_names(model, [token])[0] for token in likely)
+    given = dict(zip(numbers, (*question.tokens, *question.minus), strict=False))
+    preferred = []
+    for streams in flow.streams:
+        if score.spoken and score.is_answer(streams):
+            preferred.append(question.tokens[0])
+            continue
+        logits = model.places.logits(streams[-score.length][None])[0]
+        token = among[int(logits[among].argmax())]
+        preferred.append(given.get(token) or token_names(model, [token])[0])
+    return tuple(preferred)

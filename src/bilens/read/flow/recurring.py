@@ -214,13 +214,14 @@ def _measured(
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side moves tokens the other way.
-        ends = without[:, -1]
-        moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
+        for place in range(-case.score.length, 0):
+            ends = without[:, place]
+            moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
         sides += signs
         if question >= learning:
-            lost = case.ends[0] - case.score.of_streams(without[1:])
+            lost = case.ends[0] - case.score(without[1:])
             restored = second.changed(adding_back, kept=kept)[:, 0]
-            gained = case.score.of_streams(restored) - case.ends[1]
+            gained = case.score(restored) - case.ends[1]
             effects[question] = ((lost + gained) / 2).double().cpu()
     flows, effects = flows[learning:], effects[learning:]
     spread = float((effects - effects.mean()).square().sum())

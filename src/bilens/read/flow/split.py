@@ -38,7 +38,7 @@ OneText = Annotated[
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
     text: OneText,
-    token: str | TokenDirection | Float[Tensor, " d_model"],
+    token: str | Sequence[str] | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
     minus: str | Sequence[str] = (),
@@ -70,8 +70,9 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     Args:
         model: any.
         text: the text, or its tokens' numbers.
-        token: the token whose logit is split, by name, or a direction u of the last normalised
-            stream. A vector has no bias.
+        token: the token whose logit is split, by name, or several, whose mean is taken; between two
+            texts also an answer of several tokens, whose log-probability is split; or a direction u
+            of the last normalised stream. A vector has no bias.
         position: the position whose next token is predicted, counted from the end if negative.
         minus: tokens whose mean logit is subtracted.
         against: the second run: a text of as many tokens, its numbers, embeddings at each position
@@ -113,11 +114,13 @@ def flows(
     """
     if through_patterns:
         _check_patterns(model, questions)
+    questions = [question.fitted(model) for question in questions]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, question in enumerate(questions):
         # On one text constants are starts of the flow, and those of several cannot be told apart.
         alone = -1 if question.has_two_texts else number
-        groups[len(model.ids(question.text, question.position)), alone].append(number)
+        time = len(model.ids(question.text, question.position)) + len(question.spoken(model)[:-1])
+        groups[time, alone].append(number)
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [questions[number] for number in numbers]
@@ -135,7 +138,8 @@ def adjoints_of(
     scores = [Score(model, question) for question in questions]
     if not two_texts and questions[0].target != "logit":
         raise BilensError(
-            f"target={questions[0].target!r} needs two runs; add against, or take target='logit'"
+            f"target={questions[0].target!r} needs two runs, as an answer of several tokens does; "
+            "add against, or take the logit of one token"
         )
     tokens: list[Tensor | None] = []
     if two_texts:
@@ -147,8 +151,8 @@ def adjoints_of(
 
     def score(x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, " texts"]:
         # Both texts of a question side by side, as rules have them.
-        last = x[:, -1].unflatten(0, (-1, len(questions)))
-        numbers = [of_question(last[:, i]) for i, of_question in enumerate(scores)]
+        of_texts = x.unflatten(0, (-1, len(questions)))
+        numbers = [of_question(of_texts[:, i]) for i, of_question in enumerate(scores)]
         return torch.stack(numbers, 1).flatten()
 
     given: AbstractContextManager[None] = nullcontext()
@@ -163,6 +167,7 @@ def adjoints_of(
             model.places,
             ids,
             score,
+            positions=max(of_question.length for of_question in scores),
             two_texts=two_texts,
             table=RELEVANCE | THROUGH_PATTERNS if through_patterns else None,
             keep=_fits(model, ids),
@@ -203,7 +208,7 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
     n = parts.normalised(last.to(parts.dtype))
     for row, own in enumerate(adjoints.logits):
         score = scores[row % len(scores)]
-        tokens = score.tokens or [int(own.argmax())]
+        tokens = [*score.tokens, *score.minus, *score.spoken] or [int(own.argmax())]
         W, b = parts.logit_weights(tokens)
         size = float(n[row].norm() * W.norm(dim=0).max())
         z = parts.capped(n[row] @ W + b)

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bilens.read.language.names import answer_ids
 from bilens.residual import ResidualModel
 from bilens.residual.tokens import plain_ids
 
@@ -52,7 +51,7 @@ def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:
     tokenizer = model.tokenizer
     if tokenizer is None or name.startswith((" ", "Ġ", "▁")):
         return None
-    own = answer_ids(model, name).tolist()
+    own = model.answer(name)
     # Not by `model.token`, which takes a second to say what is like an unknown name.
     other = plain_ids(f" {name}", tokenizer)
     if own[1:] != other[1:] or own[:1] == other[:1] or tokenizer.unk_token_id in other:

@@ -13,7 +13,6 @@ from bilens.checks import check_finite, checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
-from bilens.residual.tokens import ids_within_text
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
@@ -66,35 +65,6 @@ class TokenDirection:
     def __str__(self) -> str:
         """Return the direction with its tokens as the tokenizer spells them."""
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
-
-
-def answer_ids(model: ResidualModel, name: str) -> Int[Tensor, " n"]:
-    """Return the numbers of the tokens of an answer, such as " New York"."""
-    try:
-        numbers = [model.token(name)]
-    except BilensError:
-        if model.tokenizer is None:
-            raise
-        numbers = ids_within_text(name, model.tokenizer)
-        if not numbers or model.tokenizer.unk_token_id in numbers:
-            raise
-    return torch.tensor(numbers, device=model.device)
-
-
-def single_token(model: ResidualModel, name: str) -> int:
-    """Return the number of a token; an answer of several is refused with what measures it."""
-    try:
-        return model.token(name)
-    except BilensError as error:
-        try:
-            several = len(answer_ids(model, name)) > 1
-        except BilensError:
-            several = False
-        if not several:
-            raise
-        raise BilensError(
-            f"{error}; bilens.read.flow.patch measures answers of several tokens"
-        ) from None
 
 
 def direction_vector(
