@@ -40,7 +40,7 @@ def draw(names: Sequence[str]) -> None:
                     save_figure(go.Figure(shown), path, scale=1)
                     # A notebook holds all of its pictures, and should stay small.
                     with Image.open(path) as picture:
-                        few = picture.convert("RGB").quantize(64)
+                        few = picture.convert("RGB").quantize(256)
                     few.save(path, optimize=True)
         text = json.dumps(printed, indent=1, ensure_ascii=False)
         (TUTORIALS / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -43,6 +43,7 @@ def accuracy_curve(
         opacity=1,
         annotation_text=f"{label}: {full:.2%}",
         annotation_position=beside,
+        annotation_xshift=4 if beside.endswith("left") else 0,  # beside the axis, not on it
     )
     # The first few units matter most, so the axis is logarithmic.
     count_axis(figure, counts, f"{unit} kept {kept_by}")
