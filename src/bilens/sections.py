@@ -35,6 +35,14 @@ def signed(value: float, digits: str = ".3g") -> str:
     return text if text.strip("+-0.%") else text[1:]
 
 
+def eigenvector_names(values: Sequence[float]) -> list[str]:
+    """Return a name for each eigenvalue: P1, P2, ... and N1, N2, ... in the order given."""
+    signs = ["P" if value > 0 else "N" for value in values]
+    numbers = [signs[: i + 1].count(sign) for i, sign in enumerate(signs)]
+    rows = zip(signs, numbers, values, strict=True)
+    return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
+
+
 def plotly_text(text: str) -> str:
     """Return a text as Plotly shows it in titles, labels and hover: escaped, but for quotes."""
     # Plotly reads <, > and & as HTML does, and shows &quot; as it stands.

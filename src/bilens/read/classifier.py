@@ -33,7 +33,7 @@ from bilens.read.fidelity import (
     truncation_curve,
     truncation_figure,
 )
-from bilens.sections import Fact, Percent, Picture, Section, signed
+from bilens.sections import Fact, Percent, Picture, Section, eigenvector_names
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
@@ -271,16 +271,16 @@ def eigenvector_figure(
     # Of a picture with its inputs, and with the line below it, in widths of a picture.
     cell, rise = 1.42, aspect + 0.3
     canvas = Canvas(cell * k, 2 * rise, unit=120, title=title)
+    values = spectrum.values.tolist()
+    names = eigenvector_names(values)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
-        # Numbers within a sign, as P1, P2, ... and N1, N2, ...
-        members = [item for item in enumerate(spectrum.values.tolist()) if sign * item[1] > 0]
+        members = [i for i, value in enumerate(values) if sign * value > 0]
         top = row * rise
-        for column, (i, value) in enumerate(members[:k]):
+        for column, i in enumerate(members[:k]):
             left = column * cell
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"
-            canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
+            canvas.label(names[i], x=left + 0.5, y=top + aspect + 0.01, color=color)
     return canvas.figure()
 
 

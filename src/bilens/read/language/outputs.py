@@ -24,7 +24,7 @@ from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import NGramReading, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
-from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, signed
+from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, eigenvector_names
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -250,14 +250,6 @@ def model_facts(model: ResidualModel, corpus: Corpus | None) -> tuple[Fact, ...]
         ("width", model.d_model),
         ("heads", model.n_heads),
     )
-
-
-def eigenvector_names(values: Sequence[float]) -> list[str]:
-    """Return a name for each eigenvalue: P1, P2, ... and N1, N2, ... in the order given."""
-    signs = ["P" if value > 0 else "N" for value in values]
-    numbers = [signs[: i + 1].count(sign) for i, sign in enumerate(signs)]
-    rows = zip(signs, numbers, values, strict=True)
-    return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
 
 
 def context_line(model: ResidualModel, context: Context, split: Contribution) -> ContextLine:
