@@ -27,10 +27,9 @@ import torch
 from experiments.circuits import KEEP, LEFT
 from experiments.pretrained import open_models
 from experiments.results import Recording, Row
-from torch import Tensor
 
 from bilens.read.flow import Cases, Question, Split, find_circuit, read_pairs
-from bilens.residual import Pass, ResidualModel
+from bilens.residual import ResidualModel
 
 TEMPLATES = (
     "The capital of {} is",
@@ -92,46 +91,9 @@ def digits(model: ResidualModel, *, several: bool) -> list[Question]:
     return changed
 
 
-def aligned(first: Pass, second: Pass) -> Pass:
-    """Return the pass of a text of another length, with the tokens of the first in front of it."""
-    time = first.ids.shape[1]
-    shared = min(time, second.ids.shape[1])
-
-    def joined(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat([x[:, : time - shared], y[:, y.shape[1] - shared :]], 1)
-
-    changed = replace(
-        first,
-        ids=joined(first.ids, second.ids),
-        tokens=joined(first.tokens, second.tokens),
-        streams=[joined(*pair) for pair in zip(first.streams, second.streams, strict=True)],
-    )
-    values = (
-        [joined(*pair) for pair in zip(first.mixed, second.mixed, strict=True)],
-        [joined(*pair) for pair in zip(first.outputs, second.outputs, strict=True)],
-        {name: joined(x, second.by_position[name]) for name, x in first.by_position.items()},
-    )
-    vars(changed)["_values"] = values
-    return changed
-
-
-def unlike_cases(model: ResidualModel, asked: Sequence[Question]) -> Cases:
-    """Return questions of texts of unlike length, with the passes of both."""
-    mean, cases = model.W_E.mean(0), []
-    for question in asked:
-        # The case of another second run, whose passes are then those of both texts.
-        (case,) = Cases.of(model, [replace(question, against=mean)]).cases
-        first, text = case.passes[0], str(question.against)
-        passes = first, aligned(first, Pass.of(model, text, parts=True))
-        before, after = (float(case.score(x.stream)[0]) for x in passes)
-        cases.append(replace(case, passes=passes, ends=(before, after)))
-    return Cases(model, cases)
-
-
 def splits(model: ResidualModel, asked: Sequence[Question]) -> dict[str, Split]:
     """Return the questions of each template that the model answers, at most `COUNT` of each."""
-    alike = all(len(model.ids(x.text)) == len(model.ids(str(x.against))) for x in asked)
-    everything = Cases.of(model, asked) if alike else unlike_cases(model, asked)
+    everything = Cases.of(model, asked, any_length=True)
     found = {}
     for template, numbers in everything.templates.items():
         right = [number for number in numbers if everything.answers[number]][:COUNT]

@@ -145,7 +145,7 @@ def circuit(
                 "leave it out"
             )
     asked = (
-        read_pairs(model, questions)
+        read_pairs(model, questions, any_length=level == "parts")
         if questions
         else [Question.of(prompt, token_list(token), token_list(minus), against)]
     )

@@ -270,21 +270,50 @@ class Pass(Reading):
             _mapped(chosen, call, _of_layer(self._by_text, layer))
             for layer, call in enumerate(self.arguments)
         ]
-        some = replace(
-            self,
-            ids=self.ids[index],
-            tokens=self.tokens[index],
-            streams=[x[index] for x in self.streams],
-            arguments=arguments,
-        )
         mixed, outputs, by_position = self._values
         values = (
             [x[index] for x in mixed],
             [x[index] for x in outputs],
             {module: x[index] for module, x in by_position.items()},
         )
-        vars(some).update(_values=values, _by_text=self._by_text)
-        return some
+        streams = [x[index] for x in self.streams]
+        return self._with(self.ids[index], self.tokens[index], streams, values, arguments)
+
+    def in_place_of(self, other: "Pass") -> "Pass":
+        """Return this pass with as many tokens as another one, whose parts take its values.
+
+        Tokens that are as far from the end stand against each other. In front of a shorter text are
+        the values of the other pass itself, which stay as they are.
+        """
+        time, own = other.ids.shape[1], self.ids.shape[1]
+        if time == own:
+            return self
+        shared = min(time, own)
+
+        def joined(x: Tensor, y: Tensor) -> Tensor:
+            return torch.cat([y[:, : time - shared], x[:, own - shared :]], 1)
+
+        (mixed, outputs, by_position), others = self._values, other._values
+        values = (
+            [joined(*pair) for pair in zip(mixed, others[0], strict=True)],
+            [joined(*pair) for pair in zip(outputs, others[1], strict=True)],
+            {module: joined(x, others[2][module]) for module, x in by_position.items()},
+        )
+        streams = [joined(*pair) for pair in zip(self.streams, other.streams, strict=True)]
+        ids, tokens = joined(self.ids, other.ids), joined(self.tokens, other.tokens)
+        return other._with(ids, tokens, streams, values, other.arguments)
+
+    def _with(
+        self,
+        ids: Int[Tensor, "texts time"],
+        tokens: Float[Tensor, "texts time d_model"],
+        streams: list[Float[Tensor, "texts time d_model"]],
+        values: "_Values",
+        arguments: list[Arguments],
+    ) -> "Pass":
+        changed = replace(self, ids=ids, tokens=tokens, streams=streams, arguments=arguments)
+        vars(changed).update(_values=values, _by_text=self._by_text)
+        return changed
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ from bilens.read.flow.case import make_cases
 from bilens.read.flow.circuit_measures import Split, find_circuit, part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
+from bilens.residual.changes import mixed_site, mlp_site
 from tests.families import exact_norms, family_view
 from tests.language import random_text, view_of
 from tests.read.flow.flows import QUESTIONS
@@ -353,6 +354,76 @@ def test_questions_of_another_model_are_one_error(view, consumer, question, mess
 def test_an_answer_of_several_tokens_stands_alone(view, consumer, question, message):
     with pytest.raises(BilensError, match=message):
         consumer(view, question)
+
+
+UNLIKE = [
+    replace(BASE, text="t2 t1 t3 t4 t8", against="t9 t3 t4 t8"),
+    replace(BASE, text="t1 t3 t4 t8", against="t7 t6 t3 t4 t8", token="t8 t2", minus=()),
+]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite", "olmo2", "llama"])
+@pytest.mark.parametrize("question", UNLIKE)
+def test_parts_of_texts_of_unlike_length_are_exchanged_from_the_end(name, question):
+    view = family_view(name)
+    with exact_norms():
+        (case,) = make_cases(view, [question], any_length=True)
+        cases = Cases(view, [case])
+        ends = [abs(case.change), 0]
+        whole = torch.stack([cases.everything, ~cases.everything & False]).double()
+        assert cases.values(whole)[:, 0].tolist() == pytest.approx(ends, abs=1e-6)
+        effects = patch(view, *arguments(question)[0], **arguments(question)[1])
+        own = [x.ids.shape[1] for x in case.passes]
+        for layer, number in ((0, 0), (1, 1), (1, view.n_heads)):
+            if not bool(view.places.exist[layer, number]):
+                continue
+            for side, effect in ((0, effects.noising), (1, effects.denoising)):
+                first, other = case.passes[side], case.passes[1 - side]
+                values = other.outputs[layer]
+                if number < view.n_heads:
+                    width = other.mixed[layer].shape[2] // view.n_heads
+                    values = other.mixed[layer][..., number * width : (number + 1) * width]
+                shared = min(own)
+                site = mlp_site(view, layer) if number == view.n_heads else mixed_site(view, layer)
+
+                def exchange(x, number=number, values=values, shared=shared):
+                    x = x.clone()
+                    width = values.shape[2]
+                    start = 0 if number == view.n_heads else number * width
+                    x[:, -shared:, start : start + width] = values[:, -shared:].to(x)
+                    return x
+
+                moved = float(case.score(first.changed([[(site, exchange)]])[:, 0])[0])
+                expected = (case.ends[side] - moved) * (1, -1)[side]
+                assert float(effect[layer, number]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_vectors_of_positions_keep_texts_alike():
+    with pytest.raises(BilensError, match="against has 4 tokens, expected 5"):
+        patch(family_view("gpt2"), *arguments(UNLIKE[0])[0], **arguments(UNLIKE[0])[1])
+
+
+def test_circuits_hold_on_texts_of_unlike_length(view):
+    asked = []
+    for seed in range(24):
+        words = [f"t{number % 10}" for number in random_text(5, seed).tolist()]
+        second = ["t9" if words[2] != "t9" else "t8", *words[2:]]
+        asked.append(Question(" ".join(words), "t5", ("t6",), " ".join(second)))
+    cases = make_cases(view, asked, any_length=True)
+    with_answers = [case.question for case in cases if case.answers[0]]
+    reading = circuit(view, with_answers, keep=0.6)
+    assert reading.graph is None
+    assert reading.circuits[0].questions[2] > 0
+    assert [section.title for section in reading.sections()]
+    assert reading.plot().data
+    for consumer in (
+        lambda: circuit(view, with_answers[:1]),
+        lambda: circuit(view, with_answers, level="edges"),
+        lambda: task_directions(view, with_answers),
+        lambda: by_flow(view, with_answers[0]),
+    ):
+        with pytest.raises(BilensError, match="against has . tokens, expected 5"):
+            consumer()
 
 
 @pytest.mark.parametrize("page", [FlowView.split, FlowView.circuit])

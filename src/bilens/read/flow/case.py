@@ -28,7 +28,8 @@ TOGETHER = 2**17
 class Case:
     """A question with the passes of its first text and of its second, and its number in both.
 
-    Questions of one length share their passes, in which each has a row.
+    Questions of one length share their passes, in which each has a row. A second text of another
+    length takes the place of the first from the end; see `Pass.in_place_of`.
     """
 
     question: Question
@@ -49,11 +50,18 @@ class Case:
         first, second = (float(score(x.stream[[row]])[0]) for x in passes)
         case = cls(question, passes, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
+            number = question.number
             raise BilensError(
-                f"{' and '.join(case.texts)} have the same {question.target} of "
-                f"{question.number}, {first:.4g}; expected texts that change it"
+                f"{' and '.join(case.texts)} have the same "
+                f"{f'logit of {number}' if question.target == 'logit' else number}, {first:.4g}; "
+                "expected texts that change it"
             )
         return case
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether both texts have as many tokens."""
+        return self.passes[0].ids.shape[1] == self.passes[1].ids.shape[1]
 
     @cached_property
     def alone(self) -> tuple[Pass, Pass]:
@@ -113,8 +121,12 @@ class Case:
         return moved if self.change > 0 else -moved
 
 
-def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case]:
+def make_cases(
+    model: ResidualModel, questions: Iterable[Question], *, any_length: bool = False
+) -> list[Case]:
     """Run a model on both texts of each question, all of which stay in memory.
+
+    With `any_length` both texts of a question may have unlike numbers of tokens.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts or tokens do not fit the
@@ -131,10 +143,10 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
             "text as the fourth column, or as against"
         )
     questions = [question.fitted(model) for question in questions]
-    texts = [question.both_texts(model) for question in questions]
-    of_length: dict[int, list[int]] = defaultdict(list)
-    for number, (ids, _, _) in enumerate(texts):
-        of_length[len(ids)].append(number)
+    texts = [question.both_texts(model, any_length=any_length) for question in questions]
+    of_length: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (ids, other, _) in enumerate(texts):
+        of_length[len(ids), len(other)].append(number)
     if len(questions) > 1:
         # Before there are many: by the size of the first.
         size = sum(x.nbytes for x in both_passes(model, texts[:1])) / len(texts[0][0])
@@ -142,8 +154,8 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
         name = f"The passes of {len(questions):,} questions"
         check_memory(int(size * tokens), name, model.device)
     cases: dict[int, Case] = {}
-    for time, numbers in of_length.items():
-        count = max(1, TOGETHER // (time * model.d_model))
+    for times, numbers in of_length.items():
+        count = max(1, TOGETHER // (max(times) * model.d_model))
         for start in range(0, len(numbers), count):
             group = numbers[start : start + count]
             passes = both_passes(model, [texts[number] for number in group])
@@ -153,7 +165,7 @@ def make_cases(model: ResidualModel, questions: Iterable[Question]) -> list[Case
 
 
 def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass, Pass]:
-    """Return the passes of the first texts and of the second ones, all of one length."""
+    """Return the passes of the first texts and of the second ones, each of one length."""
     first, second, tokens = [], [], []
     for ids, other, embeddings in texts:
         first.append(ids)

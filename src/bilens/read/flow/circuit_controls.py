@@ -28,7 +28,7 @@ def controls(
     """
     asked = [case.question for case in cases.cases]
     nonsense = cases.asking(nonsense_answer(cases.model, asked))
-    shuffled = Cases.of(shuffled_model(cases.model), asked)
+    shuffled = Cases.of(shuffled_model(cases.model), asked, any_length=True)
     question = nonsense.cases[0].question
     token, minus = map(in_words, (*question.tokens, *question.minus))
     measuring = Cases.joined([of_template.measuring for of_template in split(cases)])

@@ -296,12 +296,18 @@ def part_effects(
     cases = shown.cases
     for case in cases:
         first, second = case.alone
-        kept = first_change(case.alone)
-        sets = [[], *([exchanged(part, second)] for part in parts)]
-        noised = first.changed(sets, kept=kept)[:, 0]
+        noised, denoised = (
+            of_text.changed(
+                [[], *([exchanged(part, other)] for part in parts)],
+                kept=first_change((of_text, other)),
+            )[:, 0]
+            for of_text, other in (
+                (first, second.in_place_of(first)),
+                (second, first.in_place_of(second)),
+            )
+        )
         lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
-        denoised = second.changed([[exchanged(part, first)] for part in parts], kept=kept)[:, 0]
-        gained += case.rise(denoised).double().cpu()
+        gained += case.rise(denoised[1:]).double().cpu()
         for place in range(-case.score.length, 0):
             ends = noised[:, place]
             moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)

@@ -54,7 +54,8 @@ class CircuitReading(Reading):
         texts: both of its texts for a page, in quotes.
         values: its number after each text.
         heading: what it asks, in a sentence.
-        graph: the parts of the first circuit in the flow of this question.
+        graph: the parts of the first circuit in the flow of this question; None where its texts
+            have unlike numbers of tokens, of which there is no flow.
         circuits: one for each task.
         transfer: of several tasks, what each circuit (row) does on the questions of each (column).
         n_parts: number of heads and MLPs, at each position for a single question.
@@ -67,7 +68,7 @@ class CircuitReading(Reading):
     texts: tuple[str, str]
     values: tuple[float, float]
     heading: str
-    graph: FlowGraph
+    graph: FlowGraph | None
     circuits: tuple[Circuit, ...]
     transfer: tuple[tuple[Measured, ...], ...]
     n_parts: int
@@ -180,6 +181,8 @@ class CircuitReading(Reading):
     def plot(self, *, width: int = WIDE) -> "go.Figure":
         """Draw the circuit over the tokens of a question, or the matrix of several tasks.
 
+        Without a flow it is the share that is restored, by number of parts.
+
         See `FlowGraph.plot` for the width.
         """
         if self.transfer:
@@ -189,6 +192,8 @@ class CircuitReading(Reading):
             return heat_figure(
                 values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
             )
+        if self.graph is None:
+            return self._curves()
         caption = f"The strongest of {self.circuits[0].size} parts, with their tokens"
         return self.graph.plot(caption, width=width)
 
@@ -321,8 +326,9 @@ def circuit(
 
     Args:
         model: any.
-        questions: each with a second text of as many tokens; by the names of their tasks and of
-            their templates, of which each has three or more.
+        questions: each with a second text; by the names of their tasks and of their templates, of
+            which each has three or more. For edges, and of a single question, both texts have as
+            many tokens; else tokens that are as far from the end stand against each other.
         keep: least f on the questions that decide the size.
         left: largest f there of everything but the circuit. Parts are added until it is met.
         level: with "edges" the same search goes on over the edges between the parts. Parts of a
@@ -336,7 +342,10 @@ def circuit(
             that finds a circuit would measure that of another task.
         MemoryLimitError: there are more questions than fit into memory.
     """
-    everything = Cases.of(model, questions)
+    questions = list(questions)
+    # Parts at positions, and edges, stand against those of as many tokens.
+    any_length = len(questions) > 1 and level == "parts"
+    everything = Cases.of(model, questions, any_length=any_length)
     tasks = different(everything.cases)
     alone = [*map(len, tasks.values())] == [1]
     plans = {
@@ -381,7 +390,7 @@ def circuit(
             beside = controls_of(everything, split, of_task, keep, left)
             of_task = replace(of_task, controls=beside)
         found.append(of_task)
-    shown = measuring[0].cases[0]
+    shown = min(measuring[0].cases, key=lambda case: not case.are_alike)
     matrix = []
     for one in found if len(found) > 1 else ():
         matrix.append(tuple(one.on(cases) for cases in measuring))
@@ -390,7 +399,7 @@ def circuit(
         texts=shown.texts,
         values=shown.ends,
         heading=_heading(shown),
-        graph=_graph(model, shown.question, found[0]),
+        graph=_graph(model, shown.question, found[0]) if shown.are_alike else None,
         circuits=tuple(found),
         transfer=tuple(matrix),
         n_parts=found[0].mask.numel(),

@@ -45,10 +45,16 @@ class Cases:
 
     @classmethod
     def of(
-        cls, model: ResidualModel, questions: Sequence[Question], *, by_position: bool = False
+        cls,
+        model: ResidualModel,
+        questions: Sequence[Question],
+        *,
+        by_position: bool = False,
+        any_length: bool = False,
     ) -> "Cases":
         """Run a model on both texts of each question; see `make_cases`."""
-        return cls(model, make_cases(model, questions), by_position=by_position)
+        cases = make_cases(model, questions, any_length=any_length)
+        return cls(model, cases, by_position=by_position)
 
     def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
         """Return the cases with some numbers, which may repeat; their masks are as here."""
@@ -117,7 +123,8 @@ class Cases:
         for group in self.groups:
             first, second = self.cases[group[0]].passes
             rows = [self.cases[number].row for number in group]
-            passes.append((first.some(rows), second.some(rows)))
+            first, second = first.some(rows), second.some(rows)
+            passes.append((first, second.in_place_of(first)))
         return passes
 
     def streams(

@@ -127,7 +127,8 @@ def patch(
             normalised stream.
         position: whose next token is predicted, counted from the end if negative.
         minus: answers whose mean is subtracted.
-        against: the second run; see `flow`.
+        against: the second run; see `flow`. Of a text with other numbers of tokens, tokens that are
+            as far from the end stand against each other; earlier ones stay as they are.
         replace: words of the text and their replacements in the second run.
         target: the logit before a soft cap, the log-probability or the probability of the token.
 
@@ -155,7 +156,8 @@ def patch(
         shares = [1 / len(question.tokens) for _ in question.tokens]
         shares += [-1 / len(question.minus) for _ in question.minus]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
-    for share, case in zip(shares, make_cases(model, questions), strict=True):
+    cases = make_cases(model, questions, any_length=True)
+    for share, case in zip(shares, cases, strict=True):
         of_answer = patched_effects(case.alone, case.score)
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
@@ -257,11 +259,13 @@ def _at_start(
 @torch.no_grad()
 def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
-    model, kept, effects = passes[0].model, first_change(passes), []
+    model, effects = passes[0].model, []
     ends = [float(number(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
-        sets: list[list[Change]] = [[exchanged(part, other)] for part in parts_of(model)]
-        change = end - number(of_text.changed(sets, kept=kept)[:, 0]).double().cpu()
+        values = other.in_place_of(of_text)
+        sets: list[list[Change]] = [[exchanged(part, values)] for part in parts_of(model)]
+        changed = of_text.changed(sets, kept=first_change((of_text, values)))
+        change = end - number(changed[:, 0]).double().cpu()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change
         effects.append(of_parts)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -173,10 +173,12 @@ class Question(CheckedSettings):
         check_finite(direction=self.vector)
         return self.vector.to(model.device, model.places.dtype)
 
-    def both_texts(self, model: ResidualModel) -> BothTexts:
+    def both_texts(self, model: ResidualModel, *, any_length: bool = False) -> BothTexts:
         """Return the tokens of both runs up to the position that predicts; see `second_text`.
 
-        Those of an answer of several tokens follow, without the last one, in both.
+        Those of an answer of several tokens follow, without the last one, in both. With
+        `any_length` a second text may have another number of tokens, if its end predicts, in models
+        without vectors of positions.
 
         Raises:
             BilensError: there is no second text, or it does not fit.
@@ -188,10 +190,17 @@ class Question(CheckedSettings):
             )
         ids = model.ids(self.text, self.position)
         time = len(ids)
-        # Later tokens are not read.
-        other, embeddings = second_text(model, model.ids(self.text), self.against)
+        parts = model.places.parts
+        # Vectors of positions would differ at the end, and no part takes them over.
+        moves = parts is None or bool(parts.positions or parts.hidden_positions)
+        if any_length and not moves and self.position == -1 and is_text(self.against):
+            second, embeddings = model.ids(self.against), None
+        else:
+            # Later tokens are not read.
+            other, embeddings = second_text(model, model.ids(self.text), self.against)
+            second = other[:time]
         spoken = ids.new_tensor(self.spoken(model)[:-1])
-        first, second = (torch.cat([row, spoken]) for row in (ids, other[:time]))
+        first, second = (torch.cat([row, spoken]) for row in (ids, second))
         if embeddings is not None:
             embeddings = torch.cat([embeddings[:time], model.places.rows(spoken)])
         return first, second, embeddings
@@ -223,7 +232,9 @@ def read_questions(path: str | Path) -> list[Question]:
     return [_asked(line) for line in read_lines(path)]
 
 
-def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
+def read_pairs(
+    model: ResidualModel, path: str | Path, *, any_length: bool = False
+) -> list[Question]:
     """Read questions from a file, all with a second text, and check that they fit a model.
 
     Raises:
@@ -234,7 +245,7 @@ def read_pairs(model: ResidualModel, path: str | Path) -> list[Question]:
     for line in read_pair_lines(path):
         question = _asked(line)
         try:
-            question.fitted(model).both_texts(model)
+            question.fitted(model).both_texts(model, any_length=any_length)
         except BilensError as error:
             raise BilensError(f"{line.place}: {error}") from None
         questions.append(question)
@@ -305,6 +316,12 @@ def second_run(
     return against or None, against or ""
 
 
+def is_text(against: Against) -> TypeGuard[str | Tensor]:
+    """Return whether a second run is a text or its tokens' numbers, and no embeddings."""
+    is_ids = isinstance(against, Tensor) and not against.is_floating_point()
+    return is_ids or isinstance(against, str)
+
+
 def second_text(
     model: ResidualModel, ids: Int[Tensor, " time"], against: Against
 ) -> tuple[Int[Tensor, " time"], Float[Tensor, "time d_model"] | None]:
@@ -313,9 +330,7 @@ def second_text(
     Raises:
         BilensError: it does not fit the text or the model.
     """
-    if isinstance(against, str) or (
-        isinstance(against, Tensor) and not against.is_floating_point()
-    ):
+    if is_text(against):
         return _of_equal_length(model, ids, model.ids(against)), None
     if isinstance(against, Tensor):
         return ids, _fitted(model, ids, against)

@@ -22,7 +22,7 @@ from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Score, second_run, token_hints
+from bilens.read.flow.question import Question, Score, is_text, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
@@ -393,9 +393,7 @@ class FlowReading(Reading):
 
     @property
     def _are_texts(self) -> bool:
-        against = self.question.against
-        is_ids = isinstance(against, Tensor) and not against.is_floating_point()
-        return isinstance(against, str) or is_ids
+        return is_text(self.question.against)
 
     @property
     def ablated(self) -> list[Ablation]:
