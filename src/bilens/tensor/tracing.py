@@ -167,16 +167,22 @@ class _Products(TorchFunctionMode):
     """Replace each product of two dependent tensors by new variables, while a module runs.
 
     A tensor depends on the input if autograd says so, since parameters require no gradient here.
+    `note` is called with each function of torch and its arguments before it runs.
     """
 
-    def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        replace: Callable[[Tensor, Tensor], Tensor],
+        note: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] = lambda *call: None,
+    ) -> None:
         super().__init__()
-        self.replace = replace
+        self.replace, self.note = replace, note
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        self.note(func, args, kwargs)
         dependent = [arg for arg in _flat((args, kwargs)) if _depends(arg)]
         if name in PRODUCTS and len(dependent) == 2:
             return self.replace(*torch.broadcast_tensors(*dependent))
@@ -201,31 +207,20 @@ class _Products(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Nonlinear(_Products):
-    """Also note the first function that is not affine, and the module that calls it."""
-
-    def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__(replace)
-        self.modules: list[str] = []
-        self.first = ""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        is_product = name in PRODUCTS | POWERS | CONTRACTIONS | {"bilinear"}
-        depends = any(_depends(arg) for arg in _flat((args, kwargs or {})))
-        # In-place functions, whose names end so, would change their input from test to test.
-        if depends and not self.first and not is_product and not name.endswith("_"):
-            by = [_scaled(func, args, kwargs or {}, factor) for factor in (-1.0, 0.0, 1.0, 2.0)]
-            if all(isinstance(y, Tensor) and y.is_floating_point() for y in by):
-                # Odd functions pass the first test, homogeneous ones such as relu the second.
-                curved = [by[0] + by[2] - 2 * by[1], by[3] - 2 * by[2] + by[1]]
-                limit = TOLERANCE * float(by[2].detach().abs().max() + 1)
-                if not all(float(c.detach().abs().max()) <= limit for c in curved if c.numel()):
-                    where = f" in {self.modules[-1]}" if self.modules and self.modules[-1] else ""
-                    self.first = f"{name}{where}"
-        return super().__torch_function__(func, types, args, kwargs)
+def _is_curved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function of torch is neither affine in its arguments nor a product."""
+    name = getattr(func, "__name__", "")
+    is_product = name in PRODUCTS | POWERS | CONTRACTIONS | {"bilinear"}
+    # In-place functions, whose names end so, would change their input from test to test.
+    if is_product or name.endswith("_") or not any(map(_depends, _flat((args, kwargs)))):
+        return False
+    by = [_scaled(func, args, kwargs, factor) for factor in (-1.0, 0.0, 1.0, 2.0)]
+    if not all(isinstance(y, Tensor) and y.is_floating_point() for y in by):
+        return False
+    # Odd functions pass the first test, homogeneous ones such as relu the second.
+    curved = [by[0] + by[2] - 2 * by[1], by[3] - 2 * by[2] + by[1]]
+    limit = TOLERANCE * float(by[2].detach().abs().max() + 1)
+    return not all(float(c.detach().abs().max()) <= limit for c in curved if c.numel())
 
 
 def _scaled(func: Any, args: Any, kwargs: Any, factor: float) -> Any:
@@ -402,13 +397,20 @@ def _ordered(m: _Affine, columns: Tensor) -> _Affine:
 
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
     """Return a clause that names the first function that is neither affine nor a product."""
-    mode = _Nonlinear(lambda first, second: (first * second).detach().requires_grad_())
     names = {part: name for name, part in module.named_modules()}
-    before = [(part, lambda part, *_: mode.modules.append(names[part])) for part in names]
-    after = [(part, lambda *_: mode.modules.pop() and None) for part in names]
+    running, found = list[str](), list[str]()
+
+    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not found and _is_curved(func, args, kwargs):
+            where = f" in {running[-1]}" if running and running[-1] else ""
+            found.append(f"; {func.__name__}{where} is neither linear nor a product")
+
+    mode = _Products(lambda first, second: (first * second).detach().requires_grad_(), note)
+    before = [(part, lambda part, *_: running.append(names[part])) for part in names]
+    after = [(part, lambda *_: running.pop() and None) for part in names]
     with torch.enable_grad(), mode, hooked(before, after):
         module(_random(2, shape).requires_grad_())
-    return f"; {mode.first} is neither linear nor a product" if mode.first else ""
+    return "".join(found)
 
 
 @checked

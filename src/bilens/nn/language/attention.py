@@ -256,7 +256,7 @@ class SoftmaxAttention(Attention):
         return _softmax(scores[0] * self.scale, seen)
 
 
-class DifferentialAttention(SoftmaxAttention):
+class DifferentialAttention(Attention):
     """A = softmax(scale q1_t . k1_s) - lambda softmax(scale q2_t . k2_s), s <= t.
 
     lambda is a learned number of each layer. Two softmaxes share values of the width of one head,
@@ -270,7 +270,8 @@ class DifferentialAttention(SoftmaxAttention):
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
-        super().__init__(scale=scale, **sizes)
+        super().__init__(**sizes)
+        self.scale = self.d_head**-0.5 if scale is None else scale
         self.diff_lambda = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
 
     def attend(
