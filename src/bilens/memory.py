@@ -57,6 +57,14 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error says that memory is short, and nothing else is wrong."""
+    # torch has a class for it on a GPU only, and the system for none of its libraries.
+    texts = "DefaultCPUAllocator|[Cc]annot allocate memory|failed to map segment|can't start new"
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or re.search(texts, str(error)) is not None
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Say in a line that memory is used up, in place of what Python, numpy or torch raise.
@@ -67,12 +75,7 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ImportError, OSError) as error:
-        # torch has a class for it on a GPU only, and the system for none of its libraries.
-        texts = (
-            "DefaultCPUAllocator|[Cc]annot allocate memory|failed to map segment|can't start new"
-        )
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and not re.search(texts, str(error)):
+        if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise MemoryLimitError(

@@ -24,6 +24,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.options import check_docstrings
 from bilens.question_files import read_pair_lines
+from bilens.sections import plain
 
 if TYPE_CHECKING:
     from bilens import files, memory
@@ -75,7 +76,7 @@ def main(args: list[str] | None = None) -> None:
             record = call()
         # Of several processes only the first has one.
         if as_json and record is not None:
-            sys.stdout.write(json.dumps(record, default=_plain) + "\n")
+            sys.stdout.write(json.dumps(record, default=plain) + "\n")
             # Libraries such as trackio print at exit, and that must not follow the object.
             atexit.register(setattr, sys, "stdout", sys.__stderr__)
     except BilensError as error:
@@ -93,11 +94,6 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
         path = settings.get(name)
         for target in filter(None, path if isinstance(path, tuple | list) else (path,)):
             files.check_target(target)
-
-
-def _plain(value: Any) -> Any:
-    """Return tables of pandas as lists of rows, and everything else as text."""
-    return json.loads(value.to_json(orient="records")) if hasattr(value, "to_json") else str(value)
 
 
 def parse(args: list[str]) -> Call:

@@ -6,14 +6,13 @@ unless each of its tensors and settings has a place in the model. Each weight of
 in the file. Names of tensors and their layouts are those of transformers.
 """
 
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import
 from bilens.memory import check_memory
+from bilens.settings import Between, Tolerance, checker, describe_type
 
 gguf = lazy_import("gguf", install=".[gguf]")
 
@@ -232,21 +232,15 @@ def _config(header: Header) -> Any:
 
 def _check_setting(path: Path, name: str, setting: str, value: Any) -> None:
     """Raise unless a setting is a number in its range."""
+    kind: Any = Annotated[int, Between(1, 1024 if setting == "num_hidden_layers" else 2**24)]
     if setting.endswith(("eps", "epsilon")):
-        allowed, fits = "a number above 0 and below 1", _is_real(value) and 0 < value < 1
-    elif setting == "rope_theta":
-        allowed, fits = "a number of at least 1", _is_real(value) and value >= 1
+        kind = Tolerance
+    elif setting in ("rope_theta", "factor"):
+        kind = Annotated[float, Between(1)]
     elif setting in CAPS.values():
-        allowed, fits = "a number above 0", _is_real(value) and value > 0
-    else:
-        most = 1024 if setting == "num_hidden_layers" else 2**24
-        allowed, fits = f"1 to {most:,}", type(value) is int and 1 <= value <= most
-    if not fits:
-        raise CheckpointError(f"{path} has {name}={value!r:.80}, expected {allowed}")
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        kind = Annotated[float, Between(0, above=True)]
+    if not checker(kind)(value):
+        raise CheckpointError(f"{path} has {name}={value!r:.80}, expected {describe_type(kind)}")
 
 
 def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
@@ -282,10 +276,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
     if given.get("rope.scaling.type") in ("linear", "none"):
         kind, factor = given.pop("rope.scaling.type"), given.pop("rope.scaling.factor", 1.0)
         given.pop("rope.scaling.finetuned", None)
-        if not _is_real(factor) or factor < 1:
-            raise CheckpointError(
-                f"{header.path} has rope.scaling.factor={factor!r:.80}, expected at least 1"
-            )
+        _check_setting(header.path, "rope.scaling.factor", "factor", factor)
         # Every position is divided by the factor: known to transformers under the same name.
         if kind == "linear" and factor != 1:
             parameters |= {"rope_type": "linear", "factor": float(factor)}

@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 from bilens.checks import FLOATS
 from bilens.errors import CheckpointError, is_panic
 from bilens.files import check_downloaded
-from bilens.memory import MemoryLimitError
+from bilens.memory import MemoryLimitError, is_out_of_memory
 from bilens.progress import no_progress
 
 WEIGHT_FILES = (
@@ -195,8 +195,3 @@ def complaints(report: dict[str, Any]) -> str:
     """Return the names in a loading report of transformers as text; empty if all weights fit."""
     wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
     return "; ".join(f"{complaint}: {names}" for complaint, names in wrong.items())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error says that memory is short, which is no damage of a file."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
