@@ -406,3 +406,22 @@ def test_a_reader_that_closes_early_is_no_error():
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("usage: bilens spectra")
     assert shown.stderr == ""
+
+
+WRITING = {
+    "page.html": ["flow", "story", "--prompt", "The girl was", "--token", "she"],
+    "parts.tsv": ["circuit", "story", "--prompt", "A girl", "--token", "was", "--against", "A boy"],
+    "run": ["train", "images", *SMALL],
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_files_are_written_though_a_reader_closes_early(tmp_path, name):
+    words = [sys.executable, "-m", "bilens", *WRITING[name], "--output", name]
+    # A pipe that nobody reads is as one whose reader has enough, from the first line on.
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / name).exists()

@@ -44,6 +44,10 @@ class PlainConsole(Console):
         for part in super().render(*args, **kwargs):
             yield part if part.control else part._replace(text=printable(part.text))
 
+    def on_broken_pipe(self) -> None:
+        """Go on without a reader, such as `head`, that has enough: files are yet to be written."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
 
 out, errors = PlainConsole(), PlainConsole(stderr=True)
 
