@@ -26,7 +26,10 @@ __all__ = [
 
 DOCS = Path(__file__).parent
 GROUPS = {
-    "Images": [*("fig3", "fig4", "noises", "fig5"), *("bonds", "masks", "case_study", "modular")],
+    "Images": [
+        *("fig3", "fig4", "noises", "fig5"),
+        *("bonds", "masks", "case_digits", "case_svd", "case_sae", "case_pairs", "modular"),
+    ],
     "Language models": [
         *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensor_readings"),
