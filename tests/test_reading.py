@@ -18,10 +18,18 @@ from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
-from bilens.sections import Percent, Table, fact_text, shown, signed
+from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
+
+
+def test_a_record_is_json_where_numbers_are_missing():
+    frame = pd.DataFrame({"loss": [0.5, float("nan")], "name": ["a", None]})
+    rows = [{"loss": 0.5, "name": "a"}, {"loss": None, "name": None}]
+    peak = torch.tensor([float("inf"), 1.0])
+    record = plain({"rows": frame, "peak": peak, "best": float("-inf"), "scale": torch.tensor(2.0)})
+    assert record == {"rows": rows, "peak": [None, 1.0], "best": None, "scale": 2.0}
 
 
 @pytest.mark.parametrize(

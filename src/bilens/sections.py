@@ -232,17 +232,20 @@ def named_figures(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: frames and tensors as lists, unknown objects as text."""
+    """Return a value as JSON has it: frames and tensors as lists, unknown objects as text.
+
+    A number that is not finite becomes null, for JSON has no other name of it.
+    """
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)
     elif isinstance(value, Real) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if math.isfinite(value) else None
     elif isinstance(value, Mapping):
         value = {str(name): plain(content) for name, content in value.items()}
     elif hasattr(value, "to_dict"):
         value = [plain(row) for row in value.to_dict("records")]
     elif hasattr(value, "tolist"):
-        value = value.tolist()
+        value = plain(value.tolist())
     elif isinstance(value, list | tuple):
         value = [plain(item) for item in value]
     elif not isinstance(value, str | bool | None):

@@ -76,7 +76,7 @@ def main(args: list[str] | None = None) -> None:
             record = call()
         # Of several processes only the first has one.
         if as_json and record is not None:
-            sys.stdout.write(json.dumps(record, default=plain) + "\n")
+            sys.stdout.write(json.dumps(plain(record)) + "\n")
             # Libraries such as trackio print at exit, and that must not follow the object.
             atexit.register(setattr, sys, "stdout", sys.__stderr__)
     except BilensError as error:
