@@ -24,8 +24,8 @@ def pytest_configure(config):
     if not torch.cuda.is_available():
         # Triton runs its kernels in an interpreter then; it looks when it is first imported.
         os.environ["TRITON_INTERPRET"] = "1"
-    # `make test-slow` asks for the second. Examples are others in each run, and a failure prints how
-    # to see its own again; what lands is decided by the same examples for everybody.
+    # `make test-slow` asks for the second. Examples are others in each run, and a failure prints
+    # how to see its own again; what lands is decided by the same examples for everybody.
     for profile, examples in (("bilens", 6), ("nightly", 100)):
         settings.register_profile(
             profile,
