@@ -60,7 +60,7 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error says that memory is short, and nothing else is wrong."""
     # torch has a class for it on a GPU only, and the system for none of its libraries.
-    texts = "DefaultCPUAllocator|[Cc]annot allocate memory|failed to map segment|can't start new"
+    texts = "DefaultCPUAllocator|allocate memory|failed to map segment|can't start new"
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or re.search(texts, str(error)) is not None
 
