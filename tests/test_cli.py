@@ -340,7 +340,7 @@ def test_every_command_has_an_object_for_json(name):
 def test_every_command_explains_itself(name, capsys):
     shown = helped(capsys, name, "--help")
     assert f"usage: bilens {name}" in shown
-    examples = re.findall(r"^ {0,4}bilens (.*)$", shown, re.MULTILINE)
+    examples = re.findall(r"^ {4}bilens (.*)$", shown, re.MULTILINE)
     assert examples
     assert "\x1b" not in shown
     for example in examples:

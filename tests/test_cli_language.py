@@ -152,12 +152,26 @@ def test_the_model_that_comes_with_bilens_has_its_name_alone(tmp_path, monkeypat
     assert "none were named (--data FILE.txt)" in page
     in_json(capsys, "flow", "story", *asked, "--output", "flow.html")
     assert in_json(capsys, "process", "story")["model"] == str(Path("runs") / "processed-story")
-    with pytest.raises(SystemExit):
-        main(["contexts", "story", "--token", "girl"])
-    refused = capsys.readouterr().err
+    in_json(capsys, "report", "story", "--token", "girl")  # of the sentence it begins with
+    refused = refusal(capsys, "contexts", "story", "--token", "girl")
     assert "story does not say what it was trained on" in refused
     for text in (page, Path("flow.html").read_text(), refused):
         assert str(SHIPPED) not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("flow story --prompt 日本語 --token she", "text='日本語' holds no token"),
+        ("flow storie --prompt a --token she", "Did you mean story, the model that comes with"),
+        ("report story --token grl", "token='grl', expected a single token"),
+        ("ngrams story --token grl --layer 0", "it is cut into |gr|##l|; the nearest are girl"),
+        ("circuit story", "nothing is asked; expected either --prompt TEXT"),
+    ],
+)
+def test_what_new_users_mistype_is_said(command, message, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert message in refusal(capsys, *command.split())
 
 
 FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the"]

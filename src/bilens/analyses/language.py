@@ -132,9 +132,9 @@ def circuit(
     from bilens.read.flow.question import Question, read_pairs
 
     if bool(questions) == bool(prompt):
+        how = "prompt and questions both ask" if prompt else "nothing is asked"
         raise BilensError(
-            "prompt and questions both ask; expected one of them: --prompt TEXT with --token "
-            "and --against, or --questions FILE"
+            f"{how}; expected either --prompt TEXT with --token and --against, or --questions FILE"
         )
     # Options of one way to ask beside the other.
     one_question = {"token": token, "minus": token_list(minus), "against": against}
@@ -166,8 +166,7 @@ def questions(
 ) -> Reading:
     """Propose further questions like a first one, for a file that `bilens circuit` reads.
 
-        bilens questions model.gguf --prompt "The keys to the cabinet" --token " are" \
-            --minus " is" --against "The key to the cabinet" --output questions.tsv
+        bilens questions story --prompt "A girl ran" --token she --minus he --against "A boy ran"
 
     Words are exchanged for those that the model finds alike or likely at their place, in the
     sentence as it is given and behind a few words. Kept is what the model answers as it answers

@@ -64,7 +64,9 @@ class Command:
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in self.parameters}
-        call.__doc__ = self.about
+        # A description that begins with code loses the indentation of its first line.
+        lead = r"\1For example:\n\n    bilens"
+        call.__doc__ = re.sub(r"\A(.*\n\n) +bilens", lead, self.about)
         return call
 
 

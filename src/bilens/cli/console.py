@@ -81,7 +81,11 @@ def show_table(
     out.print(table)
 
 
-ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+MODEL_HELP = (
+    "run directory, folder or name of a model of a known family, .gguf file, or story, the model "
+    "that comes with bilens."
+)
+ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 PRETRAINED_HELP = (
     "folder of a Hugging Face or bilens model, the name of a repository, or a .gguf file."
 )

@@ -84,7 +84,6 @@ EXPORTERS: dict[str, tuple[Exporter, ...]] = {
 
 ENDINGS = ("", ".html", ".json", ".tsv")
 """Of the names of files that a reading is written to; a folder has none."""
-MODEL_HELP = "run directory, folder or name of a model of a known family, or .gguf file."
 OWN = (
     Option(
         "output",
@@ -111,8 +110,8 @@ def analysis_command(entry: Analysis) -> Command:
     for exporter in EXPORTERS.get(entry.name, ()):
         options.append(Option(exporter.name, Files, (), exporter.help))
         options += [WIDTH] if exporter is FIGURE else []
-    by_name, model = inspect.Parameter.KEYWORD_ONLY, Annotated[ModelName, arg(help=MODEL_HELP)]
-    parameters = [inspect.Parameter("model", by_name, annotation=model)]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("model", by_name, annotation=ModelName)]
     for one in [*options, *OWN[1:]]:
         kind: Any = Annotated[one.type, arg(help=one.help)]
         parameters.append(

@@ -176,7 +176,6 @@ def report(
         bilens report runs/grammar --token soup --prompt "then ben ate" --add flow copying.py
 
     Args:
-        model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default that of the training. A language model needs none for
             the flow that its page begins with.
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
@@ -254,7 +253,6 @@ def explore(
         bilens explore runs/grammar --space grammar-space
 
     Args:
-        model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default that of the training. A language model needs none for
             flows and circuits.
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
@@ -297,7 +295,9 @@ def explore(
 def doctor() -> dict[str, Any]:
     """Print versions, devices, places of data and caches, and optional packages that are missing.
 
-    bilens doctor --json
+    Of what is missing it says what it adds, and the command that installs it.
+
+        bilens doctor --json
     """
     import torch
     from huggingface_hub import constants
@@ -356,7 +356,7 @@ def cite() -> dict[str, Any]:
 
     The sources of the methods are in the docs, on the page "What is exact".
 
-    bilens cite
+        bilens cite
     """
     out.print(BIBTEX)
     return {"bibtex": BIBTEX}

@@ -149,9 +149,9 @@ def read_summary(
     loss = None
     if corpus is not None:
         loss = measure_loss(model, (row["input_ids"] for row in corpus.validation), n_tokens)
-    if not prompt and direction is None:
+    if not prompt and (direction is None or corpus is None):
         example = example_of(model, corpus)
-        prompt, direction = example.prompt, example.direction
+        prompt, direction = example.prompt, direction or example.direction
         against = against or example.against
     if not prompt:
         if loss is None:

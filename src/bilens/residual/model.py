@@ -176,11 +176,11 @@ class ResidualModel:
 
     def _unknown(self, name: str, pieces: list[int]) -> BilensError:
         assert self.tokenizer is not None
-        shown = " ".join(self.tokenizer.convert_ids_to_tokens(pieces))
+        shown = "|".join(self.tokenizer.convert_ids_to_tokens(pieces))
         nearest = get_close_matches(name.lower(), self.tokenizer.get_vocab(), n=5, cutoff=0.5)
         return BilensError(
             f"token={name!r}, expected a single token of the vocabulary"
-            + (f"; it is cut into {shown}" if shown else "")
+            + (f"; it is cut into |{shown}|" if shown else "")
             + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
         )
 

@@ -34,6 +34,7 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     """
     tokenizer = require_tokenizer(tokenizer)
     check_text("text", text)
+    given = text
     if trained_on_clean_text(tokenizer):
         text = clean(text)
         begin = [] if config.bos_token_id is None else [config.bos_token_id]
@@ -45,7 +46,7 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
         ids = [*begin, *ids]
     if all(number in tokenizer.all_special_ids for number in ids):
         raise BilensError(
-            f"text={text[:80]!r} holds no token that the model knows; expected some text"
+            f"text={given[:80]!r} holds no token that the model knows; expected some text"
         )
     if len(ids) > max_tokens(config):
         raise BilensError(
