@@ -258,7 +258,8 @@ class CircuitReading(Reading):
             "The share that is restored on the questions that decide the size, by number of parts, "
             "of each template."
         )
-        sections.append(Section("Size", text, [[Picture("sizes", self._curves)]], folded=True))
+        if self.graph is not None or self.transfer:  # else it is the picture above
+            sections.append(Section("Size", text, [[Picture("sizes", self._curves)]], folded=True))
         rows = []
         for question in self.finding:
             names = (", ".join(tokens) for tokens in (question.tokens, question.minus))
@@ -294,11 +295,14 @@ class CircuitReading(Reading):
             counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
             columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
             for template, values in columns:
-                name = ", ".join(filter(None, (circuit.task, template)))
+                of = (circuit.task if len(self.circuits) > 1 else "", template)
+                name = ", ".join(filter(None, of))
                 figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
         count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
         if len(figure.data) == 1:
             figure.update_traces(line_color=BLUE)
+        # Beside the curves names would be cut on a phone.
+        figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
         return figure.update_yaxes(title="share of the change")
 
 
@@ -634,7 +638,8 @@ def _heading(case: Case) -> str:
         answer = " or ".join(map(in_words, question.tokens))
         return f"Why does {answer} follow {first}, and not {second}?"
     before, after = (signed(x, "#.3g") for x in case.ends[::-1])
-    return f"Why is {question.number} {before} after {second}, and {after} after {first}?"
+    the = "" if question.target == "logit" else "the "
+    return f"Why is {the}{question.number} {before} after {second}, and {after} after {first}?"
 
 
 def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
