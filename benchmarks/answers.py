@@ -146,7 +146,7 @@ def ways(model: ResidualModel) -> dict[str, list[Question]]:
     return {
         "capitals of one token": capitals(model, short),
         "capitals of several tokens": capitals(model, long, several=True),
-        "9 against three digits": digits(model, several=False),
+        "nine against three digits": digits(model, several=False),
         "all digits that are possible": digits(model, several=True),
         "countries of unlike length": capitals(model, unlike),
     }
