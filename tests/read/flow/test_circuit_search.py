@@ -124,7 +124,15 @@ def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, tem
         )
         misses = [max(keep - 1e-4 - f, f - HIGHEST) for (f,) in found.sizes.values()]
         assert found.holds == (min(misses) <= SLACK)
-    answer = circuit(view, questions, keep=1.14).facts()[0][1]
+    reading = circuit(view, questions, keep=1.14)
+    (one,) = reading.circuits
+    assert one.half == reading.record()["circuits"][0]["parts for half"] < one.size
+    for shares, half in (((0.5, 0.9), 1), ((0.49, 0.5), 2), ((0.4, 0.49), None)):
+        sizes = dict(zip((1, 2), ((x, 0.9) for x in shares), strict=True))
+        tried = replace(one.found, sizes=sizes | {one.size: (1.0, 1.0)})
+        assert replace(one, found=tried).half == half
+    answer = reading.facts()[0][1]
+    assert f"; {one.half} are enough for half of it" in answer
     assert answer.startswith("No circuit of at most 60 parts restores 114% to 115% of the")
 
 

@@ -167,6 +167,13 @@ class Circuit:
         return self.found is not None and self.found.holds
 
     @property
+    def half(self) -> int | None:
+        """The least number of parts that restore half on every template; None if it needs all."""
+        sizes = self.found.sizes if self.found is not None else {}
+        enough = [size for size, shares in sizes.items() if min(shares) >= 0.5]
+        return min((size for size in enough if size < self.size), default=None)
+
+    @property
     def others(self) -> Bool[Tensor, " *shape"]:
         """The mask of all parts that are not in the circuit, and of those that any needs."""
         return ~self.mask | self.needed
@@ -296,16 +303,12 @@ def part_effects(
     cases = shown.cases
     for case in cases:
         first, second = case.alone
-        noised, denoised = (
-            of_text.changed(
-                [[], *([exchanged(part, other)] for part in parts)],
-                kept=first_change((of_text, other)),
-            )[:, 0]
-            for of_text, other in (
-                (first, second.in_place_of(first)),
-                (second, first.in_place_of(second)),
-            )
-        )
+        runs = []
+        for of_text, other in ((first, second), (second, first)):
+            values = other.in_place_of(of_text)
+            sets = [[], *([exchanged(part, values)] for part in parts)]
+            runs.append(of_text.changed(sets, kept=first_change((of_text, values)))[:, 0])
+        noised, denoised = runs
         lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
         gained += case.rise(denoised[1:]).double().cpu()
         for place in range(-case.score.length, 0):

@@ -108,6 +108,8 @@ class CircuitReading(Reading):
         if measured.right is not None and circuit.questions[2]:
             answer = "answer" if circuit.holds else "answers"
             text += f", and {answer} {measured.right} of them"
+        if (half := circuit.half) is not None and circuit.questions[2]:
+            text += f"; {half} are enough for half of it, on the questions that decide the size"
         if measured.restored.value > 1.2:
             text += "; that is more than all, since parts that oppose the answer are left out"
         needed = ", ".join(map(str, parts_in(circuit.needed)))
@@ -526,6 +528,7 @@ def _record(circuit: Circuit) -> dict[str, Any]:
         "answered otherwise": list(circuit.wrong),
         "repeated": circuit.repeated,
         "parts": [],
+        "parts for half": circuit.half,
         "sizes": [
             {"size": size, "restored": list(shares)}
             for size, shares in sorted(circuit.found.sizes.items())

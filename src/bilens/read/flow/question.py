@@ -149,9 +149,8 @@ class Question(CheckedSettings):
         Raises:
             BilensError: a token is not in the vocabulary, or is subtracted from itself.
         """
-        tokens, minus = (
-            [model.token(name) for name in names] for names in (self.tokens, self.minus)
-        )
+        tokens = [model.token(name) for name in self.tokens]
+        minus = [model.token(name) for name in self.minus]
         for name, number in zip(self.tokens, tokens, strict=True):
             if number in minus:
                 raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
@@ -215,10 +214,8 @@ class Question(CheckedSettings):
         """The number that is asked about in words, with its tokens in quotes."""
         if self.vector is not None:
             return "the direction"
-        tokens, minus = (
-            [f'"{token_text(name)}"' for name in names] for names in (self.tokens, self.minus)
-        )
-        token = " or ".join(tokens)
+        token = " or ".join(f'"{token_text(name)}"' for name in self.tokens)
+        minus = [f'"{token_text(name)}"' for name in self.minus]
         name = f"{token} minus {', '.join(minus)}" if minus else token
         return name if self.target == "logit" else f"{self.target} of {name}"
 
