@@ -33,8 +33,11 @@ def test_the_graph_is_that_of_the_flow(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     expected = flow(view.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert "Of lily, tom and ben the model prefers " in text
-    assert f"lily minus the mean of the others is {expected.value:+.3g}. The value starts" in text
+    assert "Of &quot;lily&quot;, &quot;tom&quot; and &quot;ben&quot; the model prefers " in text
+    assert (
+        f"&quot;lily&quot; minus the mean of the others is {expected.value:+.3g}. The value starts"
+        in text
+    )
     assert "Held fixed: " in text
 
 

@@ -84,10 +84,11 @@ def reading_of(split, content):
 
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     first, holds, *others = reading_of(split_flow, content).sections()
-    assert first.title == "Where does t3 minus t4 after “<i>a</i>” come from?"
+    assert first.title == 'Where does "t3" minus "t4" after “<i>a</i>” come from?'
     assert len(f"{first.title} {first.text}".split()) <= 40
     value = split_flow.value
-    assert first.text.startswith(f"The model prefers t4 over t3, by {-value:.3g}. The value starts")
+    preference = f'The model prefers "t4" over "t3", by {-value:.3g}.'
+    assert first.text.startswith(f"{preference} The value starts")
     left = f"without the 2 strongest parts the value is {value - 0.9:+.3g}, not {value:+.3g}."
     assert first.text.endswith(left)
     assert (

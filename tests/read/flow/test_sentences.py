@@ -41,9 +41,9 @@ def test_what_the_model_prefers_is_said(token, minus):
     reading = answer_question(VIEW, question, SECOND, ablate=3)
     a, b = first[token] - first[minus], second[token] - second[minus]
     better, there = (token if x > 0 else minus for x in (a, b))
-    where = f"{better} after the first text and {there} after the second"
+    where = f'"{better}" after the first text and "{there}" after the second'
     if better == there:
-        where = f"{better} after both texts"
+        where = f'"{better}" after both texts'
     sentence = (
         f"The model prefers {where}, by {shown(a)} and {shown(b)}; the difference changes by "
         f"{signed(a - b)}."
@@ -64,7 +64,7 @@ def test_what_the_model_prefers_is_said(token, minus):
     assert reading.title.startswith("Why") == (better == token != there)
     one = answer_question(VIEW, Question(FIRST, token, (minus,)), ablate=3)
     worse = minus if better == token else token
-    assert one.preference == f"The model prefers {better} over {worse}, by {shown(a)}."
+    assert one.preference == f'The model prefers "{better}" over "{worse}", by {shown(a)}.'
     assert one.title.startswith("Why") == (better == token)
     assert one.left == pytest.approx(a + one.together, abs=1e-5 * abs(a))
     left = signed(one.left)
@@ -84,7 +84,7 @@ def test_other_numbers_name_the_most_likely_token(token, minus, target):
         likely.append(f"t{among[int(scores[among].argmax())]}")
     assert reading.preferred == tuple(likely)
     assert reading.title.startswith("Why") == (likely[0] == token != likely[1])
-    assert all(f"{name} after" in reading.preference for name in likely)
+    assert all(f'"{name}" after' in reading.preference for name in likely)
     for number in reading.flow.values:
         assert signed(number) in reading.preference
     assert reading.preference.endswith(f"changes by {signed(reading.flow.value)}.")
@@ -101,7 +101,7 @@ def test_equal_tokens_are_preferred_by_none():
     model = random_model(n_layers=1)
     model.unembed.weight.data[4] = model.unembed.weight.data[3]
     reading = answer_question(ResidualModel(model, VIEW.tokenizer), Question(FIRST, "t3", ("t4",)))
-    assert reading.preference == "The model prefers neither t3 nor t4."
+    assert reading.preference == 'The model prefers neither "t3" nor "t4".'
     assert not reading.title.startswith("Why")
 
 

@@ -318,7 +318,7 @@ class FlowReading(Reading):
         question, values = self.question, self.flow.values
         token, minus = _words(question)
         two = len(values) > 1
-        names = [in_words(name) if name else "neither" for name in self.preferred]
+        names = [_quoted(name) if name else "neither" for name in self.preferred]
         if len(minus) == len(question.tokens) == 1:
             sizes = " and ".join(format(abs(x), ".3g") for x in values)
             sizes += "" if question.target == "logit" else f" in {question.target}"
@@ -589,7 +589,13 @@ def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
 
 def _words(question: Question) -> tuple[str, list[str]]:
     """Return the answer of a question, and the tokens that it subtracts, in words."""
-    return " or ".join(map(in_words, question.tokens)), [*map(in_words, question.minus)]
+    return " or ".join(map(_quoted, question.tokens)), [*map(_quoted, question.minus)]
+
+
+def _quoted(name: str) -> str:
+    """Return a token's name as it stands in a sentence: "was" is no word of it."""
+    text = in_words(name)
+    return text if text.startswith('"') else f'"{text}"'
 
 
 def _probability(model: ResidualModel, flow: Flow) -> float:
