@@ -336,6 +336,14 @@ def test_every_command_has_an_object_for_json(name):
         assert get_type_hints(run)["return"] in (dict[str, Any], dict[str, Any] | None)
 
 
+def test_a_misspelt_option_that_is_missing_is_named(capsys):
+    for words in (["flow", "story", "--promt", "a", "--token", "she"], ["flow", "story"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        hint = "--promt is no option; did you mean --prompt?"
+        assert (hint in capsys.readouterr().err) == ("--promt" in words)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name, capsys):
     shown = helped(capsys, name, "--help")

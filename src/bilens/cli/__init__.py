@@ -124,8 +124,17 @@ def parse(args: list[str]) -> Call:
         sys.exit(2)
     except SystemExit:
         sys.stdout.write(screen.getvalue())
-        sys.stderr.write(printable(refused.getvalue()))
+        sys.stderr.write(printable(refused.getvalue()) + misspelt(args, refused.getvalue()))
         raise
+
+
+def misspelt(args: list[str], refused: str) -> str:
+    """Return a line on words that are nearly options which are missing; tyro says only the rest."""
+    missing, is_both, _ = refused.partition("Unrecognized options")
+    named = {*re.findall(r"--[\w-]+", missing)} - {"--help"}
+    pairs = [(word, near) for word in args if (near := get_close_matches(word, named, n=1))]
+    lines = [f"{word} is no option; did you mean {near[0]}?\n" for word, near in pairs]
+    return "".join(lines) if is_both else ""
 
 
 class _Screen(StringIO):
