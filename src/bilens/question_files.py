@@ -7,6 +7,7 @@ import codecs
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -52,7 +53,7 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
         BilensError: the file does not exist, is in another encoding, or holds no question, or a
             line has other columns, no text or no token.
     """
-    path = _found(path)
+    name, path = path, _found(path)
     # A mark within is that of a file that another one was joined to.
     unmarked = (line.removeprefix("\ufeff") for line in StringIO(_decoded(path), newline=""))
     lines = enumerate(unmarked, 1)
@@ -62,7 +63,7 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
     for number, line in lines:
         if not line.strip() or line.startswith("#"):
             continue
-        place = f"{path}, line {number}"
+        place = f"{name}, line {number}"
         if is_first:
             header, is_first = _header(place, line), False
             if header is not None:
@@ -110,9 +111,10 @@ def _found(path: str | Path) -> Path:
         return Path(path)
     if str(path) in task_names():
         return TASKS / f"{path}.tsv"
+    near = get_close_matches(str(path), task_names(), n=1)
     raise BilensError(
         f"{path} is no file and no task that comes with bilens ({', '.join(task_names())}); "
-        f"expected lines with {EXPECTED}"
+        + (f"did you mean {near[0]}?" if near else f"expected lines with {EXPECTED}")
     )
 
 

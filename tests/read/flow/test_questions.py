@@ -269,7 +269,7 @@ def test_one_of_several_tokens_is_an_answer(view):
         (case,) = make_cases(view, [replace(BASE, token=token, minus=minus)])
         assert case.answers[0] is answered
     reading = answer_question(view, replace(BASE, token=(best, second), minus=()))
-    assert f"{best} or {second}" in reading.title
+    assert f'"{best}" or "{second}"' in reading.title
     probability = float(logits.softmax(-1)[[view.token(best), view.token(second)]].sum())
     assert reading.probability == pytest.approx(probability, rel=1e-4)
 

@@ -189,6 +189,10 @@ def test_circuits_patches_and_directions_have_the_hint():
     assert bool(notes) == (new >= log(100))
 
 
+def test_without_replacements_a_text_stays_as_it_is():
+    assert replaced("a b", {}) == "a b"
+
+
 @given(st.permutations(["tom", "ben", "New York", "York", "tom's"]), st.data())
 def test_words_are_replaced_all_at_once(others, data):
     names = sorted(others)
@@ -248,7 +252,7 @@ def test_several_texts_are_sent_to_what_takes_them():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"token": "New York"}, "needs two runs, as an answer of several tokens does; add against"),
+        ({"token": "New York"}, "has several tokens, .New. York.*; add against, or take one token"),
         ({"token": "a", "minus": "New York", "against": "a a c"}, "expected a single token"),
         ({"token": "New York", "minus": "a", "against": "a a c"}, "has several tokens, .New. York"),
     ],

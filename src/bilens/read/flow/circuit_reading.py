@@ -12,7 +12,7 @@ import torch
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, dress
+from bilens.figures.canvas import BLUE, dress, new_figure
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.lazy_imports import go
 from bilens.options import Keep, Left, Level
@@ -291,7 +291,7 @@ class CircuitReading(Reading):
         return self.plot(width=NARROW)
 
     def _curves(self) -> "go.Figure":
-        figure = dress(go.Figure(), height=320, title="Share restored, by number of parts")
+        figure = dress(new_figure(), height=320, title="Share restored, by number of parts")
         for circuit in self.circuits:
             assert circuit.found is not None
             counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)

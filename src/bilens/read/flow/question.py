@@ -116,16 +116,16 @@ class Question(CheckedSettings):
         """Return the numbers of an answer of several tokens; empty for all other answers.
 
         Raises:
-            BilensError: it has tokens to subtract.
+            BilensError: it has tokens to subtract, or there is no second text.
         """
         if len(self.tokens) != 1 or len(numbers := model.answer(self.tokens[0])) == 1:
             return []
-        if self.minus:
+        if self.minus or not self.has_two_texts:
             pieces = "|".join(shown_tokens(model, numbers))
+            without = f"leave out minus={', '.join(self.minus)!r}" if self.minus else "add against"
             raise BilensError(
-                f"token={self.token!r} has several tokens, |{pieces}|, and its number is the "
-                f"log-probability of all; leave out minus={', '.join(self.minus)!r}, or take an "
-                "answer of one token"
+                f"token={self.token!r} has several tokens, |{pieces}|, whose number is the change "
+                f"of their log-probability between two texts; {without}, or take one token"
             )
         return numbers
 
@@ -269,6 +269,8 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
             "replace needs the text as a string, got numbers of tokens; pass the other text's "
             "numbers as against"
         )
+    if not replace:
+        return text
     # All at once, so that names can be exchanged; of words that begin alike the longer one.
     words = sorted(filter(None, replace), key=len, reverse=True)
     pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"

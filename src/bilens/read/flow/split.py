@@ -138,8 +138,7 @@ def adjoints_of(
     scores = [Score(model, question) for question in questions]
     if not two_texts and questions[0].target != "logit":
         raise BilensError(
-            f"target={questions[0].target!r} needs two runs, as an answer of several tokens does; "
-            "add against, or take the logit of one token"
+            f"target={questions[0].target!r} needs two runs; add against, or take target='logit'"
         )
     tokens: list[Tensor | None] = []
     if two_texts:
