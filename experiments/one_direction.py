@@ -163,9 +163,15 @@ def _of_heads(
 def _of_mlp(
     model: ResidualModel, asked: Sequence[Question], of_outputs: Sequence[Tensor]
 ) -> dict[str, tuple[int, Edit]]:
-    """Return edits of the direction of an MLP with the largest effect in the last eighth."""
+    """Return edits of the direction of an MLP with the largest effect in the last eighth.
+
+    None if norms follow all of these MLPs, as in Gemma 3.
+    """
+    last = range(7 * model.n_layers // 8, model.n_layers)
+    if all(model.layer(layer).mlp.out_norm is not None for layer in last):
+        return {}
     task = task_directions(model, asked, strongest=40)
-    late = [part for part in task.strongest if part.layer >= 7 * model.n_layers // 8]
+    late = [part for part in task.strongest if part.layer in last]
     part = max(late, key=lambda one: one.effect)
     t, r = (rows[part.number - 1][None] for rows in task.directions[part.layer])
     least = torch.linalg.solve(of_outputs[part.layer], t.T).T
