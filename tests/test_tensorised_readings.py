@@ -48,7 +48,7 @@ def test_commands_read_it(tensor, name, tmp_path, capsys, monkeypatch):
 
 
 def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
-    assert "name texts or images with --data" in refusal(capsys, "report", tensor)
+    assert "name texts with --data" in refusal(capsys, "report", tensor)
 
 
 def test_the_explorer_reads_it(tensor):

@@ -10,9 +10,8 @@ from experiments.context import RecipeContext
 
 from bilens.errors import BilensError
 from bilens.models import load
-from bilens.question_files import read_lines
 from bilens.read.flow import flow, patch
-from bilens.read.flow.question import read_pairs
+from bilens.read.flow.question import read_pairs, read_questions
 from experiments import circuits, head_directions, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
 from tests.experiments.tiny import check_rows, save_llama
@@ -27,7 +26,7 @@ def words():
     makers = tasks.TEMPLATES.values()
     contrasts = [*pairs.templates().values(), *(make() for make in makers)]
     every = [pair for of_task in contrasts for pair in of_task]
-    every += [line for task in circuits.EDGES for line in read_lines(task)]
+    every += [question for task in circuits.EDGES for question in read_questions(task)]
     texts = [text for of in every for text in (of.text, of.against, of.token, *of.minus)]
     return sorted({word for text in texts for word in text.split()})
 

@@ -355,8 +355,8 @@ def test_questions_come_from_a_file(tmp_path, view):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "expected one of them: --prompt"),
-        ({"prompt": "t1", "questions": "a.tsv"}, "expected one of them: --prompt"),
+        ({}, "nothing is asked; expected either --prompt"),
+        ({"prompt": "t1", "questions": "a.tsv"}, "both ask; expected either --prompt"),
         ({"prompt": "t1 t2", "token": "t3"}, "need a second text each"),
         ({"prompt": "t4 t2", "token": "t3", "against": "t4"}, "against has"),
         ({"prompt": "t4 t2", "token": "t3", "against": "t4 t2"}, "have the same logit"),
