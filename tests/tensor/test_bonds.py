@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -139,6 +139,9 @@ def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
 
 
 @given(cases, st.floats(0, 2))
+@example(
+    {"chain": {"depth": 3, "kind": "residual", "width": 1, "seed": 0}, "with_metric": False}, 2.0
+)
 def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
     tensors, directions, metric = case(**given_case)
     reading = bonds(tensors, directions, metric)

@@ -149,14 +149,15 @@ class Bonds(Reading):
 
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
-        costs = self.costs()
+        # A bond keeps its first direction, whose cost is never spent.
+        costs = [cost[1:] for cost in self.costs()]
         # Costs of all bonds are in one unit, so that their directions can be ranked together.
         numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         ordered, order = torch.cat(costs).sort()
-        # The cheapest directions of all bonds go first. A bond keeps at least one.
+        # The cheapest directions of all bonds go first.
         dropped = torch.cat(numbers)[order][ordered.cumsum(0) <= error**2]
         counts = torch.bincount(dropped, minlength=len(costs)).tolist()
-        return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
+        return tuple(b.k - count for b, count in zip(self.bonds, counts, strict=True))
 
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
         """Return few directions over all bonds for which a cut still scores `least`.
