@@ -17,14 +17,14 @@ Writes `results/answers.json`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import torch
-from experiments.circuits import KEEP, LEFT
+from experiments.circuits import KEEP, LEFT, splits_of
 from experiments.pretrained import open_models
 from experiments.results import Recording, Row
 
@@ -91,17 +91,6 @@ def digits(model: ResidualModel, *, several: bool) -> list[Question]:
     return changed
 
 
-def splits(model: ResidualModel, asked: Sequence[Question]) -> dict[str, Split]:
-    """Return the questions of each template that the model answers, at most `COUNT` of each."""
-    everything = Cases.of(model, asked, any_length=True)
-    found = {}
-    for template, numbers in everything.templates.items():
-        right = [number for number in numbers if everything.answers[number]][:COUNT]
-        if len(right) >= COUNT // 2:
-            found[template] = Split.of(everything.some(right), range(len(right)), template)
-    return found
-
-
 def folds(
     found: dict[str, Split], there: dict[str, Split] | None = None
 ) -> Iterator[tuple[bool, float, int]]:
@@ -154,7 +143,9 @@ def ways(model: ResidualModel) -> dict[str, list[Question]]:
 
 def rows_of(name: str, model: ResidualModel) -> Iterator[Row]:
     """Measure a model, and yield its rows."""
-    found = {way: splits(model, asked) for way, asked in ways(model).items()}
+    found = {}
+    for way, asked in ways(model).items():
+        found[way] = splits_of(model, asked, least=COUNT // 2, most=COUNT, any_length=True)
     for way, of_way in found.items():
         count = sum(len(split.measuring) for split in of_way.values())
         yield Row(f"{name}: {way}: questions that measure", count)

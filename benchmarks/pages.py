@@ -7,7 +7,6 @@ seconds of the processor, after the import and the loading of the model.
 
 import argparse
 import re
-import shutil
 import time
 from html import unescape
 from itertools import product
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.results import Recording, Row
-from tests.explore.browser import FAULTS
+from tests.explore.browser import FAULTS, find_browser
 
 import bilens
 from bilens.report import report
@@ -85,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     recording = Recording() if options.write else None
     rows = []
-    chrome = shutil.which("chromium") or shutil.which("google-chrome")
+    chrome = find_browser()
     sizes = browsed(options.pages, chrome) if chrome and options.pages else {}
     for page in options.pages:
         name = f"{page.stem} of {page.parent.name}"

@@ -17,8 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +28,8 @@ from bs4 import BeautifulSoup
 from experiments.results import ROOT, Recording, Row, numbers_of, write_json
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
-from playwright.sync_api import sync_playwright
 from tests.brief import BRIEF
-from tests.explore.browser import find_browser
+from tests.explore.browser import chromium, find_browser
 from tests.real.packages import SMOLLM2, gguf_file
 
 from benchmarks.right import Tests, failures, names_of, run
@@ -109,11 +107,14 @@ def bilens(*words: str | Path) -> None:
 def report() -> list[Row]:
     """Look for a question, its answer and a picture on the first screens of SmolLM2's report."""
     rows, missing = [], 0
-    with TemporaryDirectory() as folder, browser() as chrome:
+    path = find_browser()
+    assert path is not None, "no browser: install Chromium by the system's packages"
+    with TemporaryDirectory() as folder, chromium(path) as chrome:
         page = Path(folder) / "report.html"
         bilens("report", gguf_file(SMOLLM2), "--output", page)
         for name, (width, height) in SCREENS.items():
-            tab = chrome.new_page(viewport={"width": width, "height": height})
+            tab = chrome.new_page()
+            tab.set_viewport_size({"width": width, "height": height})
             tab.goto(page.as_uri())
             tab.locator(".graph circle").first.wait_for()
             seen = {
@@ -130,13 +131,6 @@ def report() -> list[Row]:
             )
     claim = "first screens of SmolLM2's report without two texts, answer or half of a picture"
     return [Row(claim, missing, n=len(SCREENS)), *rows]
-
-
-@contextmanager
-def browser() -> Iterator[Any]:
-    """Yield Chrome or Chromium."""
-    with sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
 
 
 def share_seen(box: dict[str, float] | None, height: float) -> float:

@@ -122,16 +122,24 @@ def measurements(
     return circuits, of_parts, of_edges
 
 
-def splits_of(model: ResidualModel, questions: Sequence[Question]) -> dict[str, Split]:
+def splits_of(
+    model: ResidualModel,
+    questions: Sequence[Question],
+    *,
+    least: int = 3,
+    most: int | None = None,
+    any_length: bool = False,
+) -> dict[str, Split]:
     """Return the questions that a model answers, by template, as a search splits them.
 
-    Templates of which it answers fewer than three, the least for a circuit, are left out.
+    Templates of which it answers fewer than `least`, by default what a circuit needs, are left out.
+    Of the others the first `most` questions are taken, by default all.
     """
-    cases = Cases.of(model, questions)
+    cases = Cases.of(model, questions, any_length=any_length)
     splits = {}
     for template, numbers in cases.templates.items():
-        answered = [number for number in numbers if cases.answers[number]]
-        if len(answered) >= 3:
+        answered = [number for number in numbers if cases.answers[number]][:most]
+        if len(answered) >= least:
             splits[template] = Split.of(cases, answered, template)
     return splits
 

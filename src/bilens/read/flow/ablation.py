@@ -13,7 +13,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import Ends, sources, token_changes, token_words
+from bilens.read.flow.labels import Runs, ends_of, sources, token_changes, token_words
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
@@ -84,12 +84,11 @@ def measure(
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
     groups = [[part] for part in _parts(flow, nodes)]
-    runs, ends = _run_without(model, flow, groups, scale), list[Ends]()
-    for place in range(-Score(model, flow.question).length, 0):
-        ends += [(present[:, place], absent[:, place]) for present, absent in runs]
+    runs, score = _run_without(model, flow, groups, scale), Score(model, flow.question)
+    ends = [pair for both in runs for pair in ends_of(both, score.length)]
     results = []
     for node, actual, (raised, lowered) in zip(
-        nodes, _changes(model, flow, runs), token_changes(model, ends, tokens), strict=True
+        nodes, _changes(score, runs), token_changes(model, ends, tokens), strict=True
     ):
         words = (token_words(model, numbers, tokens) for numbers in (raised, lowered))
         predicted = (scale - 1) * node.flow
@@ -152,7 +151,8 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
 @torch.no_grad()
 def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> float:
     """Return the change of the number without some parts, all at once in one run; see `remove`."""
-    (change,) = _changes(model, flow, _run_without(model, flow, [parts]))
+    runs = _run_without(model, flow, [parts])
+    (change,) = _changes(Score(model, flow.question), runs)
     return change
 
 
@@ -175,16 +175,11 @@ def without_output(
     first, *second = (texts.some([row]) for row in range(len(texts.ids)))
     runs = [(first.stream, without(first, -1))]
     runs += [(without(of_text, 1), of_text.stream) for of_text in second]
-    return _changes(model, flow, runs)
+    return _changes(Score(model, flow.question), runs)
 
 
-Runs = tuple[Float[Tensor, "_ time d_model"], Float[Tensor, "_ time d_model"]]
-"""Streams after the last layer, in passes with a part and in passes without it; see `Ends`."""
-
-
-def _changes(model: ResidualModel, flow: Flow, runs: Sequence[Runs]) -> list[float]:
+def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
     """Return the change of the number without each part, the mean over the ways of measuring it."""
-    score = Score(model, flow.question)
     changes = [score(absent) - score(present) for present, absent in runs]
     return torch.stack(changes).double().mean(0).tolist()
 

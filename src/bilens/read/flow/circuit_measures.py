@@ -12,13 +12,11 @@ from torch import Tensor
 from bilens.read.flow.circuit_search import Cases, Found, Scores, necessary, search_circuit
 from bilens.read.flow.edges import EdgeCircuit
 from bilens.read.flow.interval import Interval
-from bilens.read.flow.labels import token_scores
-from bilens.read.flow.patching import parts_in
+from bilens.read.flow.labels import ends_of, token_scores
+from bilens.read.flow.patching import exchanged_each, parts_in
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
-from bilens.residual.exchanges import exchanged
-from bilens.residual.passes import first_change
 
 SHOWN = 4
 """Questions on which the effects of single parts are measured, at most."""
@@ -303,17 +301,11 @@ def part_effects(
     cases = shown.cases
     for case in cases:
         first, second = case.alone
-        runs = []
-        for of_text, other in ((first, second), (second, first)):
-            values = other.in_place_of(of_text)
-            sets = [[], *([exchanged(part, values)] for part in parts)]
-            runs.append(of_text.changed(sets, kept=first_change((of_text, values)))[:, 0])
-        noised, denoised = runs
-        lost += abs(case.change) - case.rise(noised[1:]).double().cpu()
-        gained += case.rise(denoised[1:]).double().cpu()
-        for place in range(-case.score.length, 0):
-            ends = noised[:, place]
-            moved += token_scores(model, ends[:1], ends[1:]).cpu() / len(cases)
+        noised, denoised = (exchanged_each(*pair, parts) for pair in (case.alone, (second, first)))
+        lost += abs(case.change) - case.rise(noised).double().cpu()
+        gained += case.rise(denoised).double().cpu()
+        for ends in ends_of((first.stream, noised), case.score.length):
+            moved += token_scores(model, *ends).cpu() / len(cases)
     total = sum(abs(case.change) for case in cases)
     effects = []
     for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):

@@ -24,6 +24,16 @@ Each is a row of each part, or one row for all of them.
 """
 
 
+Runs = tuple[Float[Tensor, "_ time d_model"], Float[Tensor, "_ time d_model"]]
+"""Streams after the last layer, in passes with a part and in passes without it; see `Ends`."""
+
+
+def ends_of(runs: Runs, length: int) -> list[Ends]:
+    """Return the ends of runs at each of the last `length` positions, which predict an answer."""
+    present, absent = runs
+    return [(present[:, place], absent[:, place]) for place in range(-length, 0)]
+
+
 def token_scores(
     model: ResidualModel, present: Float[Tensor, "_ d_model"], absent: Float[Tensor, "_ d_model"]
 ) -> Float[Tensor, "parts vocab"]:

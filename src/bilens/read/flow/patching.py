@@ -153,8 +153,7 @@ def patch(
         # Each answer follows both texts, in a run of its own.
         alone = dataclasses.replace(question, minus=(), target="log-probability")
         questions = [dataclasses.replace(alone, token=name) for name in names]
-        shares = [1 / len(question.tokens) for _ in question.tokens]
-        shares += [-1 / len(question.minus) for _ in question.minus]
+        shares = question.shares
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     cases = make_cases(model, questions, any_length=True)
     for share, case in zip(shares, cases, strict=True):
@@ -256,16 +255,23 @@ def _at_start(
     return x
 
 
+def exchanged_each(
+    of_text: Pass, other: Pass, parts: Sequence[Part]
+) -> Float[Tensor, "parts time d_model"]:
+    """Return the last streams of a text where each part, alone, has its value of another text."""
+    values = other.in_place_of(of_text)
+    sets: list[list[Change]] = [[exchanged(part, values)] for part in parts]
+    return of_text.changed(sets, kept=first_change((of_text, values)))[:, 0]
+
+
 @torch.no_grad()
 def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
     model, effects = passes[0].model, []
     ends = [float(number(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
-        values = other.in_place_of(of_text)
-        sets: list[list[Change]] = [[exchanged(part, values)] for part in parts_of(model)]
-        changed = of_text.changed(sets, kept=first_change((of_text, values)))
-        change = end - number(changed[:, 0]).double().cpu()
+        changed = exchanged_each(of_text, other, parts_of(model))
+        change = end - number(changed).double().cpu()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change
         effects.append(of_parts)

@@ -112,6 +112,12 @@ class Question(CheckedSettings):
         names = (self.token,) if isinstance(self.token, str) else self.token
         return names if self.vector is None else ()
 
+    @property
+    def shares(self) -> list[float]:
+        """The weight of each token's number, and of each of those to subtract."""
+        shares = [1 / len(self.tokens) for _ in self.tokens]
+        return shares + [-1 / len(self.minus) for _ in self.minus]
+
     def spoken(self, model: ResidualModel) -> list[int]:
         """Return the numbers of an answer of several tokens; empty for all other answers.
 
@@ -383,9 +389,7 @@ class Score:
         if self.spoken:
             return
         self.tokens, self.minus = question.token_numbers(model)
-        shares = [1 / len(self.tokens) for _ in self.tokens]
-        shares += [-1 / len(self.minus) for _ in self.minus]
-        self.shares = torch.tensor(shares, device=model.device, dtype=model.places.dtype)
+        self.shares = torch.tensor(question.shares, device=model.device, dtype=model.places.dtype)
         if self.target == "logit" and model.places.parts is not None:
             self.parts = model.places.parts
             W, b = self.parts.logit_weights(self.tokens + self.minus)

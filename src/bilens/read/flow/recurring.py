@@ -12,7 +12,7 @@ from bilens.errors import BilensError
 from bilens.read.flow.case import Case, check_apart, different, make_cases
 from bilens.read.flow.circuit_measures import named
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
-from bilens.read.flow.labels import token_scores
+from bilens.read.flow.labels import ends_of, token_scores
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import adjoints_of
 from bilens.residual import ResidualModel
@@ -214,9 +214,8 @@ def _measured(
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side moves tokens the other way.
-        for place in range(-case.score.length, 0):
-            ends = without[:, place]
-            moved += signs[:, None] * token_scores(model, ends[:1], ends[1:]).cpu()
+        for ends in ends_of((without[:1], without[1:]), case.score.length):
+            moved += signs[:, None] * token_scores(model, *ends).cpu()
         sides += signs
         if question >= learning:
             lost = case.ends[0] - case.score(without[1:])
