@@ -144,9 +144,6 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("masked_fill_", lambda a, b: (a * 1).masked_fill_(b > 0, 0.5), (CUBE, CUBE)),
     ("gather", at_places, (CUBE, CUBE)),
     ("gather", router, (CUBE,)),
-]
-"""Operations of both tables."""
-BETWEEN: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     (
         "linalg_solve_triangular",
         lambda a, b: torch.linalg.solve_triangular(lower(a), b, upper=False),
@@ -157,10 +154,13 @@ BETWEEN: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
         lambda a, b: torch.linalg.solve_triangular(lower(a), b, upper=True, unitriangular=True),
         ((2, 3, 5, 4), (2, 3, 5, 4)),
     ),
+]
+"""Operations of both tables."""
+BETWEEN: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("rdiv", lambda a: 2 / (a.abs() + 0.5), (CUBE,)),
     ("rpow", lambda a: 2**a, (CUBE,)),
 ]
-"""Operations that are constant on one text, or have no rule there."""
+"""Operations that are constant on one text."""
 OF_NUMBERS_CASES = [(name, function_of_numbers(name), (CUBE,)) for name in sorted(OF_NUMBERS)]
 IN_PLACE = sorted(
     name for name in OF_NUMBERS if hasattr(Tensor, f"{name}_") and name not in WITH_ARGUMENTS

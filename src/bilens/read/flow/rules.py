@@ -300,24 +300,32 @@ class Where(torch.autograd.Function):
 
 
 class Solve(torch.autograd.Function):
-    """X of A X = B with a triangular A: mean(A) dX = dB - dA mean(X)."""
+    """X of A X = B with a triangular A: mean(A) dX = dB - dA mean(X).
+
+    On one text the second run is nothing, where X = 0 and A is its diagonal, which only divides.
+    """
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, B: Tensor, upper: bool, unit: bool) -> Tensor:
+    def forward(ctx: Any, A: Tensor, B: Tensor, upper: bool, unit: bool, two_texts: bool) -> Tensor:
         X = torch.linalg.solve_triangular(A, B, upper=upper, unitriangular=unit)
         ctx.save_for_backward(A, X)
-        ctx.upper, ctx.unit = upper, unit
+        ctx.upper, ctx.unit, ctx.two_texts = upper, unit, two_texts
         return X
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         A, X = ctx.saved_tensors
         upper, unit = ctx.upper, ctx.unit
+        if ctx.two_texts:
+            A, X = mean(A), mean(X)
+        else:
+            A, X = (A + A.diagonal(dim1=-2, dim2=-1).diag_embed()) / 2, X / 2
         of_B = torch.linalg.solve_triangular(
-            mean(A).transpose(-1, -2), g, upper=not upper, unitriangular=unit
+            A.transpose(-1, -2), g, upper=not upper, unitriangular=unit
         )
-        of_A = -of_B @ mean(X).transpose(-1, -2)
-        return of_A.triu(int(unit)) if upper else of_A.tril(-int(unit)), of_B, None, None
+        of_A = -of_B @ X.transpose(-1, -2)
+        beside = int(unit or not ctx.two_texts)  # the diagonal is constant
+        return of_A.triu(beside) if upper else of_A.tril(-beside), of_B, None, None, None
 
 
 # On one text a product gives equal shares to its factors, and a function is a constant ratio.
@@ -1055,10 +1063,10 @@ def _gathered(mode: Rules, func: Any, x: Tensor, dim: int, index: Tensor, **opti
     return func(x, dim, index)
 
 
-@rule("linalg_solve_triangular", SECANTS)
+@rule("linalg_solve_triangular", SECANTS, RELEVANCE)
 def _solved(
     mode: Rules, func: Any, A: Tensor, B: Tensor, *, upper: bool, unitriangular: bool = False
 ) -> Tensor:
     if not is_live(A):
         return func(A, B, upper=upper, unitriangular=unitriangular)
-    return Solve.apply(A, B, upper, unitriangular)
+    return Solve.apply(A, B, upper, unitriangular, mode.table is SECANTS)
