@@ -50,6 +50,15 @@ def router(x: Tensor) -> Tensor:
     return x.gather(-1, index) * values / values.sum(-1, keepdim=True)
 
 
+def largest(x: Tensor, count: int) -> Tensor:
+    """Return which numbers are among the largest of the last axis, as a mask."""
+    return torch.zeros(x.shape, dtype=torch.bool).scatter(-1, x.topk(count, -1).indices, True)
+
+
+def hiding(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape).double().masked_fill(~mask, -torch.inf)
+
+
 def lower(x: Tensor) -> Tensor:
     return x[..., :4] @ x[..., :4].mT + 3 * torch.eye(x.shape[-2]).double()
 
@@ -114,6 +123,12 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("normalize", lambda a: functional.normalize(a, dim=-1), (CUBE,)),
     ("softmax", lambda a, b: a.softmax(-1) @ b, ((2, 3, 5, 5), CUBE)),
     ("softmax", lambda a, b: a.softmax(-2).mT @ b, ((2, 3, 5, 5), CUBE)),
+    ("softmax", lambda a, b: (a + hiding(largest(b, 3))).softmax(-1) * a, ((2, 3, 5, 6),) * 2),
+    (
+        "softmax",
+        lambda a, b: a.masked_fill(~largest(b, 1), torch.finfo(a.dtype).min).softmax(-1) * a,
+        (CUBE, CUBE),
+    ),
     ("log_softmax", lambda a: a.log_softmax(-1), (CUBE,)),
     ("logsumexp", lambda a: a.logsumexp(-1), (CUBE,)),
     ("logsumexp", lambda a: torch.logsumexp(a, dim=1, keepdim=True), (CUBE,)),
@@ -129,6 +144,18 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
             q, k, k, attn_mask=-torch.ones(5, 5).double().cumsum(0), scale=0.3, enable_gqa=True
         ),
         (CUBE, (2, 1, 5, 4)),
+    ),
+    (
+        "scaled_dot_product_attention",
+        lambda q, k: functional.scaled_dot_product_attention(q, k, k, largest(q @ k.mT, 2)),
+        (CUBE, CUBE),
+    ),
+    (
+        "scaled_dot_product_attention",
+        lambda q, k: functional.scaled_dot_product_attention(
+            q, k, k, hiding(largest((q @ k.mT).sum(1, keepdim=True), 3))
+        ),
+        (CUBE, CUBE),
     ),
     ("topk", lambda a: a.topk(2, -1).values, (CUBE,)),
     ("sort", lambda a: a.sort(1).values, (CUBE,)),
@@ -278,7 +305,7 @@ class Clipped(torch.autograd.Function):
 def masked(x: Tensor) -> Tensor:
     mask = torch.zeros(x.shape).double()
     mask[0, ..., 0] = -torch.inf
-    return (x + mask).softmax(-1)
+    return (x + mask).logsumexp(-1)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,12 @@ from bilens.residual.families import known_families
 from tests.language import toy_tokenizer
 from tests.nightly import nightly
 
-KINDS = ("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv")
-"""Learned positions, rotary ones, biases by distance, parallel layers, and layers without heads."""
+KINDS = (
+    *("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv"),
+    *("qwen3_5", "deepseek_v32"),
+)
+"""Learned positions, rotary ones, biases by distance, parallel layers, layers without heads, the
+delta rule, and attention to chosen tokens."""
 DAILY = ("opt", "bloom", "jamba")
 TEXTS = [ids % 30 for ids in texts()]
 

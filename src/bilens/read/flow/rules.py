@@ -86,12 +86,6 @@ def differs(x: Tensor, like: Tensor) -> bool:
     return not torch.equal(first, second)
 
 
-def check_masked(mask: Tensor, like: Tensor) -> None:
-    """Refuse a mask by which one text sees positions that the other does not."""
-    if differs(mask, like):
-        raise UnknownOperationError("positions that are masked in one text and not in the other")
-
-
 def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
     """Return the logarithmic mean (p - q) / (log p - log q), given the difference of logarithms."""
     near = difference.abs() < 1e-2
@@ -197,25 +191,35 @@ class TwoFactors(torch.autograd.Function):
 
 
 class Softmax(torch.autograd.Function):
-    """p = softmax(s) over the last axis: dp_i = L_i (ds_i - sum L ds / sum L)."""
+    """p = softmax(s) over the last axis: dp_i = L_i (ds_i - sum L ds / sum L).
+
+    `seen` is 1 where a score is seen, and 0 where it is masked.
+    """
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor) -> Tensor:
+    def forward(ctx: Any, s: Tensor, seen: Tensor | None) -> Tensor:
         ctx.save_for_backward(s)
         return s.softmax(-1)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None]:
         (s,) = ctx.saved_tensors
-        logs = pair(s.log_softmax(-1))
-        return softmax_secant(logs, pair(g)).flatten(0, 1)
+        of_scores, of_seen = softmax_secant(s.log_softmax(-1), g)
+        return of_scores, of_seen if ctx.needs_input_grad[1] else None
 
 
-def softmax_secant(logs: Float[Tensor, "2 *shape"], g: Float[Tensor, "2 *shape"]) -> Tensor:
-    """Return the adjoint of scores, given log-probabilities of both texts and their adjoint."""
-    means = _log_means(logs)
+def softmax_secant(logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the adjoints of scores, and of whether they are seen, given log-probabilities.
+
+    Where only one text sees a score, L = 0, and L ds becomes the probability p times the change of
+    whether it is seen.
+    """
+    g, means = pair(g), _log_means(pair(logs))
     total = means.sum(-1, keepdim=True)
-    return means * (g - (g * means).sum(-1, keepdim=True) / total)
+    # There may be no score that both texts see.
+    centred = g - (g * means).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
+    of_seen = pair(logs.exp()).sum(0) * centred
+    return (means * centred).flatten(0, 1), of_seen.flatten(0, 1)
 
 
 def _log_means(logs: Float[Tensor, "2 *shape"]) -> Tensor:
@@ -242,25 +246,32 @@ class Attend(torch.autograd.Function):
     """softmax(q k' scale + mask) v, in blocks of heads, so that few patterns exist at once."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    def forward(  # noqa: PLR0913  the parts of a call
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, seen: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
-        ctx.scale = scale
+        ctx.scale, ctx.seen_shape = scale, None if seen is None else seen.shape
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask = ctx.saved_tensors
         call = AttentionCall(q, k, v, mask, scale := ctx.scale)
         adjoints = [torch.empty_like(x) for x in (q, k, v)]
+        shape = ctx.seen_shape
+        of_seen = None if shape is None else q.new_zeros(shape)
         size = len(q) * q.shape[2] * k.shape[2] * q.element_size()
         for heads in head_blocks(q.shape[1], size):
             logs = call.logs(heads)
             of_pattern = g[:, heads] @ mean(v[:, heads]).transpose(-1, -2)
-            of_scores = softmax_secant(pair(logs), pair(of_pattern)).flatten(0, 1)
+            of_scores, of_choice = softmax_secant(logs, of_pattern)
             adjoints[0][:, heads] = scale * of_scores @ mean(k[:, heads])
             adjoints[1][:, heads] = scale * of_scores.transpose(-1, -2) @ mean(q[:, heads])
             adjoints[2][:, heads] = mean(logs.exp()).transpose(-1, -2) @ g[:, heads]
-        return adjoints[0], adjoints[1], adjoints[2], None, None
+            if of_seen is not None:
+                of_block = of_seen if shape[1] == 1 else of_seen[:, heads]
+                of_block += of_choice.sum_to_size(of_block.shape)
+        return *adjoints, None, None, of_seen
 
 
 class Gather(torch.autograd.Function):
@@ -522,9 +533,15 @@ class Rules(TorchFunctionMode):
         """Return an operand; numbers that are no activation and differ are what was chosen."""
         if not isinstance(x, Tensor) or is_live(x):
             return x
-        if self.table is not SECANTS or not differs(x, like):
+        # Of masks softmax takes what was chosen.
+        if self.table is not SECANTS or not differs(x, like) or bool((x < MASKED).any()):
             return x
         return self.chosen(x, like)
+
+    def seen(self, mask: Tensor, like: Tensor) -> Tensor | None:
+        """Return which scores are seen, as what was chosen; None where both texts see the same."""
+        seen = mask if mask.dtype == torch.bool else mask.detach() >= MASKED
+        return self.chosen(seen, like) if differs(seen, like) else None
 
     def constant(self, value: Any, like: Tensor) -> Tensor:
         """Return a constant that is added to an activation, at which a flow starts."""
@@ -918,10 +935,16 @@ def _softmax(
     dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
     if mode.table is not SECANTS:
         return func(x, dim, *args, **kwargs).detach()
-    check_masked(x.detach() < MASKED, x)
     x = (x if dtype is None else x.to(dtype)).movedim(dim, -1)
-    is_log = func.__name__ == "log_softmax"
-    return (x - LogSumExp.apply(x) if is_log else Softmax.apply(x)).movedim(-1, dim)
+    if func.__name__ == "log_softmax":
+        return (x - _log_sum(x)).movedim(-1, dim)
+    return Softmax.apply(x, mode.seen(x, x)).movedim(-1, dim)
+
+
+def _log_sum(x: Tensor) -> Tensor:
+    if differs(x < MASKED, x):
+        raise UnknownOperationError("positions that are masked in one text and not in the other")
+    return LogSumExp.apply(x)
 
 
 @rule("logsumexp", SECANTS, RELEVANCE)
@@ -931,8 +954,7 @@ def _log_of_sum(mode: Rules, func: Any, x: Tensor, dim: Any, keepdim: bool = Fal
     if mode.table is not SECANTS:
         return func(x, dim, keepdim=keepdim).detach()
     (axis,) = _axes(dim)
-    check_masked(x.detach() < MASKED, x)
-    y = LogSumExp.apply(x.movedim(axis, -1)).movedim(-1, axis)
+    y = _log_sum(x.movedim(axis, -1)).movedim(-1, axis)
     return y if keepdim else y.squeeze(axis)
 
 
@@ -956,8 +978,7 @@ def _attention(mode: Rules, func: Any, query: Tensor, *args: Any, **kwargs: Any)
             *call[:3], attn_mask=call.mask, scale=call.scale
         )
     else:
-        check_masked(call.mask, query)
-        y = Attend.apply(*call)
+        y = Attend.apply(*call, mode.seen(call.mask, query))
     mode.mixes.append(call.mix(y))
     return y
 
