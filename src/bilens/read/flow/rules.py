@@ -246,7 +246,7 @@ class Attend(torch.autograd.Function):
     """softmax(q k' scale + mask) v, in blocks of heads, so that few patterns exist at once."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913  the parts of a call
+    def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, seen: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
