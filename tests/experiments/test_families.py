@@ -6,8 +6,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.nightly import nightly
 
-KINDS = ("llama", "opt", "mixtral", "mamba", "rwkv", "qwen3_next", "deepseek_v32", "bart")
-"""Dense, with relu, a mixture, Mamba, RWKV, the delta rule, chosen keys, and a decoder."""
+KINDS = ("llama", "opt", "mixtral", "mamba", "rwkv", "qwen3_next", "deepseek_v32", "zamba", "bart")
+"""Dense, with relu, a mixture, Mamba, RWKV, the delta rule, chosen keys, heads after the MLP, and a
+decoder."""
 
 
 @pytest.mark.parametrize("kind", nightly(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), KINDS))

@@ -47,6 +47,7 @@ class LayerGraph:
     stream: GraphCut  # before the layer
     heads: GraphCut | None = None  # mixed values of all heads, side by side
     mlp: GraphCut | None = None  # output of the MLP
+    cuts: list[GraphCut] = field(default_factory=list)  # both, in the order of the pass
     out: GraphCut | None = None  # output of the layer, where graphs are not kept
     mixes: list[Mix] = field(default_factory=list)
     experts: tuple[ExpertCall, Tensor] | None = None  # the call of the MLP's experts, its output
@@ -218,7 +219,8 @@ class Adjoints:
             return self.graphs[-1] if graph is None else graph
 
         def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            current().heads, x = self._cut(args[0], rules)
+            of_layer = current()
+            of_layer.heads, x = self._cut(args[0], rules, of_layer)
             return (x, *args[1:]), kwargs
 
         def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
@@ -226,19 +228,20 @@ class Adjoints:
             of_layer.take(rules)
             of_layer.of_attention = len(of_layer.leaves)
             value, *others = output if isinstance(output, tuple) else (output,)
-            of_layer.mlp, x = self._cut(value, rules)
+            of_layer.mlp, x = self._cut(value, rules, of_layer)
             return (x, *others) if isinstance(output, tuple) else x
 
         before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
         after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
         return before, after
 
-    def _cut(self, x: Tensor, rules: Rules) -> tuple[GraphCut, Tensor]:
+    def _cut(self, x: Tensor, rules: Rules, layer: LayerGraph) -> tuple[GraphCut, Tensor]:
         """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
         if not (x.requires_grad or self.two_texts):
             # Held fixed on this text, as after an exponential.
             x = rules.constant(x, x)
         cut = GraphCut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
+        layer.cuts.append(cut)
         return cut, cut.leaf.clone().reshape(x.shape)
 
     def graph(self, layer: int) -> LayerGraph:
@@ -310,8 +313,11 @@ class Adjoints:
         """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
         graph = self.graph(layer)
         earlier = self.earlier(layer)
-        cuts = [cut for cut in (graph.heads, graph.mlp) if cut is not None]
-        inputs = [*earlier, *(cut.leaf for cut in cuts), *(leaf.value for leaf in graph.leaves)]
+        inputs = [
+            *earlier,
+            *(cut.leaf for cut in graph.cuts),
+            *(leaf.value for leaf in graph.leaves),
+        ]
         w = self.arriving(layer, pending)
         graph.passes = w is None
         if w is not None:
@@ -319,7 +325,7 @@ class Adjoints:
             pending.add_all(inputs, direct)
             of_stream = direct[len(earlier) - 1]
             graph.passes = of_stream is not None and torch.equal(of_stream, w)
-        for cut in reversed(cuts):
+        for cut in reversed(graph.cuts):
             adjoint = pending.get(cut.leaf)
             if adjoint is not None:
                 pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
