@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from bilens.errors import BilensError
 from bilens.settings import Between
 
-StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
+StepName = Literal[
+    "fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed", "factor_heads"
+]
 """Steps of the processing of a language model."""
 Basis = Literal["model", "pixels"]
 """Space in which eigenvectors are orthonormal: see `spectra`."""

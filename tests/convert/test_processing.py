@@ -21,6 +21,7 @@ from tests.families import ALL, DAILY, exact_norms, log_probabilities, tiny
 from tests.language import check_same_model, parts, random_model, random_text
 from tests.nightly import nightly
 
+LEARNED = {"positions": "learned"}
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
 WITH_LAYER_NORM = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias", "cohere2"]
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-5}
@@ -43,7 +44,7 @@ def allowed(name):
     parts = parts_of(tiny(name))
     with_mean = any(r.norm is None or not r.norm.centres for r in parts.fold_groups())
     refused = {
-        "fold_norms": parts.hidden_positions is not None and parts.layers[0].heads.norm is not None,
+        "fold_norms": False,
         "fold_value_biases": parts.partial_values is not None,
         "center_writing_weights": with_mean,
         "center_unembed": parts.softcap is not None,
@@ -119,6 +120,66 @@ def test_own_models_of_all_parts(parts, seed):
     partly = parts["attention"] != "softmax" or parts["value_mix"]
     assert ("fold_value_biases" in report.refused) == partly
     assert ("center_unembed" in report.refused) == (parts["logit_cap"] is not None)
+
+
+def products(parts):
+    """Return each head's QK and OV, with a row and a column for biases, by hand."""
+    found = []
+    for heads in (layer.heads for layer in parts.layers):
+        for query, key in heads.pairs:
+            q, k = (with_bias(part, heads) for part in (query, key))
+            found.append(q @ k.mT)
+        out = heads.out.weight().unflatten(1, (heads.n_heads, heads.d_head)).movedim(1, 0)
+        found.append(with_bias(heads.value, heads) @ out.mT)
+    return found
+
+
+def with_bias(part, heads):
+    bias = part.weight().new_zeros(part.n_out) if part.bias() is None else part.bias()
+    both = torch.cat([part.weight(), bias[:, None]], 1)
+    return both.unflatten(0, (heads.n_heads, heads.d_head)).mT
+
+
+@given(
+    st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
+    st.sampled_from(["learned", "shortformer"]),
+    st.sampled_from(["none", "rms", "layer"]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_heads_have_the_form_of_their_singular_values(attention, positions, norm, bias, seed):
+    model = random_model(
+        seed, n_layers=2, attention=attention, positions=positions, norm=norm, bias=bias
+    )
+    processed, report = process(model, ["factor_heads"])
+    assert (report.added_biases, report.untied, report.refused) == ((), False, {})
+    assert difference(model, processed) < 1e-9
+    before, after = (parts_of(each) for each in (model, processed))
+    for one, other in zip(products(before), products(after), strict=True):
+        torch.testing.assert_close(one, other)
+    for layer in after.layers:
+        for query, key in layer.heads.pairs:
+            q, k = (with_bias(part, layer.heads) for part in (query, key))
+            values = torch.linalg.svdvals(q @ k.mT)[:, : layer.heads.d_head]
+            torch.testing.assert_close(q.mT @ q, torch.diag_embed(values))
+            torch.testing.assert_close(k.mT @ k, torch.diag_embed(values))
+    again, second = process(processed, ["factor_heads"])
+    assert second.folded == {"factor_heads": []}
+    assert all(
+        torch.equal(a, b) for a, b in zip(processed.parameters(), again.parameters(), strict=True)
+    )
+
+
+def test_shortformer_keeps_the_norms_that_positions_follow():
+    model = random_model(3, n_layers=2, norm="layer", positions="shortformer")
+    processed, report = process(model, ["fold_norms"])
+    assert difference(model, processed) < 1e-9
+    assert report.refused["fold_norms"].startswith("2 norms stay: positions are added between")
+    before, after = (parts_of(each) for each in (model, processed))
+    for old, new in zip(before.layers, after.layers, strict=True):
+        assert (new.mlp.norm.is_plain(), old.mlp.norm.is_plain()) == (True, False)
+        assert torch.equal(new.heads.norm.gain(), old.heads.norm.gain())
+    assert after.norm.is_plain()
 
 
 @pytest.mark.parametrize("name", WITH_LAYER_NORM)
@@ -327,13 +388,17 @@ def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
 @pytest.mark.parametrize(
     ("step", "parts", "reason"),
     [
-        (
-            "fold_norms",
-            {"norm": "layer", "positions": "shortformer"},
-            "positions are added between the norm and queries",
-        ),
         ("fold_value_biases", {"attention": "squared"}, "do not sum to 1 with attention='squared'"),
         ("fold_value_biases", {"value_mix": True}, "the first block's values are mixed into all"),
+        ("factor_heads", LEARNED | {"value_mix": True}, "first block's values are mixed into all"),
+        ("factor_heads", LEARNED | {"qk_norm": True}, "queries and keys are divided by their root"),
+        ("factor_heads", LEARNED | {"n_kv_heads": 2}, "2 heads share keys and values, which can"),
+        ("factor_heads", {}, "positions without vectors turn queries and keys"),
+        (
+            "factor_heads",
+            LEARNED | {"attention": "bilinear", "attention_norm": "rms"},
+            "outputs of heads are divided by their root mean square",
+        ),
     ],
 )
 def test_steps_that_would_change_the_function_are_refused(step, parts, reason):

@@ -80,5 +80,5 @@ def test_gradients_reach_the_weights_through_the_tensor():
 def test_misuse_is_explained():
     with pytest.raises(BilensError, match="d_in and d_out to be equal; they are 3 and 4"):
         GatedLayer(3, 4, residual=True)
-    with pytest.raises(BilensError, match="name='tanh', expected one of identity, relu"):
+    with pytest.raises(BilensError, match="name='tanh', expected one of identity, sigmoid, relu"):
         Gate("tanh")

@@ -337,6 +337,7 @@ def test_mlps(name):
     mlp, x = make_mlp(name, 6, 10, bias=True).double(), torch.randn(5, 6).double()
     functions = {
         "bilinear": lambda z: z,
+        "glu": torch.sigmoid,
         "swiglu": torch.nn.functional.silu,
         "geglu": torch.nn.functional.gelu,
         "reglu": torch.relu,

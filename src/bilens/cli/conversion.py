@@ -46,7 +46,8 @@ def process(
         bilens process gpt2 --steps fold_norms --output gpt2-folded
 
     Args:
-        steps: which to apply; by default every step that leaves the model's function unchanged.
+        steps: which to apply; by default every step but factor_heads that leaves the model's
+            function unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.
     """
@@ -62,8 +63,9 @@ def process(
     bilens.convert.save_model(output, opened, tokenizer)
     write_json(output / "processing.json", report.record())
     done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
-    refused = {step: f"no: {reason}" for step, reason in report.refused.items()}
-    show_table(("step", "applied"), {**done, **refused}.items(), words=2)
+    for step, reason in report.refused.items():
+        done[step] = f"{done.get(step, 'no')}: {reason}"
+    show_table(("step", "applied"), done.items(), words=2)
     if report.untied:
         out.print("embedding and unembedding were one matrix and are two now")
     if not report.loads_in_transformers:

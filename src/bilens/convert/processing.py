@@ -1,4 +1,4 @@
-"""Weight processing: four rewritings of a model's weights that leave its function unchanged.
+"""Weight processing: five rewritings of a model's weights that leave its function unchanged.
 
 A LayerNorm is x -> g * c / |c| sqrt(d) + b with c = x - mean(x). Every linear map W x + e that
 reads it can take over its linear part:
@@ -16,8 +16,13 @@ Nothing has to write a mean, and every column of the weights that write is centr
 center_unembed: softmax ignores a number that all logits share, so the rows of W_U, one for each
 token, are centred together.
 
-Source: the weight processing of TransformerLens (fold_ln and its companions), and Elhage et al.
-2021, "Handling Layer Normalization".
+factor_heads: a score is a product x A B' y of queries A and keys B, and a head moves x C D' of
+values C and outputs D. Only these products matter, whose ranks are those of a head. Each becomes
+U sqrt(S) and V sqrt(S) of the product's singular value decomposition, so that coordinates of a head
+are in the order of their importance.
+
+Source: the weight processing of TransformerLens (fold_ln and its companions, among them
+refactor_factored_attn_matrices), and Elhage et al. 2021, "Handling Layer Normalization".
 """
 
 import copy
@@ -26,7 +31,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from einops import repeat
+from einops import rearrange, repeat
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -35,9 +41,9 @@ from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
 from bilens.options import StepName
 from bilens.residual.families import parts_of
-from bilens.residual.layers import Parts
+from bilens.residual.layers import Heads, Parts
 from bilens.residual.model import check_unhooked
-from bilens.residual.parts import Embedding, LinearMap
+from bilens.residual.parts import Embedding, LinearMap, working_dtype
 from bilens.residual.sums import check_unchanged, log_probabilities
 
 Step = Callable[[Parts], list[str]]
@@ -50,7 +56,7 @@ class Processing:
 
     Attributes:
         folded: for each step that was applied, the folded parts and their new places.
-        refused: for each step that was left out, the reason.
+        refused: for each step that was left out, in whole or in part, the reason.
         untied: True if embedding and unembedding were one matrix and are two now.
         added_biases: maps that had no bias and have one now. Plain transformers has no room for
             these when it opens the model again; `bilens.load` has.
@@ -80,14 +86,15 @@ def process(
 ) -> tuple[PreTrainedModel, Processing]:
     """Rewrite the weights of a model so that they are easier to read; its function stays.
 
-    The steps are fold_norms, fold_value_biases, center_writing_weights and center_unembed, in this
-    order; `bilens.convert.processing` derives them. Each weight is computed in float32, or in
-    float64 if it is stored so, and put back in the dtype of its storage. A second time changes
-    nothing. The model's config lists the applied steps in `bilens_processing`.
+    The steps are fold_norms, fold_value_biases, center_writing_weights, center_unembed and
+    factor_heads, in this order; `bilens.convert.processing` derives them. Each weight is computed
+    in float32, or in float64 if it is stored so, and put back in the dtype of its storage. A second
+    time changes nothing. The model's config lists the applied steps in `bilens_processing`.
 
     Args:
         model: of a family that `bilens.residual.families` knows, or one that was registered.
-        steps: the steps to apply; by default every step that leaves the function unchanged.
+        steps: the steps to apply; by default every step but factor_heads that leaves the function
+            unchanged.
         in_place: change the model itself. Otherwise the result is another model, which shares the
             memory of unchanged weights with it.
 
@@ -105,7 +112,7 @@ def process(
     # A hook, such as that of pruning, computes weights anew and would undo a folding.
     check_unhooked(model)
     parts = parts_of(model)
-    selected = [step for step in STEPS if steps is None or step in steps]
+    selected = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
     reasons = {step: reason for step in selected if (reason := refusal(step, parts)) is not None}
     if steps is not None and reasons:
         step, reason = next(iter(reasons.items()))
@@ -117,10 +124,15 @@ def process(
         shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
         model = copy.deepcopy(model, shared)
         parts = parts_of(model)
-    # Folding value biases leaves both tables alone, so they may stay one matrix.
-    untied = any(step != "fold_value_biases" for step in selected) and _untie(model, parts)
+    # Steps inside of attention leave both tables alone, so they may stay one matrix.
+    outer = {"fold_norms", "center_writing_weights", "center_unembed"}
+    untied = not outer.isdisjoint(selected) and _untie(model, parts)
     bare = [part for part in _maps(parts) if part.bias() is None]
     folded = {step: STEPS[step](parts) for step in selected if step not in reasons}
+    if "fold_norms" in folded:
+        kept = [group for group in parts.fold_groups() if group.norm and group.obstacle]
+        if kept:
+            reasons["fold_norms"] = f"{len(kept)} norms stay: {kept[0].obstacle}"
     added = tuple(part.name for part in bare if part.bias() is not None)
     add_to_processing(model.config, list(folded), added)
     remedy = "it has been changed: open it again" if in_place else "it is as it was"
@@ -152,7 +164,7 @@ def _fold_norms(model: Parts) -> list[str]:
     done = []
     for reader in model.fold_groups():
         norm = reader.norm
-        if norm is None:
+        if norm is None or reader.obstacle is not None:
             continue
         # A norm that was folded before is plain; only centring may be left to do.
         plain = norm.is_plain()
@@ -236,21 +248,85 @@ def _root_mean_square(weight: Tensor) -> Tensor:
     return torch.linalg.vector_norm(weight) / weight.numel() ** 0.5
 
 
+def _factor_heads(model: Parts) -> list[str]:
+    done = []
+    for layer in model.layers:
+        heads = layer.heads
+        for query, key in heads.pairs:
+            if _factor(heads, query, key):
+                done.append(f"{query.name} and {key.name}")
+        # A head's output is its values times the columns of the output's weight.
+        if _factor(heads, heads.value, heads.out):
+            done.append(f"{heads.value.name} and {heads.out.name}")
+    return done
+
+
+def _factor(heads: Heads, first: LinearMap, second: LinearMap) -> bool:
+    """Give each head's two maps the form of their product's SVD; False if they have it already."""
+    sides = [_by_head(heads, first), _by_head(heads, second, joins=second is heads.out)]
+    if all(_is_factored(a, b, first.stored.dtype) for a, b in zip(*sides, strict=True)):
+        return False
+    # QR first: products of width d_head have the same singular values as those of the stream's.
+    (Q, K), (A, B) = zip(*(torch.linalg.qr(side.double()) for side in sides), strict=True)
+    U, values, V = torch.linalg.svd(A @ B.mT)
+    roots = values.sqrt()[:, None, :]
+    _put_by_head(first, Q @ U * roots)
+    _put_by_head(second, K @ V.mT * roots, joins=second is heads.out)
+    return True
+
+
+def _by_head(heads: Heads, part: LinearMap, *, joins: bool = False) -> Tensor:
+    """Return (heads, d, d_head), the weight of each head, with a last row for biases of its own.
+
+    `joins` is true for the map out of the heads, whose bias belongs to no head.
+    """
+    weight, bias = part.weight(), part.bias()
+    if joins:
+        return rearrange(weight, "d (h e) -> h d e", h=heads.n_heads)
+    rows = rearrange(weight, "(h e) d -> h d e", h=heads.n_heads)
+    if bias is None or not bias.any():
+        return rows
+    return torch.cat([rows, rearrange(bias, "(h e) -> h 1 e", h=heads.n_heads)], 1)
+
+
+def _put_by_head(part: LinearMap, rows: Tensor, *, joins: bool = False) -> None:
+    rows = rows.to(working_dtype(part.stored.dtype))
+    if joins:
+        part.set_weight(rearrange(rows, "h d e -> d (h e)"))
+        return
+    part.set_weight(rearrange(rows[:, : part.n_in], "h d e -> (h e) d"))
+    if rows.shape[1] > part.n_in:
+        part.set_bias(rearrange(rows[:, -1], "h e -> (h e)"))
+
+
+def _is_factored(
+    first: Float[Tensor, "d d_head"], second: Float[Tensor, "n d_head"], stored: torch.dtype
+) -> bool:
+    """Return whether both sides have orthogonal columns of the same falling lengths."""
+    one, other = (side.double().T @ side.double() for side in (first, second))
+    squares = one.diagonal()
+    rounding = 16 * torch.finfo(stored).eps * squares.max()
+    off = max(float((side - torch.diag(squares)).abs().max()) for side in (one, other))
+    falling = squares.diff() <= rounding
+    return off <= float(rounding) and bool(falling.all())
+
+
 STEPS: dict[str, Step] = {
     "fold_norms": _fold_norms,
     "fold_value_biases": _fold_value_biases,
     "center_writing_weights": _center_writing_weights,
     "center_unembed": lambda model: _center_outputs(model.unembed),
+    "factor_heads": _factor_heads,
 }
 """Steps by name, in the order of their application: biases move before they are centred."""
+BY_DEFAULT = [step for step in STEPS if step != "factor_heads"]
+"""Steps that are applied where none is named: those of TransformerLens's defaults."""
 
 
 def refusal(step: str, model: Parts) -> str | None:
     """Return the reason why a step would change the function of a model; None if it would not."""
     readers = model.fold_groups()
     match step:
-        case "fold_norms":
-            return next((r.obstacle for r in readers if r.norm is not None and r.obstacle), None)
         case "fold_value_biases":
             return model.partial_values
         case "center_writing_weights":
@@ -261,4 +337,17 @@ def refusal(step: str, model: Parts) -> str | None:
                 return f"{reader} reads the stream through {through}, which lets its mean pass"
         case "center_unembed" if model.softcap is not None:
             return "the logits pass through a soft-cap, which changes with a shared number"
+        case "factor_heads":
+            return _heads_refusal(model)
     return None
+
+
+def _heads_refusal(model: Parts) -> str | None:
+    heads = model.layers[0].heads
+    if heads.inner:
+        return f"{heads.inner[0].name} is between queries or keys and their scores"
+    if heads.sharing > 1:
+        return f"{heads.sharing} heads share keys and values, which can have one form only"
+    if model.n_positions is None:
+        return "positions without vectors turn queries and keys"
+    return model.fixed_heads

@@ -15,6 +15,7 @@ from bilens.tensor import BilinearTensor
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
+    "sigmoid": torch.sigmoid,
     "relu": functional.relu,
     "relu2": lambda z: functional.relu(z).square(),
     "gelu": functional.gelu,
@@ -30,7 +31,7 @@ class Gate(nn.Module):
     straight line z / 2 at beta = 0. Lowering beta anneals a gated layer into a bilinear one.
 
     Args:
-        name: identity, relu, gelu, silu or swish.
+        name: identity, sigmoid, relu, gelu, silu or swish.
         beta: beta of swish; the other gates have none.
 
     Source: Pearce et al. 2024, section 3.1.
@@ -168,6 +169,7 @@ class Bilinear(GatedLayer):
 
 _GATES: dict[str, GateName] = {
     "bilinear": "identity",
+    "glu": "sigmoid",
     "swiglu": "silu",
     "geglu": "gelu",
     "reglu": "relu",

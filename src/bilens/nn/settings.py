@@ -14,9 +14,9 @@ else:  # transformers takes seconds to import, and classifiers do not need it.
     attention = lazy_import("bilens.nn.language.attention")
 
 
-GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
+GateName = Literal["identity", "sigmoid", "relu", "gelu", "silu", "swish"]
 """Gates by their names; see `Gate`."""
-MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
+MlpName = Literal["bilinear", "glu", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
 """MLPs of a transformer by their names; only bilinear is a tensor."""
 MlpBias = Literal["none", "out", "all"]
 """Maps of an MLP that have biases: none, only the last (out), or all."""
@@ -148,7 +148,7 @@ class LanguageSettings:
         n_kv_heads: heads of keys and values; as many as heads by default.
         d_hidden: hidden units of each MLP.
         n_ctx: tokens of a text in training; learned and shortformer positions end there.
-        mlp: bilinear, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
+        mlp: bilinear, glu, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
         norm: none, scalar, rms or layer, before attention, MLP and unembedding. scalar divides by a
             running mean, which readings fold into the weights.
         positions: rotary, learned, shortformer or none.

@@ -72,6 +72,8 @@ class Family:
         logit_scale: factor of logits.
         softcap: c if logits are c tanh(z / c), or None.
         partial_values: the reason why attention changes the biases of values, or None.
+        fixed_heads: the reason why attention needs the coordinates of queries, keys and values as
+            they are, besides rotary positions and norms; or None.
         attention: one of `bilens.nn.ATTENTIONS`.
         queries_keys: function of an attention module, its inputs (n, d_model) and a position. It
             returns scaled queries and keys, pairs of (n, heads, d_head). Only attention that is not
@@ -112,6 +114,7 @@ class Family:
     logit_scale: ConfigNumber = lambda _: 1.0
     softcap: ConfigNumber = lambda config: getattr(config, "final_logit_softcapping", None)
     partial_values: Callable[[Any], str | None] = lambda _: None
+    fixed_heads: Callable[[Any], str | None] = lambda _: None
     attention: Callable[[Any], str] = lambda _: "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 
@@ -201,7 +204,7 @@ FAMILIES: dict[str, Family] = {
 
 def own_family(config: Any) -> Family:
     """Return the family of bilens's own `LanguageModel`, by its configuration."""
-    gated = config.mlp in ("bilinear", "swiglu", "geglu", "reglu")
+    gated = config.mlp in ("bilinear", "glu", "swiglu", "geglu", "reglu")
     kind = ATTENTIONS[config.attention]
     numbers = (*kind.numbers, *(["score_constant"] if config.attention_constant else []))
     return Family(
@@ -229,6 +232,7 @@ def own_family(config: Any) -> Family:
         softcap=lambda config: config.logit_cap,
         attention=lambda config: config.attention,
         partial_values=_own_partial_values,
+        fixed_heads=_own_fixed_heads,
     )
 
 
@@ -238,6 +242,14 @@ def _own_partial_values(config: Any) -> str | None:
     if config.value_mix:
         return "the first block's values are mixed into all, and so are their biases"
     return None
+
+
+def _own_fixed_heads(config: Any) -> str | None:
+    if config.qk_norm:
+        return "queries and keys are divided by their root mean square"
+    if config.attention_norm == "rms":
+        return "outputs of heads are divided by their root mean square"
+    return "the first block's values are mixed into all" if config.value_mix else None
 
 
 @checked
@@ -355,6 +367,7 @@ class _Finder:
             logit_scale=self.numbers["logit_scale"],
             softcap=self.numbers["softcap"],
             partial_values=family.partial_values(config),
+            fixed_heads=family.fixed_heads(config),
             attention=self.numbers["attention"],
             queries_keys=family.queries_keys,
         )

@@ -421,6 +421,7 @@ class Parts(NormedInput):
     logit_scale: float = 1.0
     softcap: float | None = None
     partial_values: str | None = None
+    fixed_heads: str | None = None
     attention: str = "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 

@@ -215,7 +215,7 @@ def test_questions_side_by_side_have_their_own_flows(name):
 
 @given(
     st.fixed_dictionaries({**parts, "attention_norm": st.sampled_from(["none", "sum", "rms"])}),
-    st.sampled_from(["bilinear", "swiglu", "reglu", "relu2", "gelu"]),
+    st.sampled_from(["bilinear", "glu", "swiglu", "reglu", "relu2", "gelu"]),
     st.integers(0, 1000),
 )
 def test_own_models_of_all_parts(settings, mlp, seed):
