@@ -8,8 +8,10 @@ their layer, from the pixels to the d outputs.
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
@@ -20,13 +22,54 @@ from experiments.curves import picture_figure
 
 ENDS = 3
 """Eigenvectors of either end that a picture shows."""
+WEIGHT_DECAY = 1.0
 
 
 def case_models(context: RecipeContext, seeds: Sequence[int]) -> list[ImageClassifier]:
     """Train the case study's model from several seeds: weight decay 1, no input noise."""
-    training = ClassifierTraining(epochs=context.choose(10, 20), weight_decay=1.0, input_noise=0.0)
-    d_model = context.choose(300, 1000)
-    return context.classifiers(context.mnist, training, seeds, d_model=d_model)
+    training = case_training(context)
+    return context.classifiers(context.mnist, training, seeds, d_model=width(context))
+
+
+def case_training(context: RecipeContext) -> ClassifierTraining:
+    """Return the settings of the case study's training."""
+    epochs = context.choose(10, 20)
+    return ClassifierTraining(epochs=epochs, weight_decay=WEIGHT_DECAY, input_noise=0.0)
+
+
+def width(context: RecipeContext) -> int:
+    """Return d of the case study's model."""
+    return context.choose(300, 1000)
+
+
+def relu_accuracy(context: RecipeContext, seed: int) -> float:
+    """Train a network with a ReLU in place of the product, and return its accuracy.
+
+    It has as many weights as the bilinear model, an embedding and 2 d hidden units, apart from 10 d
+    of the readout. Settings and the order of the images are alike.
+    """
+    data, training, d_model = context.mnist, case_training(context), width(context)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [
+            nn.Linear(data.n_inputs, d_model, bias=False),
+            nn.Linear(d_model, 2 * d_model, bias=False),
+            nn.ReLU(),
+            nn.Linear(2 * d_model, data.n_classes, bias=False),
+        ]
+    model, generator = nn.Sequential(*layers), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=WEIGHT_DECAY, fused=True)
+    for epoch in range(training.epochs):
+        optimizer.param_groups[0]["lr"] = training.learning_rate * training.decay**epoch
+        order = torch.randperm(len(data.train_labels), generator=generator)
+        for indices in order.split(training.batch_size):
+            loss = cross_entropy(model(data.train_images[indices]), data.train_labels[indices])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        right = model(data.test_images).argmax(-1) == data.test_labels
+    return float(right.double().mean())
 
 
 def layer_tensor(model: ImageClassifier) -> BilinearTensor:

@@ -4,7 +4,8 @@ The post on tensor-transformer variants trains SwiGLU and bilinear MLPs, each wi
 bilinear attention, on the same texts in the same order down to a loss of 3.0. With 500 million
 parameters the tensor variants needed about 4 % more steps. Bilinear attention has two sets of
 queries and keys, a tenth more parameters at that size, which the post accepts. Here each such model
-is trained once more with fewer hidden units, as large as the first model.
+is trained once more with fewer hidden units, as large as the first model. So is a model with a ReLU
+and no gate, which Pearce et al. 2024 find behind the bilinear one.
 
 Where the loss crosses the target is read off the straight line between two validations. Ratios are
 to the first architecture. The ratio of steps is the ratio of seconds if a step took all of them
@@ -12,7 +13,7 @@ equally long, as with equally good kernels; seconds are as measured, without val
 checkpoints. A cost is missing unless all seeds reached the target, since a mean over the others
 would be too small.
 
-Small: the grammar to 2.3 nats, 2 seeds, some 20 minutes on two cores. Paper: TinyStories and the
+Small: the grammar to 2.3 nats, 2 seeds, some 30 minutes on two cores. Paper: TinyStories and the
 preset tiny to 3.2 nats, 2 seeds, hours on two cores. Both resume after ctrl-C.
 """
 
@@ -62,8 +63,10 @@ def run(context: RecipeContext) -> Outcome:
     training = replace(preset.training, evaluate_every=50, evaluate_texts=256, target_loss=target)
     corpus = context.corpus(data, preset.model.n_ctx, preset.model.vocab_size)
     settings = {**preset.model.settings(), "vocab_size": len(corpus.tokenizer)}
-    configs = variants(LanguageConfig(**settings), MLPS, ATTENTIONS)
-    for config, equal in zip(configs, of_equal_size(configs), strict=True):
+    first = LanguageConfig(**settings)
+    configs = variants(first, MLPS, ATTENTIONS)
+    resized = [*configs, *variants(first, ["relu"], ["softmax"])]
+    for config, equal in zip(resized, of_equal_size(resized), strict=True):
         if equal.d_hidden != config.d_hidden:
             configs = [*configs, equal]
     folder, seeds = context.models / f"compare-{data}", context.seed_range(SEEDS)

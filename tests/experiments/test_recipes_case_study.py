@@ -17,7 +17,7 @@ from experiments.autoencoder import (
 )
 from experiments.case import direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
-from experiments.case_sae import compare, loss_recovered
+from experiments.case_sae import compare, few_interactions, loss_recovered
 from experiments.case_svd import bottleneck_curve, form_cosines, reproducibility
 from experiments.context import Outcome, RecipeContext
 from hypothesis import given
@@ -50,7 +50,15 @@ class BriefContext(TinyContext):
 @cache
 def ran(name: str, scale: str) -> Outcome:
     recipe = import_module(f"experiments.{name}")
-    sizes = {"SHOWN": 2, "FEATURES": 60, "PAIRS": 500, "STOPS": (3, 9), "FIRST": 2, "FOLLOWED": 12}
+    sizes = {
+        "SHOWN": 2,
+        "FEATURES": 60,
+        "INPUT_FEATURES": 50,
+        "PAIRS": 500,
+        "STOPS": (3, 9),
+        "FIRST": 2,
+        "FOLLOWED": 12,
+    }
     with pytest.MonkeyPatch.context() as patch:
         for constant in sizes.keys() & vars(recipe).keys():
             patch.setattr(recipe, constant, sizes[constant])
@@ -125,6 +133,14 @@ def test_both_kinds_of_activations_are_compared():
     silent = result.pseudo[~on].pow(2).mean().sqrt() / result.pseudo[on].pow(2).mean().sqrt()
     assert numbers["silent_to_active_size"] == pytest.approx(float(silent))
     assert numbers["active"] == int(active.sum())
+
+
+def test_few_entries_hold_most_of_a_sparse_form():
+    form = torch.zeros(10, 10)
+    form[2, 3] = form[3, 2] = 5.0
+    form[1, 1] = 0.1
+    assert few_interactions(form) == 0.02
+    assert few_interactions(torch.ones(10, 10)) == 0.9
 
 
 def test_pair_activations_are_those_of_the_pairs():

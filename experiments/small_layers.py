@@ -1,0 +1,215 @@
+"""Layers of a few inputs that are trained: XOR, features at an angle, features that come together.
+
+Reproduces the right of figure 2 and the thought experiments of section 5.4 of Pearce et al. 2024,
+and the Boolean functions of Pearce & Dooms 2024, on bilinear layers of one output. They are trained
+with Adam on drawn inputs whose answer is known, so that their eigenvectors can be compared with it.
+
+- XOR: among inputs of plus and minus 1 the output is the product of the first two. Its form has two
+  eigenvectors, along their sum and their difference, with values of opposite signs. In the plane of
+  the two inputs each quadrant has the sign of the output.
+- Boolean functions: AND, OR and XOR of the first two of bits that are 0 or 1, with biases.
+- Features at an angle: the output is the sum of the squares along two features. Eigenvectors are
+  orthogonal, so that they cannot be the features, and split them: the first is along their sum,
+  whose cosine with each is that of half of the angle.
+- Features that come together: inputs have two orthogonal features, and the output is the sum of
+  their squares. If they are always there together, the layer has a single eigenvector along their
+  sum; if each is there by itself, each has its own.
+
+Small and paper: the same, a minute on one core.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import cos, pi, sin
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from bilens.nn import Bilinear
+from bilens.report import dress
+from bilens.tensor import Spectrum
+from experiments.context import Outcome, RecipeContext
+from experiments.curves import BLUE, RED
+from experiments.results import Row, intervals
+
+SEEDS = (5, 5)
+"""Initialisations at either scale."""
+WIDTH, HIDDEN, STEPS, BATCH, RATE, DECAY = 8, 16, 1500, 256, 1e-2, 1e-3
+ANGLE = pi / 3
+SECOND = 0.5
+"""Weight of the second of two features, so that their eigenvalues differ."""
+
+Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+"""Function that draws inputs (batch, width) and outputs (batch, 1)."""
+
+U, V = torch.eye(WIDTH)[:2]
+TILTED = cos(ANGLE) * U + sin(ANGLE) * V
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Train the layers, and compare their eigenvectors with the answers."""
+    seeds = context.seed_range(SEEDS)
+    measured: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        measured.setdefault(name, []).append(value)
+
+    figures: dict[str, go.Figure] = {}
+    for seed in seeds:
+        layer = train(signs, seed)
+        xor = spectrum(layer)
+        if not figures:
+            figures["quadrants"] = quadrants(layer, xor)
+        largest, least = ends(xor)
+        note("xor, share", share(xor, 2))
+        note("xor, sum", along(largest, U + V))
+        note("xor, difference", along(least, U - V))
+        for name, function in BOOLEAN.items():
+            learned = train(partial(bits, function), seed, bias=True)
+            x, y = bits(function, torch.Generator().manual_seed(seed + 1000))
+            note(f"bits, {name}", float((learned(x) - y).abs().max()))
+        angled = spectrum(train(partial(squares, torch.stack([U, TILTED])), seed))
+        note("angle, first", along(ends(angled)[0], U + TILTED))
+        note("angle, feature", max(along(vector, U) for vector in angled.vectors))
+        for name, draw in (("together", together), ("alone", alone)):
+            found = spectrum(train(draw, seed))
+            note(f"{name}, sum", along(ends(found)[0], U + V))
+            note(f"{name}, feature", along(ends(found)[0], U))
+            note(f"{name}, share", share(found, 1))
+    rows = _rows(measured)
+    samples = [
+        dict(zip(measured, values, strict=True)) for values in zip(*measured.values(), strict=True)
+    ]
+    settings = {
+        **{"width": WIDTH, "hidden": HIDDEN, "steps": STEPS, "batch": BATCH},
+        **{"learning rate": RATE, "weight decay": DECAY, "second weight": SECOND},
+    }
+    return Outcome(intervals(samples), figures, rows=rows, settings=settings)
+
+
+def _rows(measured: dict[str, list[float]]) -> list[Row]:
+    chance = {"a random direction": random_match()}
+    half = {"cosine of half of the angle": cos(ANGLE / 2)}
+    cosines = (
+        ("XOR of signs: first eigenvector with the sum of the inputs", "xor, sum", chance),
+        ("XOR of signs: last eigenvector with their difference", "xor, difference", chance),
+        ("features at an angle: first eigenvector with their sum", "angle, first", chance),
+        ("a feature at an angle with its nearest eigenvector", "angle, feature", half | chance),
+        ("together: first eigenvector with the sum", "together, sum", chance),
+        ("together: first eigenvector with a feature", "together, feature", chance),
+        ("alone: first eigenvector with the first feature", "alone, feature", chance),
+    )
+    shares = measured["xor, share"]
+    wrong = max(max(measured[f"bits, {name}"]) for name in BOOLEAN)
+    return [
+        Row.of("XOR of signs: share of the form in two eigenvectors", shares),
+        *(Row.of(f"{claim}, cosine", measured[key], baselines=of) for claim, key, of in cosines),
+        Row("AND, OR and XOR of bits: largest error of an output", wrong, n=len(shares)),
+    ]
+
+
+def train(draw: Draw, seed: int, *, bias: bool = False) -> Bilinear:
+    """Return a layer that was trained on drawn inputs by the square of its error."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = Bilinear(WIDTH, 1, HIDDEN, bias=bias)
+    optimizer = torch.optim.AdamW(layer.parameters(), RATE, weight_decay=DECAY)
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
+        x, y = draw(generator)
+        optimizer.zero_grad()
+        (layer(x) - y).square().mean().backward()
+        optimizer.step()
+    return layer.requires_grad_(False)
+
+
+def spectrum(layer: Bilinear) -> Spectrum:
+    """Return all eigenvectors of the layer's form, the largest eigenvalue first."""
+    return layer.tensor().interaction(torch.ones(1)).eigh()
+
+
+def signs(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw inputs of plus and minus 1, and the product of the first two."""
+    x = 2.0 * torch.randint(2, (BATCH, WIDTH), generator=generator) - 1
+    return x, x[:, :1] * x[:, 1:2]
+
+
+BOOLEAN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "AND": lambda a, b: a * b,
+    "OR": lambda a, b: a + b - a * b,
+    "XOR": lambda a, b: a + b - 2 * a * b,
+}
+
+
+def bits(
+    function: Callable[[Tensor, Tensor], Tensor], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw bits, and a Boolean function of the first two."""
+    x = torch.randint(2, (BATCH, WIDTH), generator=generator).float()
+    return x, function(x[:, :1], x[:, 1:2])
+
+
+def squares(features: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw normal inputs, and the sum of their squares along features."""
+    x = torch.randn(BATCH, WIDTH, generator=generator)
+    return x, (x @ features.T).square().sum(-1, keepdim=True)
+
+
+def together(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw inputs with both features in the same size, and the weighted sum of their squares."""
+    size = torch.randn(BATCH, 1, generator=generator)
+    return size * (U + V), (1 + SECOND) * size.square()
+
+
+def alone(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw inputs with features of independent sizes, and the weighted sum of their squares."""
+    a, b = torch.randn(2, BATCH, 1, generator=generator)
+    return a * U + b * V, a.square() + SECOND * b.square()
+
+
+def along(vector: Tensor, direction: Tensor) -> float:
+    """Return the absolute cosine of a vector with a direction."""
+    return float((normalize(vector.float(), dim=0) @ normalize(direction, dim=0)).abs())
+
+
+def ends(found: Spectrum) -> tuple[Tensor, Tensor]:
+    """Return the eigenvectors of the largest and of the least eigenvalue."""
+    values, vectors = found.values, found.vectors
+    return vectors[values.argmax()], vectors[values.argmin()]
+
+
+def share(found: Spectrum, count: int) -> float:
+    """Return the share of the squared form in its strongest eigenvalues."""
+    squared = found.values.double().square()
+    return float(squared[:count].sum() / squared.sum())
+
+
+def random_match(samples: int = 10_000) -> float:
+    """Return the mean absolute cosine of two random directions."""
+    pairs = torch.randn(2, samples, WIDTH, generator=torch.Generator().manual_seed(0))
+    first, second = normalize(pairs, dim=-1)
+    return float((first * second).sum(-1).abs().mean())
+
+
+def quadrants(layer: Bilinear, found: Spectrum) -> go.Figure:
+    """Draw the output over the plane of the first two inputs, with its two eigenvectors."""
+    places = torch.linspace(-1.5, 1.5, 61)
+    grid = torch.zeros(len(places), len(places), WIDTH)
+    grid[..., 0], grid[..., 1] = places[None], places[:, None]
+    output = layer(grid)[..., 0]
+    figure = go.Figure(
+        go.Heatmap(x=places.tolist(), y=places.tolist(), z=output.tolist(), zmid=0,
+                   colorscale=[[0, RED], [0.5, "white"], [1, BLUE]], colorbar={"title": "output"})
+    )  # fmt: skip
+    for vector, color, name in zip(ends(found), (BLUE, RED), ("largest", "least"), strict=True):
+        x, y = (1.4 * vector[:2]).tolist()
+        line = {"color": color, "width": 3}
+        figure.add_scatter(x=[-x, x], y=[-y, y], mode="lines", line=line, name=f"{name} eigenvalue")
+    figure.update_xaxes(title="first input", fixedrange=True)
+    figure.update_yaxes(title="second input", fixedrange=True, scaleanchor="x")
+    dress(figure, height=440, title="XOR: each quadrant has a sign, and two eigenvectors make it")
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"}
+    return figure.update_layout(legend=legend)

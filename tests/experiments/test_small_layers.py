@@ -1,0 +1,43 @@
+"""Small layers: what is known of XOR, and of features at an angle, is found."""
+
+from functools import partial
+from math import cos
+from pathlib import Path
+
+import experiments.small_layers as recipe
+import pytest
+import torch
+from experiments.context import RecipeContext
+from experiments.small_layers import ANGLE, TILTED, U, V, along, ends, spectrum, train
+
+from tests.experiments.tiny import check_outcome
+
+
+def test_xor_has_two_eigenvectors_of_opposite_signs(monkeypatch):
+    monkeypatch.setattr(recipe, "STEPS", 400)
+    found = spectrum(train(recipe.signs, 3))
+    assert (found.values.max() > 0.4, found.values.min() < -0.4) == (True, True)
+    first, last = ends(found)
+    assert along(first, U + V) > 0.95
+    assert along(last, U - V) > 0.95
+
+
+def test_features_at_an_angle_are_split(monkeypatch):
+    monkeypatch.setattr(recipe, "STEPS", 400)
+    found = spectrum(train(partial(recipe.squares, torch.stack([U, TILTED])), 3))
+    first, _ = ends(found)
+    assert along(first, U + TILTED) > 0.99
+    assert along(first, U) == pytest.approx(cos(ANGLE / 2), abs=0.05)
+
+
+def test_boolean_functions_are_those_of_bits():
+    for name, expected in {"AND": [0, 0, 0, 1], "OR": [0, 1, 1, 1], "XOR": [0, 1, 1, 0]}.items():
+        a, b = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 1]])
+        assert recipe.BOOLEAN[name](a, b).tolist() == expected
+
+
+def test_the_recipe_runs(monkeypatch):
+    monkeypatch.setattr(recipe, "STEPS", 5)
+    outcome = recipe.run(RecipeContext("small", Path("nowhere")))
+    check_outcome(outcome, {"quadrants"})
+    assert len(outcome.rows) == 9
