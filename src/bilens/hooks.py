@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 _blocks: ContextVar[tuple[object, ...]] = ContextVar("blocks", default=())
 # Held while a change is made or undone, never over a pass.
 _LOCK = RLock()
-_shared: "dict[tuple[type, int], tuple[SharedChange, set[object]]]" = {}
+_shared: "dict[tuple[Change, int], tuple[dict[Any, None], set[object]]]" = {}
 
 
 class StopForwardError(Exception):
@@ -78,61 +78,52 @@ def _surely(undo: Callable[[], None]) -> None:
         undo()
 
 
-class SharedChange(Protocol):
-    """A change of something that all threads see, such as the mode of a module."""
-
-    def __init__(self, owner: Any) -> None: ...
-
-    def make(self) -> None:
-        """Make the change where it is not made yet."""
-
-    def undo(self) -> None:
-        """Leave all as it was; to do it twice is to do it once."""
+Change = Callable[[Any, dict[Any, None]], None]
+"""A function of what is changed, and of its parts that were changed in the making."""
 
 
 @contextmanager
-def changed(kind: type[SharedChange], owner: Any) -> Iterator[None]:
-    """Let the blocks of all threads share a change: the first makes it, and the last undoes it."""
-    key, block = (kind, id(owner)), object()
+def changed(owner: Any, make: Change, undo: Change) -> Iterator[None]:
+    """Let the blocks of all threads share a change of something that all of them see.
+
+    Each makes the change where it is not made yet, and the last undoes it. To undo it twice is to
+    do it once.
+    """
+    key, block = (make, id(owner)), object()
 
     def leave() -> None:
         with _LOCK:
-            change, blocks = _shared.get(key, (None, set[object]()))
-            if change is not None and blocks == {block}:
-                change.undo()
+            parts, blocks = _shared.get(key, ({}, set[object]()))
+            if blocks == {block}:
+                undo(owner, parts)
                 del _shared[key]
             blocks.discard(block)
 
     try:
         with _LOCK:
-            change, blocks = _shared.setdefault(key, (kind(owner), set()))
+            parts, blocks = _shared.setdefault(key, ({}, set()))
             blocks.add(block)
-            change.make()
+            make(owner, parts)
         yield
     finally:
         _surely(leave)
 
 
-class _Evaluation:
-    """Evaluation mode of the parts of a module that are in training mode."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.trained = module, dict[nn.Module, None]()
-
-    def make(self) -> None:
-        trained = [part for part in self.module.modules() if part.training]
-        self.trained |= dict.fromkeys(trained)
-        for part in trained:
-            part.training = False
-
-    def undo(self) -> None:
-        for part in self.trained:
-            part.training = True
-
-
 def evaluating(module: nn.Module) -> AbstractContextManager[None]:
     """Keep a module in evaluation mode, without dropout, as long as this runs."""
-    return changed(_Evaluation, module)
+    return changed(module, _evaluate, _train)
+
+
+def _evaluate(module: nn.Module, trained: dict[nn.Module, None]) -> None:
+    parts = [part for part in module.modules() if part.training]
+    trained |= dict.fromkeys(parts)
+    for part in parts:
+        part.training = False
+
+
+def _train(_: nn.Module, trained: dict[nn.Module, None]) -> None:
+    for part in trained:
+        part.training = True
 
 
 def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -45,26 +45,22 @@ def attends_by(model: Any, kind: Literal["eager", "sdpa", "recording"]) -> Itera
     outer = _attention.get()
     try:
         _attention.set(kind)
-        with evaluating(model), changed(_AttentionByThread, model):
+        with evaluating(model), changed(model, _ask_threads, _ask_no_threads):
             yield
     finally:
         _attention.set(outer)
 
 
-class _AttentionByThread:
-    """The name of a function that asks each thread how it attends, in the configuration.
+def _ask_threads(model: Any, _: Any) -> None:
+    """Enter the name of a function that asks each thread how it attends into a configuration.
 
     All threads share the configuration. Passes of the model in other threads attend as before.
     """
+    model.config._attn_implementation = _registered(str(attention_choice(model)))
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
 
-    def make(self) -> None:
-        self.model.config._attn_implementation = _registered(str(attention_choice(self.model)))
-
-    def undo(self) -> None:
-        self.model.config._attn_implementation = attention_choice(self.model)
+def _ask_no_threads(model: Any, _: Any) -> None:
+    model.config._attn_implementation = attention_choice(model)
 
 
 def _registered(choice: str) -> str:
