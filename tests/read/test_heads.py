@@ -233,21 +233,21 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
 def test_heads_of_every_family_are_read(name):
     view = family_view(name)
     result = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
-    assert [reading.head for reading in result.heads] == [2, 0]
+    assert [*result.heads] == [2, 0]
     assert (result.layer, result.distance) == (1, 2)
     seen = place(view, 4)
     [there] = output_pairs(view, [2], layer=1, k=3, position=seen)
-    assert result.heads[0].outputs.highest.equals(there.highest)
-    assert len(result.heads[0].components) == 2 * 3
+    assert result.heads[2]["raises"].equals(there.highest)
+    assert len(result.heads[2]["components"]) == 2 * 3
     [alone] = attention_pairs(view, [2], layer=1, k=3, distance=2, position=place(view, 6))
-    assert result.heads[0].attends.lowest.equals(alone.lowest)
+    assert result.heads[2]["attends least"].equals(alone.lowest)
     assert result.composition.scores.nan_to_num(0).max() <= 1
 
 
 def test_differential_heads_have_outputs_alone():
     result = read_attention(view_of(attention="differential"), layer=0, k=2).heads[0]
-    assert result.attends is None
-    assert len(result.outputs.highest) == 2
+    assert [*result] == ["raises", "lowers", "components"]
+    assert len(result["raises"]) == 2
 
 
 def scores(distance=1, position=None, **parts):

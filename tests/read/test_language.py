@@ -269,7 +269,7 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
     assert result.heads.shape == (4, 7)
     assert result.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
     assert float(result.tokens()[-1]) == pytest.approx(
-        result.direct + float(result.heads[:, -1].sum())
+        float(result.direct + result.heads[:, -1].sum())
     )
 
 

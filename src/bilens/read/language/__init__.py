@@ -2,7 +2,6 @@
 
 from bilens.read.language.contexts import (
     Context,
-    Contribution,
     contribution,
     corpus_for,
     generate_text,
@@ -10,7 +9,6 @@ from bilens.read.language.contexts import (
 )
 from bilens.read.language.heads import (
     AttentionReading,
-    HeadReading,
     attention_pairs,
     composition_scores,
     output_pairs,
@@ -37,18 +35,16 @@ from bilens.read.language.outputs import (
     read_direction,
     read_language,
 )
-from bilens.read.language.stream import LogitTerms, Stream, read_stream, split_logits
+from bilens.read.language.stream import LogitTerms, Sources, read_stream, split_logits
 
 __all__ = [
     "AttentionReading",
     "Context",
-    "Contribution",
     "DirectionReading",
-    "HeadReading",
     "LanguageReading",
     "LogitTerms",
     "NGramReading",
-    "Stream",
+    "Sources",
     "TokenDirection",
     "attention_pairs",
     "attention_scores",

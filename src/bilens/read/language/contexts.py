@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
@@ -23,7 +23,7 @@ from bilens.lazy_imports import accelerate
 from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
-from bilens.read.language.stream import Stream, read_stream
+from bilens.read.language.stream import Sources, read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.running import fresh, rotates_by_length
 from bilens.residual.tokens import max_tokens, require_tokenizer, trained_on_clean_text
@@ -42,31 +42,6 @@ class Context:
     ids: Int[Tensor, " time"]
     position: int
     activation: float
-
-
-@dataclass(frozen=True, eq=False)
-class Contribution:
-    """An activation lambda (v . n)^2, split by the sources of n: lambda (v . n) (v . part).
-
-    Attributes:
-        direct: contribution of the stream before the layer.
-        heads: contribution of each token up to the position, through each head.
-        constant: contribution of biases.
-    """
-
-    direct: float
-    heads: Float[Tensor, "heads time"]
-    constant: float
-
-    def tokens(self) -> Float[Tensor, " time"]:
-        """Return the contribution of each token, over all paths."""
-        share = self.heads.sum(0)
-        share[-1] += self.direct
-        return share
-
-    def total(self) -> float:
-        """Return the activation."""
-        return float(self.tokens().sum()) + self.constant
 
 
 @detached
@@ -151,10 +126,11 @@ def _add_best(
 @detached
 def contribution(
     model: ResidualModel, spectrum: Spectrum, number: int, context: Context, *, layer: int
-) -> Contribution:
+) -> Sources:
     """Split the activation of an eigenvector by the tokens of a context, exactly.
 
-    The spectrum is that of a single form of the layer, and `number` that of the eigenvector.
+    An activation lambda (v . n)^2 is the sum of lambda (v . n) (v . part) over the parts of n. The
+    spectrum is that of a single form of the layer, and `number` that of the eigenvector.
 
     Source: Pearce et al. 2024, figure 7.
     """
@@ -165,7 +141,7 @@ def contribution(
 @detached
 def contributions(
     model: ResidualModel, spectrum: Spectrum, contexts: Sequence[tuple[int, Context]], *, layer: int
-) -> list[Contribution]:
+) -> list[Sources]:
     """Split activations as `contribution` does, each of an eigenvector's number and a context."""
     for number, context in contexts:
         _check(spectrum, number)
@@ -179,18 +155,18 @@ def contributions(
 
 
 def _contribution(
-    model: ResidualModel, spectrum: Spectrum, number: int, stream: Stream
-) -> Contribution:
+    model: ResidualModel, spectrum: Spectrum, number: int, stream: Sources
+) -> Sources:
     vector = spectrum.vectors[number].to(stream.direct)
     total, width = stream.total(), len(stream.direct)
     # The constant coordinate of the form, if it has one, belongs to the biases.
     v, offset = vector[:width], vector[width:].sum()
     # One of the two factors v . n is split and the other is not, so the parts add up.
     scale = spectrum.values[number] * (v @ total + offset)
-    split = Contribution(
-        direct=float(scale * (v @ stream.direct)),
+    split = Sources(
+        direct=scale * (v @ stream.direct),
         heads=scale * (stream.heads @ v),
-        constant=float(scale * (v @ stream.constant + offset)),
+        constant=scale * (v @ stream.constant + offset),
     )
     check_sum(
         "The activation, split by source,",

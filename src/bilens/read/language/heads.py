@@ -171,43 +171,21 @@ class HeadPairs:
     lowest: pd.DataFrame
 
 
-@dataclass(frozen=True, eq=False)
-class HeadReading:
-    """One head in pairs of tokens.
-
-    Attributes:
-        head: its number.
-        attends: pairs of query and key by score; None if the pattern is not ordered by one number
-            for two tokens, as in differential attention.
-        outputs: pairs of a key and the output that it raises or lowers.
-        components: strongest singular components of these outputs.
-    """
-
-    head: int
-    attends: HeadPairs | None
-    outputs: HeadPairs
-    components: pd.DataFrame
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the pairs that it attends to, and those that it raises and lowers."""
-        tables = {}
-        if self.attends is not None:
-            tables = {"attends most": self.attends.highest, "attends least": self.attends.lowest}
-        return tables | {"raises": self.outputs.highest, "lowers": self.outputs.lowest}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionReading(Reading):
     """Heads of a layer, and the composition of all heads and MLPs of the model.
 
     Attributes:
-        heads: reading of each head.
+        heads: by the number of each head, its pairs of query and key, `attends most` and `attends
+            least`; pairs of a key and the output that it `raises` or `lowers`; and the strongest
+            `components` of these outputs. Where the pattern is not ordered by one number for two
+            tokens, as in differential attention, the first two are missing.
         layer: its number.
         distance: distance from a query back to its keys, in tokens.
         composition: composition scores of the model.
     """
 
-    heads: list[HeadReading]
+    heads: dict[int, dict[str, pd.DataFrame]]
     layer: int
     distance: int
     composition: Composition
@@ -219,7 +197,7 @@ class AttentionReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the outputs that each head raises most: key, output, and value."""
-        frames = [reading.outputs.highest.assign(head=reading.head) for reading in self.heads]
+        frames = [tables["raises"].assign(head=head) for head, tables in self.heads.items()]
         return pd.concat(frames, ignore_index=True)
 
     def sections(self) -> list[Section]:
@@ -230,11 +208,11 @@ class AttentionReading(Reading):
             "past the MLP, when it attends to a single token, in logits."
         )
         rows, components = [], []
-        for head in self.heads:
-            name = f"head {self.layer}.{head.head}"
-            tables = head.tables().items()
-            rows.append([ngram_table(frame, f"{name} {caption}") for caption, frame in tables])
-            components.append([Table(head.components, f"{name} components")])
+        for head, tables in self.heads.items():
+            title = f"head {self.layer}.{head}"
+            pairs = {name: frame for name, frame in tables.items() if name != "components"}
+            rows.append([ngram_table(frame, f"{title} {name}") for name, frame in pairs.items()])
+            components.append([Table(tables["components"], f"{title} components")])
         return [
             Section(f"Heads of layer {self.layer}", text, rows),
             Section(
@@ -283,23 +261,23 @@ def read_attention(
     numbers = range(model.n_heads) if heads is None else heads
     # A head writes at the query what it reads at the key, `distance` before it.
     key_position = None if position is None else position - distance
-    attends: list[HeadPairs] | list[None] = [None] * len(numbers)
+    tables: dict[int, dict[str, pd.DataFrame]] = {head: {} for head in numbers}
     # A difference of two softmaxes does not order pairs by one number.
     if ATTENTIONS[model.parts.attention].product:
         attends = attention_pairs(
             model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
         )
+        for head, pairs in zip(numbers, attends, strict=True):
+            tables[head] = {"attends most": pairs.highest, "attends least": pairs.lowest}
     matrices = head_outputs(model, layer=layer, position=key_position, among=among)
     outputs = output_pairs(model, numbers, layer=layer, k=k, position=key_position, among=among)
-    singular = [
-        token_components(
-            model, matrices[head], sides=("key", "output"), components=components, k=k, among=among
+    sides = ("key", "output")
+    for head, pairs in zip(numbers, outputs, strict=True):
+        svd = token_components(
+            model, matrices[head], sides=sides, components=components, k=k, among=among
         )
-        for head in numbers
-    ]
-    parts = zip(numbers, attends, outputs, singular, strict=True)
-    readings = [HeadReading(*part) for part in parts]
-    return AttentionReading(readings, layer, distance, composition_scores(model))
+        tables[head] |= {"raises": pairs.highest, "lowers": pairs.lowest, "components": svd}
+    return AttentionReading(tables, layer, distance, composition_scores(model))
 
 
 @checked

@@ -12,16 +12,11 @@ from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.figures.plots import spectrum_figure
-from bilens.read.language.contexts import (
-    Context,
-    Contribution,
-    contributions,
-    example_directions,
-    top_contexts,
-)
+from bilens.read.language.contexts import Context, contributions, example_directions, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import NGramReading, read_ngrams
+from bilens.read.language.stream import Sources
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
 from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, eigenvector_names
@@ -48,7 +43,7 @@ class DirectionReading(Reading):
     layer: int
     all_eigenvectors: Spectrum
     spectrum: Spectrum
-    contexts: list[list[tuple[Context, Contribution]]]
+    contexts: list[list[tuple[Context, Sources]]]
     data: str = ""
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
@@ -252,7 +247,7 @@ def model_facts(model: ResidualModel, corpus: Corpus | None) -> tuple[Fact, ...]
     )
 
 
-def context_line(model: ResidualModel, context: Context, split: Contribution) -> ContextLine:
+def context_line(model: ResidualModel, context: Context, split: Sources) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
     # A line of a page has room for few tokens: 28 before the focal one and 4 after it.
     start = max(0, context.position - 28)

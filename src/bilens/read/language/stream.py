@@ -21,34 +21,40 @@ from bilens.tensor import FactoredMatrix
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
-    """Normalised input of an MLP at one position of a text, as a sum of parts.
-
-        M y_t = M (x_t + sum_h sum_s A^h_ts O_h V_h N_s x_s + biases)
-
-    N and M are the norms before attention and before the MLP, with their scales on the text: a
-    scale divides all parts alike. An MLP parallel to attention has only x_t as its input.
+class Sources:
+    """A vector or a number at one position of a text, as a sum over the sources of the stream.
 
     Attributes:
-        direct: stream before the layer, x_t.
-        heads: output of each head from each earlier token.
-        constant: biases of attention.
+        direct: of the stream before the layer.
+        heads: of each token up to the position, through each head.
+        constant: of biases.
     """
 
-    direct: Float[Tensor, " d_model"]
-    heads: Float[Tensor, "heads time d_model"]
-    constant: Float[Tensor, " d_model"]
+    direct: Float[Tensor, "*n"]
+    heads: Float[Tensor, "heads time *n"]
+    constant: Float[Tensor, "*n"]
 
-    def total(self) -> Float[Tensor, " d_model"]:
-        """Return the MLP's input, the sum of all parts."""
-        return self.direct + self.heads.sum((0, 1)) + self.constant
+    def tokens(self) -> Float[Tensor, "time *n"]:
+        """Return the part of each token, over all paths."""
+        parts = self.heads.sum(0)
+        parts[-1] += self.direct
+        return parts
+
+    def total(self) -> Float[Tensor, "*n"]:
+        """Return the sum of all parts."""
+        return self.tokens().sum(0) + self.constant
 
 
 @detached
 def read_stream(
     model: ResidualModel, text: str | Int[Tensor, " time"], position: int, *, layer: int
-) -> Stream:
-    """Split the MLP input of a layer at one position.
+) -> Sources:
+    """Split the normalised MLP input of a layer at one position over the tokens before it.
+
+        M y_t = M (x_t + sum_h sum_s A^h_ts O_h V_h N_s x_s + biases)
+
+    N and M are the norms before attention and before the MLP, with their scales on the text: a
+    scale divides all parts alike. An MLP parallel to attention has only x_t as its input.
 
     Source: Pearce et al. 2024, section 6.2; Elhage et al. 2021, "Path expansion trick".
     """
@@ -63,7 +69,7 @@ def read_stream(
     # The norm's scale on the text is held fixed, which makes the split linear.
     parts = mlp.scale(on_text.mlp_input[0, -1]) * mlp.centred(parts)
     heads = parts[1:-1].unflatten(0, (model.n_heads, -1))
-    stream = Stream(parts[0], heads, parts[-1])
+    stream = Sources(parts[0], heads, parts[-1])
     check_sum(
         f"The input of {mlp.name}, split by source,",
         stream.total(),
