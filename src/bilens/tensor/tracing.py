@@ -58,11 +58,9 @@ def module_factors(module: nn.Module, input_shape: Sequence[int] | None) -> Fact
             "bilens.load(module).layer_tensors() has a tensor for each layer."
         )
     # Coordinates stay the module's own: no basis is changed.
-    n_in = prod(probe.shape)
-    lefts, rights = zip(*(product.factors for product in probe.products), strict=True)
-    left, right = _joined(lefts).up_to(n_in), _joined(rights).up_to(n_in)
-    matrix = probe.out.matrix
-    layer = _Layer(left, right, matrix[:, n_in:], matrix[:, :n_in], probe.out.bias)
+    n = 1 + prod(probe.shape)
+    left, right = map(torch.cat, zip(*(p.factors for p in probe.products), strict=True))
+    layer = _Layer(left[:, :n], right[:, :n], probe.out[:, n:], probe.out[:, :n])
     factors = layer.factors(constant=layer.is_affine)
     _check(module, probe, [factors.outputs])
     return factors.in_dtype_of(module)
@@ -85,32 +83,24 @@ def chain_factors(
     return factors, None if embedding is None else embedding.to(factors[0].left), probe.shape
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """A linear map from all variables, the inputs and then the hidden units, and a bias."""
-
-    matrix: Float[Tensor, "n_rows variables"]
-    bias: Float[Tensor, " n_rows"]
-
-    def up_to(self, n: int) -> "_Affine":
-        return _Affine(self.matrix[:, :n], self.bias)
+# An affine map of n variables is a matrix of 1 + n columns, whose first one is the bias. Variables
+# are the inputs, and then the hidden units.
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The map s -> out ((left s) * (right s)) + linear s + bias."""
+    """The map s -> out ((left s) * (right s)) + rest s, of three affine maps."""
 
-    left: _Affine
-    right: _Affine
-    out: Tensor
-    linear: Tensor
-    bias: Tensor
+    left: Float[Tensor, "rank 1+n"]
+    right: Float[Tensor, "rank 1+n"]
+    out: Float[Tensor, "n_out rank"]
+    rest: Float[Tensor, "n_out 1+n"]
 
     @property
     def is_affine(self) -> bool:
         """True if it has a part of degree 0 or 1, which needs the constant coordinate."""
-        biases = (self.left.bias, self.right.bias, self.bias)
-        return self._is_linear or any(float(b.abs().max()) > self._tiny for b in biases)
+        biases = torch.cat([m[:, 0] for m in (self.left, self.right, self.rest)])
+        return self._is_linear or float(biases.abs().max()) > self._tiny
 
     @property
     def _tiny(self) -> float:
@@ -118,22 +108,22 @@ class _Layer:
 
     @property
     def _is_linear(self) -> bool:
-        return float(self.linear.norm()) > self._tiny
+        return float(self.rest[:, 1:].norm()) > self._tiny
 
     def factors(self, *, constant: bool) -> Factors:
         """Return the factors, with the constant coordinate or without."""
         if not constant:
-            return Factors(self.left.matrix, self.right.matrix, self.out, constant=False)
-        # A bias is a weight that reads the constant.
-        left, right = ([torch.cat([m.matrix, m.bias[:, None]], 1)] for m in (self.left, self.right))
+            return Factors(self.left[:, 1:], self.right[:, 1:], self.out, constant=False)
+        # A bias is a weight that reads the constant, the last coordinate.
+        left, right = [self.left.roll(-1, 1)], [self.right.roll(-1, 1)]
         out, unit = [self.out], left[0].new_zeros(1, left[0].shape[1])
         unit[0, -1] = 1
-        if float(self.bias.abs().max()) > self._tiny:
+        if float(self.rest[:, 0].abs().max()) > self._tiny:
             # A hidden unit that reads the constant twice is always 1.
-            left, right, out = [*left, unit], [*right, unit], [*out, self.bias[:, None]]
+            left, right, out = [*left, unit], [*right, unit], [*out, self.rest[:, :1]]
         if self._is_linear:
             # A linear map of rank k is k products with the constant coordinate.
-            U, values, V = torch.linalg.svd(self.linear, full_matrices=False)
+            U, values, V = torch.linalg.svd(self.rest[:, 1:], full_matrices=False)
             k = int((values > ROUNDING * values[0]).sum())
             left.append(functional.pad(V[:k], (0, 1)))
             right.append(unit.expand(k, -1))
@@ -143,20 +133,23 @@ class _Layer:
 
 @dataclass
 class _Product:
-    """A product of two parts of the input: the hidden units that it makes, and their factors."""
+    """A product of two parts of the input: the hidden units that it makes, and their factors.
+
+    The factors are affine maps of the variables, among which the hidden units have `columns`.
+    """
 
     columns: slice
-    factors: tuple[_Affine, _Affine]
+    factors: tuple[Tensor, Tensor]
     level: int = 0
 
 
 @dataclass
 class _Probe:
-    """All products of a module, and its output, as maps of the variables."""
+    """All products of a module, and its output, as affine maps of the variables."""
 
     shape: tuple[int, ...]
     products: list[_Product]
-    out: _Affine
+    out: Float[Tensor, "n_out 1+variables"]
 
     @property
     def depth(self) -> int:
@@ -286,29 +279,29 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
                     f"a product has shape {tuple(first.shape)} for {n_rows} inputs, expected the "
                     "batch as its first axis"
                 )
-            start = n_in + sum(sizes[: len(products)])
+            # Row 0 is the run at zero, so unit vectors begin at row 1.
+            start = 1 + n_in + sum(sizes[: len(products)])
             columns = slice(start, start + sizes[len(products)])
             products.append(_Product(columns, (_affine(first), _affine(second))))
             hidden = first.new_zeros(n_rows, sizes[len(products) - 1])
-            # Row 0 is the run at zero, so unit vectors begin at row 1.
-            hidden[columns.start + 1 : columns.stop + 1].fill_diagonal_(1)
+            hidden[columns].fill_diagonal_(1)
             return hidden.reshape(first.shape).requires_grad_()
 
         with _Products(replace):
             out = _affine(copied(x.reshape(-1, *shape).requires_grad_()))
     for product in products:
         # One more than the deepest product that a factor depends on.
-        rows = torch.cat([factor.matrix for factor in product.factors])
-        limit = ROUNDING * rows.abs().max()
+        rows = torch.cat(product.factors)
+        limit = ROUNDING * rows[:, 1:].abs().max()
         below = [p.level for p in products if float(rows[:, p.columns].abs().max()) > limit]
         product.level = 1 + max(below, default=0)
     return _Probe(shape, products, out)
 
 
-def _affine(values: Tensor) -> _Affine:
+def _affine(values: Tensor) -> Float[Tensor, "n_rows 1+variables"]:
     """Return the affine map with these values at zero and at each unit vector."""
-    bias, *_ = rows = values.detach().flatten(1)
-    return _Affine((rows[1:] - bias).T.contiguous(), bias)
+    rows = values.detach().flatten(1)
+    return torch.cat([rows[:1], rows[1:] - rows[0]]).T.contiguous()
 
 
 def _random(n: int, shape: Sequence[int]) -> Tensor:
@@ -344,35 +337,34 @@ def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n
     residual connections of any kind, and a stack of width d has states of d numbers.
     """
     n_in, depth = prod(probe.shape), probe.depth
-    # Variables in the order of the levels, so that those of a state come first.
-    columns, sizes, joined = [torch.arange(n_in)], [0], []
+    # The bias and variables in the order of the levels, so that those of a state come first.
+    columns, ends, joined = [torch.arange(1 + n_in)], [1 + n_in], []
     for level in range(1, depth + 1):
         products = [product for product in probe.products if product.level == level]
         columns += [torch.arange(p.columns.start, p.columns.stop) for p in products]
-        sizes.append(sum(map(len, columns)) - n_in)
-        joined.append([*map(_joined, zip(*(p.factors for p in products), strict=True))])
+        ends.append(sum(map(len, columns)))
+        joined.append([*map(torch.cat, zip(*(p.factors for p in products), strict=True))])
     order = torch.cat(columns)
-    maps = [(_ordered(left, order), _ordered(right, order)) for left, right in joined]
-    out = _ordered(probe.out, order)
+    maps, out = [(left[:, order], right[:, order]) for left, right in joined], probe.out[:, order]
     bases = [
-        _row_space([*chain.from_iterable(maps[level:]), out], n_in + sizes[level])
+        _row_space([*chain.from_iterable(maps[level:]), out], ends[level] - 1)
         for level in range(depth)
     ]
     layers = []
     for level, (left, right) in enumerate(maps):
-        basis, end = bases[level], n_in + sizes[level]
+        basis, end = bases[level], ends[level]
         # The next state is linear in this one and in the new hidden units.
-        above = out if level + 1 == depth else _Affine(bases[level + 1], out.bias.new_zeros(1))
-        bias = out.bias if level + 1 == depth else above.matrix.new_zeros(len(above.matrix))
-        old, new = above.matrix[:, :end], above.matrix[:, end : n_in + sizes[level + 1]]
-        first, second = (_Affine(m.up_to(end).matrix @ basis.T, m.bias) for m in (left, right))
-        layers.append(_Layer(first, second, new, old @ basis.T, bias))
+        above = out if level + 1 == depth else functional.pad(bases[level + 1], (1, 0))
+        first, second, rest = (
+            torch.cat([m[:, :1], m[:, 1:end] @ basis.T], 1) for m in (left, right, above)
+        )
+        layers.append(_Layer(first, second, above[:, end : ends[level + 1]], rest))
     return layers, None if len(bases[0]) == n_in else bases[0]
 
 
-def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
+def _row_space(maps: Sequence[Tensor], n: int) -> Float[Tensor, "k n"]:
     """Return orthonormal rows that span the rows of maps, restricted to the first n variables."""
-    parts = [m.matrix[:, :n] for m in maps]
+    parts = [m[:, 1 : 1 + n] for m in maps]
     # Each map at its own scale: a small one counts as much as a large one.
     rows = torch.cat([part / (part.norm() or 1) for part in parts])
     rows = rows[rows.abs().amax(1) > ROUNDING]
@@ -385,14 +377,6 @@ def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
     # The module's own coordinates are kept where they span everything.
     basis[:, used] = vectors[:k] if k < int(used.sum()) else torch.eye(k, dtype=rows.dtype)
     return basis
-
-
-def _joined(maps: Sequence[_Affine]) -> _Affine:
-    return _Affine(torch.cat([m.matrix for m in maps]), torch.cat([m.bias for m in maps]))
-
-
-def _ordered(m: _Affine, columns: Tensor) -> _Affine:
-    return _Affine(m.matrix[:, columns], m.bias)
 
 
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
