@@ -20,7 +20,7 @@ TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
 
 
 @pytest.fixture(scope="module")
-def screen() -> Screen[LanguageState]:
+def screen() -> Screen:
     corpus = small_corpus()
     # Without a tensor there are no panels, which other tests open.
     model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2, mlp="swiglu")
@@ -33,7 +33,7 @@ def screen() -> Screen[LanguageState]:
 class Visitor:
     """A browser: values of the controls, the hidden state, and all values that are shown."""
 
-    def __init__(self, screen: Screen[LanguageState]) -> None:
+    def __init__(self, screen: Screen) -> None:
         self.screen, self.shown = screen, {screen.seen: None}
         self.opens("")
 

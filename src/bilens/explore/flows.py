@@ -218,7 +218,7 @@ class FlowView:
         )
 
 
-def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
+def flow_screen(view: FlowView, screen: Screen) -> None:
     """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
     with gr.Row():
         prompt = gr.Textbox(value=view.start, label="A text", elem_id="flow-prompt", min_width=300)
@@ -299,7 +299,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     screen.together(f"{FIELDS} circuit", button)
 
 
-def circuit_screen(view: FlowView, screen: Screen[Any]) -> None:
+def circuit_screen(view: FlowView, screen: Screen) -> None:
     """Lay out the circuit of the flow's question; the state has `circuit`."""
     heading(
         "The few parts that answer",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from bilens.analysis import Analysis
 from bilens.data import Corpus, ImageData
 from bilens.data.corpus import first_texts
 from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
-from bilens.explore.panels import PanelView, lay_out
+from bilens.explore.panels import NO_SETTINGS, ReadingPanel, lay_out, with_settings
 from bilens.explore.screen import Screen, check_ranges, check_tokens, heading, said_of
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
@@ -35,7 +34,7 @@ class ImageState:
     input: str = "test-0"
 
 
-class ImagePage(PanelView):
+class ImagePage:
     """The page of a classifier: its analyses, and an image to draw if it has one layer."""
 
     def __init__(
@@ -43,22 +42,27 @@ class ImagePage(PanelView):
         model: TensorChain,
         data: ImageData,
         added: Sequence[Analysis] = (),
-        recorded: Mapping[str, Any] = MappingProxyType({}),
+        recorded: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
         self.model, self.data = model, data
         self.is_deep = len(model.layer_tensors()) > 1
-        self.start = ImageState()
         names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
         analyses = [*map(find_analysis, names), *added]
         image = {"image": lambda text: unpack_input(text, data)}
-        self.add_panels(analyses, [data], {"image": "input"}, readers=image, recorded=recorded)
+        self.panels = [
+            ReadingPanel(
+                entry, lambda: model, [data], {"image": "input"}, readers=image, recorded=recorded
+            )
+            for entry in analyses
+        ]
+        self.start = with_settings(ImageState(), self.panels)
 
     def checked(self, state: ImageState) -> ImageState:
         """Return the state, if its input is an image of this data set."""
         unpack_input(state.input, self.data)
         return state
 
-    def screen(self) -> Screen[Any]:
+    def screen(self) -> Screen:
         """Lay the page out inside a `gr.Blocks`."""
         facts: list[Fact] = [("images", self.data.name), ("classes", len(self.data.class_names))]
         return lay_out(self, facts, *([] if self.is_deep else [partial(sketchpad, self.data)]))
@@ -96,7 +100,7 @@ class LanguageState:
         return FlowOf(*(getattr(self, name) for name in FIELDS.split()))
 
 
-class LanguagePage(PanelView):
+class LanguagePage:
     """The page of a language model: the flow of a text, then panels of the registered analyses."""
 
     def __init__(
@@ -112,7 +116,7 @@ class LanguagePage(PanelView):
             direction = example_directions(model, corpus)[0]
         if direction is None:
             direction = TokenDirection(exact_names(model, [0])[0])
-        self.start = LanguageState(
+        start = LanguageState(
             direction.token,
             direction.minus,
             flow_prompt=self.flows.start,
@@ -128,7 +132,12 @@ class LanguagePage(PanelView):
         names = ["ngrams", "contexts"] if corpus is not None and is_bilinear(model) else []
         fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
         data = [] if corpus is None else [corpus]
-        self.add_panels([*map(find_analysis, names), *added], data, fields, fixed)
+        self.panels = [
+            # Several threads read a model of their own, which is asked for each time.
+            ReadingPanel(entry, lambda: self.model, data, fields, fixed)
+            for entry in [*map(find_analysis, names), *added]
+        ]
+        self.start = with_settings(start, self.panels)
 
     @property
     def model(self) -> ResidualModel:
@@ -153,7 +162,7 @@ class LanguagePage(PanelView):
         self.flows.check(state.flow)
         return state
 
-    def screen(self) -> Screen[Any]:
+    def screen(self) -> Screen:
         """Lay the page out inside a `gr.Blocks`."""
         used = {field for panel in self.panels for field in panel.page_fields.values()}
         parts = [partial(flow_screen, self.flows), partial(circuit_screen, self.flows)]
@@ -162,7 +171,7 @@ class LanguagePage(PanelView):
         return lay_out(self, model_facts(self.model, self.corpus), *parts)
 
 
-def _direction(page: LanguagePage, screen: Screen[Any]) -> None:
+def _direction(page: LanguagePage, screen: Screen) -> None:
     """Lay out the token, the tokens to subtract, and the layer of the panels below."""
     heading("A direction", "The token and the layer that the panels below read, from the weights.")
     offered = list(range(page.model.vocab_size))

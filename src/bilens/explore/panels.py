@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from functools import lru_cache
 from html import escape
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from bilens.lazy_imports import gradio as gr
 from bilens.report.page import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 PLOTS = 8
 """Figures of a reading that its panel has room for."""
 
@@ -50,10 +51,10 @@ class ReadingPanel:
         analysis: Analysis,
         model: Callable[[], Any],
         inputs: Sequence[Any],
-        page_fields: Mapping[str, str],
-        fixed: Mapping[str, Any],
-        readers: Mapping[str, Callable[[str], Any]],
-        recorded: Mapping[str, Any],
+        page_fields: Mapping[str, str] = NO_SETTINGS,
+        fixed: Mapping[str, Any] = NO_SETTINGS,
+        readers: Mapping[str, Callable[[str], Any]] = NO_SETTINGS,
+        recorded: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
         self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
         self.readers = readers
@@ -96,10 +97,10 @@ class ReadingPanel:
         fitting = [item for item in self.inputs if isinstance(item, ImageData) is images]
         return None if optional or not fitting else fitting[0]
 
-    def lay_out(self, screen: Screen[Any]) -> None:
+    def lay_out(self, screen: Screen) -> None:
         """Lay out the heading, the controls and the places for content."""
         name = self.analysis.name
-        heading(self.analysis.line.rstrip("."))
+        heading(self.analysis.about.partition("\n")[0].rstrip("."))
         if self.options:
             with gr.Row():
                 for option in self.options:
@@ -131,7 +132,7 @@ class ReadingPanel:
         names = {*self.page_fields.values(), *self.fields.values()}
         screen.part(" ".join(names), places, show)
 
-    def _control(self, option: Option, screen: Screen[Any]) -> None:
+    def _control(self, option: Option, screen: Screen) -> None:
         field, kind = self.fields[option.name], _kind(option)
         settings: dict[str, Any] = {
             "label": option.name.replace("_", " "),
@@ -156,43 +157,20 @@ class ReadingPanel:
             screen.control(field, gr.Textbox(option.default, **settings), event="submit", **how)
 
 
-class PanelView:
-    """A view of a model with panels of registered analyses, whose settings are in its `start`."""
+def with_settings(start: Any, panels: Sequence[ReadingPanel]) -> Any:
+    """Return a state, a dataclass, with a field for each setting of panels.
 
-    start: Any
-    panels: Sequence[ReadingPanel] = ()
-
-    def add_panels(
-        self,
-        analyses: Sequence[Analysis],
-        inputs: Sequence[Any],
-        page_fields: Mapping[str, str] = MappingProxyType({}),
-        fixed: Mapping[str, Any] = MappingProxyType({}),
-        readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
-        recorded: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
-        check_once(analyses)
-        panels = [
-            ReadingPanel(entry, self._model, inputs, page_fields, fixed, readers, recorded)
-            for entry in analyses
-        ]
-        added = [field for panel in panels for field in panel.state_fields]
-        self.panels = [*self.panels, *panels]
-        if added:
-            # A field for each setting puts it into the address and into Back without further code.
-            kind = type(self.start)
-            more = make_dataclass(kind.__name__, added, bases=(kind,), frozen=True)
-            self.start = more(**{f.name: getattr(self.start, f.name) for f in fields(self.start)})
-
-    def _model(self) -> Any:
-        # Several threads read a model of their own: the attribute is asked for each time.
-        return self.model  # type: ignore[attr-defined]
+    So each is in the address, and goes back with Back, without further code.
+    """
+    check_once([panel.analysis for panel in panels])
+    added = [field for panel in panels for field in panel.state_fields]
+    kind = make_dataclass(type(start).__name__, added, bases=(type(start),), frozen=True)
+    return kind(**vars(start))
 
 
-def lay_out(view: Any, facts: Sequence[Fact], *parts: Callable[[Screen[Any]], None]) -> Screen[Any]:
+def lay_out(view: Any, facts: Sequence[Fact], *parts: Callable[[Screen], None]) -> Screen:
     """Lay out a screen inside a `gr.Blocks`: parts of the page, the view's panels, and facts."""
-    screen = Screen[Any](view)
+    screen = Screen(view)
     for number, block in enumerate([*parts, *(panel.lay_out for panel in view.panels)]):
         if number == 1:  # after the answer that the page opens with
             html("parts-of-page", '<nav aria-label="parts of the page"></nav>')

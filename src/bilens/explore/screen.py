@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import plotly.graph_objects as go
@@ -122,8 +122,6 @@ def said_of(field: str, prefix: str) -> Iterator[None]:
         raise StateError(field, str(error).removeprefix(prefix)) from error
 
 
-State = TypeVar("State")
-
 LONGEST = 4000
 """Letters of a query: browsers and servers refuse addresses that are much longer."""
 
@@ -145,7 +143,7 @@ def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
     return query, left_out
 
 
-def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
+def read_address(start: Any, query: Iterable[tuple[str, str]]) -> Any:
     """Return the state of a query; fields that it does not name are as at the start.
 
     Parts of other names are ignored: hosts add their own.
@@ -154,7 +152,7 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
     for name, value in query:
         given.setdefault(name, []).append(value)
     changes: dict[str, Any] = {}
-    for field in fields(start):  # type: ignore[arg-type]
+    for field in fields(start):
         if field.name not in given:
             continue
         values, default = given[field.name], getattr(start, field.name)
@@ -168,7 +166,7 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
             changes[field.name] = _number(field.name, values[-1])
         else:
             changes[field.name] = values[-1]
-    return replace(start, **changes)  # type: ignore[type-var]
+    return replace(start, **changes)
 
 
 def _decimal(name: str, text: str) -> float:
@@ -192,15 +190,6 @@ Updates = dict[Any, Any]
 
 AT_ONCE = 4
 """Visitors whose clicks run at once."""
-
-
-class View(Protocol[State]):
-    """A view of a model: a state to start with, and a check of any other."""
-
-    start: State
-
-    def checked(self, state: State) -> State:
-        """Return the state, if it fits the model."""
 
 
 @dataclass(frozen=True)
@@ -229,13 +218,18 @@ class Control:
 WAITS = "Waits until the other boxes fit."
 
 
-class Screen(Generic[State]):
-    """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`."""
+class Screen:
+    """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`.
 
-    def __init__(self, view: View[State]) -> None:
+    Args:
+        view: a view of a model, with a state to start with in `start`, a dataclass, and a method
+            `checked` that returns any other state if it fits the model.
+    """
+
+    def __init__(self, view: Any) -> None:
         self.view = view
         self.controls: dict[str, Control] = {}
-        self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
+        self.parts: list[tuple[frozenset[str], Callable[[Any], Updates]]] = []
         self.outputs: list[Any] = []
         self.group: frozenset[str] = frozenset()
         self.buttons: list[Any] = []
@@ -268,7 +262,7 @@ class Screen(Generic[State]):
         return component
 
     def part(
-        self, names: str, outputs: Iterable[Any], show: Callable[[State], Iterable[Any]]
+        self, names: str, outputs: Iterable[Any], show: Callable[[Any], Iterable[Any]]
     ) -> None:
         """Show something of the state in outputs: of the named fields, with spaces between them."""
         outputs = list(outputs)
@@ -313,7 +307,7 @@ class Screen(Generic[State]):
         gr.on([self.bar.input], self.on_address, [self.bar], fields, **event)
         gr.on(None, self.on_load, None, fields, **event)
 
-    def on_change(self, seen: State | None, *values: Any) -> Updates:
+    def on_change(self, seen: Any, *values: Any) -> Updates:
         """Show the state of the controls, and say beside a control why its value is refused.
 
         Text that was typed stays where it is; another control goes back.
@@ -321,7 +315,7 @@ class Screen(Generic[State]):
         before = self.view.start if seen is None else seen
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(before, given)
-        names = {field.name for field in fields(state)}  # type: ignore[arg-type]
+        names = {field.name for field in fields(state)}
         changed = {n for n in names if seen is None or getattr(seen, n) != getattr(state, n)}
         updates: Updates = {}
         if changed:
@@ -346,7 +340,7 @@ class Screen(Generic[State]):
                     _merge(updates, component, update)
         return updates
 
-    def _asked(self, seen: State, given: dict[str, Any]) -> tuple[State, dict[str, str]]:
+    def _asked(self, seen: Any, given: dict[str, Any]) -> tuple[Any, dict[str, str]]:
         """Return the state of the controls, and the reasons why controls were refused."""
         refused: dict[str, str] = {}
         state = seen
@@ -354,7 +348,7 @@ class Screen(Generic[State]):
             try:
                 check_sent(field, given[field], control.takes or (type(getattr(seen, field)),))
                 value = control.read(given[field])
-                state = replace(state, **{field: value})  # type: ignore[type-var]
+                state = replace(state, **{field: value})
             except StateError as error:
                 refused[field] = error.reason
         state = self._waiting(seen, state, refused)
@@ -370,10 +364,10 @@ class Screen(Generic[State]):
                     raise
                 field = next((name for name in error.fields if name in changed), changed[-1])
                 refused[field] = error.reason
-                state = replace(state, **{field: getattr(seen, field)})  # type: ignore[type-var]
+                state = replace(state, **{field: getattr(seen, field)})
                 state = self._waiting(seen, state, refused)
 
-    def _waiting(self, seen: State, state: State, refused: dict[str, str]) -> State:
+    def _waiting(self, seen: Any, state: Any, refused: dict[str, str]) -> Any:
         """Return the state without the changes of a group, if one of its fields is refused."""
         if not self.group & refused.keys():
             return state
@@ -381,7 +375,7 @@ class Screen(Generic[State]):
             if getattr(state, field) != getattr(seen, field):
                 refused[field] = WAITS
         back = {field: getattr(seen, field) for field in self.group}
-        return replace(state, **back)  # type: ignore[type-var]
+        return replace(state, **back)
 
     def on_address(self, query: str) -> Updates:
         """Set the fields to those of an address, as when a person goes back."""

@@ -82,7 +82,7 @@ def _read_picture(packed: str) -> Image.Image:
     return picture
 
 
-def sketchpad(data: ImageData, screen: Screen[Any]) -> None:
+def sketchpad(data: ImageData, screen: Screen) -> None:
     """Lay out a sheet like the images of a data set, the control of the field `input`.
 
     Its component sends the sheet as a data address, whenever it has changed, or the text of a test
