@@ -7,7 +7,7 @@ from typing import Any
 import bilens
 from bilens.analyses import find_analysis
 from bilens.cli.console import Device, ModelName, RunDir, check_own, choose_device, out, show_table
-from bilens.cli.readings import EXPORTERS, show_reading
+from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
 from bilens.options import Basis, Metric, layer_of, token_list
 from bilens.sections import signed
@@ -55,6 +55,7 @@ def decompose(
     from bilens.inputs import loader
     from bilens.models import load
     from bilens.nn import ImageClassifier
+    from bilens.report.exporters import write_arrays
 
     model = load(run_dir, device=choose_device(device))
     if not isinstance(model, ImageClassifier):
@@ -68,8 +69,7 @@ def decompose(
     settings = given | {"data_dir": data_dir} | ({} if paths is None else {"k": paths})
     reading = find_analysis(name).run(model, settings, loader(model, run_dir), source=run_dir)
     show_reading(reading)
-    (arrays,) = EXPORTERS[name]
-    arrays.write(reading, run_dir, name, run_dir.name)
+    write_arrays(reading, run_dir, model=run_dir.name)
     out.print(f"written: {run_dir}")
     return reading.record()
 

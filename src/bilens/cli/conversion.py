@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import bilens
 from bilens.cli.console import (
@@ -191,31 +191,31 @@ def linearise(
     from bilens.train.trainer import shape_of
 
     how = Distillation(steps=steps)
-    staged = _begin(
+    opened, tokenizer, learned, measured = _begin(
         model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
     )
     if tokens < length:
         raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
-    texts = tensorise.interleaved(staged.learned)[: tokens // length]
+    texts = tensorise.interleaved(learned)[: tokens // length]
     record = {**asdict(how), "layers": layers, "budget": budget}
-    record["model"] = shape_of(staged.model.config)
-    original = stages.sharing_copy(staged.model)
-    measurements = tensorise.Measurements(output, original, staged.held_out)
+    record["model"] = shape_of(opened.config)
+    original = stages.sharing_copy(opened)
+    measurements = tensorise.Measurements(output, original, measured)
     with stages.open_stages(output, record, texts, resume=resume) as folder:
-        measurements.add("original", staged.model)
+        measurements.add("original", opened)
         linearised = lines.linearise(
-            staged.model,
+            opened,
             texts,
-            torch.cat(list(staged.held_out.values())),
+            torch.cat(list(measured.values())),
             layers,
             budget=budget,
             distillation=how,
             run=folder / "gates",
         )
-    measurements.add("gates", staged.model)
+    measurements.add("gates", opened)
     if not this_process().is_main_process:
         return None
-    bilens.convert.save_model(output, staged.model, staged.tokenizer)
+    bilens.convert.save_model(output, opened, tokenizer)
     rows = []
     for layer, loss in linearised.alone.items():
         fit = linearised.fits.get(layer)
@@ -237,7 +237,7 @@ def linearise(
         "loss": linearised.after,
         "loss_alone": linearised.alone,
         "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
-        "stages": _show(measurements.finish(staged.model), output),
+        "stages": _show(measurements.finish(opened), output),
     }
 
 
@@ -275,16 +275,16 @@ def tensorise(
     from bilens.train import tensorise as stages
 
     length = training.length
-    staged = _begin(
+    opened, tokenizer, learned, measured = _begin(
         model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
     )
     tensorised = stages.tensorise(
-        staged.model,
-        staged.tokenizer,
-        staged.held_out,
+        opened,
+        tokenizer,
+        measured,
         training,
         output,
-        texts=stages.interleaved(staged.learned) if staged.learned else None,
+        texts=stages.interleaved(learned) if learned else None,
         resume=resume,
         use_cpu=device == "cpu",
     )
@@ -317,15 +317,6 @@ def _texts(
         return corpus
 
 
-class _Staged(NamedTuple):
-    """A model to change in stages, its tokenizer, texts to learn from, and texts to measure on."""
-
-    model: Any
-    tokenizer: Any
-    learned: list[Any]
-    held_out: "dict[str, torch.Tensor]"
-
-
 def _begin(
     source: str,
     data: tuple[str, ...],
@@ -335,7 +326,8 @@ def _begin(
     held_out: int,
     device: str,
     low_memory: bool,
-) -> _Staged:
+) -> "tuple[Any, Any, list[Any], dict[str, torch.Tensor]]":
+    """Return a model and its tokenizer, texts to learn from, and texts to measure on by name."""
     from bilens.processes import this_process
 
     this_process(cpu=device == "cpu")
@@ -349,7 +341,7 @@ def _begin(
     validated = [c.validation[:n_texts]["input_ids"] for c in corpora]
     learned = [c.train[:]["input_ids"] for c in corpora]
     measured = dict(zip(names, validated, strict=True))
-    return _Staged(model.to(choose_device(device)), tokenizer, learned, measured)
+    return model.to(choose_device(device)), tokenizer, learned, measured
 
 
 def _show(tensorised: Any, output: Path) -> Any:

@@ -3,10 +3,9 @@
 import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,31 +24,11 @@ Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 """An option that may be given several times."""
 
 
-@dataclass(frozen=True)
-class Exporter:
-    """An option that writes the readings of one kind to further files.
-
-    The writer is a function in `bilens.report.exporters` from a reading, a path, a name and the
-    model's name. A path has one of the endings, and a folder none.
-    """
-
-    writer: str
-    name: str = "arrays"
-    help: str = "Folder to also write the arrays to, with the numbers as JSON."
-    endings: tuple[str, ...] = ()
-
-    def write(
-        self, reading: Reading, path: Path, name: str, model: str, **settings: int | None
-    ) -> None:
-        write = getattr(import_module("bilens.report.exporters"), self.writer)
-        write(reading, path, name, model, **settings)
-
-
-FIGURE = Exporter(
-    "write_figure",
-    "figure",
-    "File to also draw the picture to: a name that ends in .png, .svg or .pdf.",
-    (".png", ".svg", ".pdf"),
+ARRAYS = Option(
+    "arrays", Files, (), "Folder to also write the arrays to, with the numbers as JSON."
+)
+FIGURE = Option(
+    "figure", Files, (), "File to also draw the picture to: a name that ends in .png, .svg or .pdf."
 )
 WIDTH = Option(
     "width",
@@ -58,30 +37,25 @@ WIDTH = Option(
     "Width of the figure in points, such as 240 for a column of a paper; labels have 6 points or "
     "more at every width.",
 )
-
-EXPORTERS: dict[str, tuple[Exporter, ...]] = {
-    "eigenvectors": (Exporter("write_spectra"),),
-    "paths": (Exporter("write_paths"),),
-    "bonds": (Exporter("write_bonds"),),
-    "circuit": (FIGURE,),
-    "flow": (
-        FIGURE,
-        Exporter(
-            "write_viewer",
-            "viewer",
-            "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
-        ),
-        Exporter(
-            "write_graph",
-            "save_graph",
-            "File to also write the graph to, as an attribution graph for Neuronpedia.",
-            (".json",),
-        ),
-    ),
+VIEWER = Option(
+    "viewer",
+    Files,
+    (),
+    "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
+)
+GRAPH = Option(
+    "save_graph",
+    Files,
+    (),
+    "File to also write the graph to, as an attribution graph for Neuronpedia.",
+)
+EXPORTS: dict[str, tuple[Option, ...]] = {
+    **dict.fromkeys(("eigenvectors", "paths", "bonds"), (ARRAYS,)),
+    **{"circuit": (FIGURE,), "flow": (FIGURE, VIEWER, GRAPH)},
 }
-"""By the name of an analysis."""
-
-
+"""Options of analyses that write their readings to further files, by `bilens.report.exporters`."""
+EXPORT_ENDINGS = {"figure": (".png", ".svg", ".pdf"), "save_graph": (".json",)}
+"""Of the names of these files."""
 ENDINGS = ("", ".html", ".json", ".tsv")
 """Of the names of files that a reading is written to; a folder has none."""
 OWN = (
@@ -107,9 +81,8 @@ OWN = (
 def analysis_command(entry: Analysis) -> Command:
     """Return the command of an analysis."""
     options = [*entry.options, OWN[0]]
-    for exporter in EXPORTERS.get(entry.name, ()):
-        options.append(Option(exporter.name, Files, (), exporter.help))
-        options += [WIDTH] if exporter is FIGURE else []
+    for export in EXPORTS.get(entry.name, ()):
+        options += [export, WIDTH] if export is FIGURE else [export]
     by_name = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("model", by_name, annotation=ModelName)]
     for one in [*options, *OWN[1:]]:
@@ -134,12 +107,13 @@ def run_analysis(
         raise BilensError(
             f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
         )
-    exporters = EXPORTERS.get(entry.name, ())
-    targets = [(one, path) for one in exporters for path in settings.get(one.name, ())]
-    for exporter, path in targets:
-        if exporter.endings and path.suffix not in exporter.endings:
-            option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
-            raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
+    names = [export.name for export in EXPORTS.get(entry.name, ())]
+    targets = [(name, path) for name in names for path in settings.get(name, ())]
+    for name, path in targets:
+        endings = EXPORT_ENDINGS.get(name, (path.suffix,))
+        if path.suffix not in endings:
+            expected = f"a name that ends in {' or '.join(endings)}"
+            raise BilensError(f"--{name.replace('_', '-')}={path}: expected {expected}")
     width = settings.get("width")
     if width is not None and not settings["figure"]:
         raise BilensError(
@@ -163,10 +137,12 @@ def run_analysis(
         date = f"{datetime.now().astimezone():%d %B %Y}"
         write_reading(reading, output, f"{command_line(entry, model, settings)} · {date}")
         out.print(f"written: {output}")
-    for exporter, path in targets:
+    for name, path in targets:
+        from bilens.report import exporters
+
         of = Path(model).stem
-        sizes = {"width": width} if exporter is FIGURE else {}
-        exporter.write(reading, path, output.stem if output else of, of, **sizes)
+        about = {"model": of, "name": output.stem if output else of, "width": width}
+        getattr(exporters, f"write_{name}")(reading, path, **about)
         out.print(f"written: {path}")
     return reading.record()
 

@@ -149,48 +149,49 @@ def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
     )
 
 
-def write_viewer(reading: FlowReading, folder: Path, name: str, model: str) -> None:
+# Writers for options of commands, which have their names: of a reading, to a path, with the name of
+# the model, a name of the page and a width of figures.
+
+
+def write_viewer(reading: FlowReading, path: Path, *, model: str, name: str, **_: Any) -> None:
     """Write the graph in the viewer's files."""
-    write_viewer_files(folder, _graph(reading, name, model))
+    write_viewer_files(path, _graph(reading, name, model))
 
 
-def write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
+def write_save_graph(reading: FlowReading, path: Path, *, model: str, **_: Any) -> None:
     """Write the attribution graph."""
     write_json(path, _graph(reading, path.stem, model))
 
 
 def write_figure(
-    reading: FlowReading | CircuitReading, path: Path, _: str, __: str, *, width: int | None = None
+    reading: FlowReading | CircuitReading, path: Path, *, width: int | None = None, **_: Any
 ) -> None:
     """Draw the picture of a reading, with a width in points."""
-    if width is None:
-        save_figure(reading.plot(), path)
-    else:
-        pixels = round(width * 96 / 72)
-        save_figure(reading.plot(width=pixels), path, width=pixels)
+    pixels = None if width is None else round(width * 96 / 72)
+    drawn = reading.plot() if pixels is None else reading.plot(width=pixels)
+    save_figure(drawn, path, width=pixels)
 
 
-def write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:
-    """Write the spectra of all classes.
+def write_arrays(reading: Any, path: Path, *, model: str, **_: Any) -> None:
+    """Write the spectra of all classes, the paths, or the bonds with the cut as a run.
 
     Raises:
         CheckpointError: the folder holds the spectra of something else.
     """
-    reading.spectrum.save(folder / "spectra.safetensors")
-    write_json(folder / "decomposition.json", reading.record())
+    if isinstance(reading, BondReading):
+        _write_bonds(reading, path, model)
+        return
+    if isinstance(reading, ClassifierReading):
+        reading.spectrum.save(path / "spectra.safetensors")
+    elif isinstance(reading, DeepReading):
+        paths = reading.paths
+        names = ("directions", "roots", "indices", "eigenvalues", "effective", "vectors")
+        arrays = {name: getattr(paths, name) for name in names}
+        write_safetensors(path / "paths.safetensors", arrays, {"constant": str(paths.constant)})
+    write_json(path / "decomposition.json", reading.record())
 
 
-def write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
-    """Write the paths."""
-    paths = reading.paths
-    names = ("directions", "roots", "indices", "eigenvalues", "effective", "vectors")
-    arrays = {name: getattr(paths, name) for name in names}
-    write_safetensors(folder / "paths.safetensors", arrays, {"constant": str(paths.constant)})
-    write_json(folder / "decomposition.json", reading.record())
-
-
-def write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
-    """Write the bonds, and the cut as a run."""
+def _write_bonds(reading: BondReading, folder: Path, model: str) -> None:
     tensors = {
         f"{name}.{number}": getattr(bond, name)
         for number, bond in enumerate(reading.bonds.bonds)
