@@ -25,9 +25,10 @@ from bilens.convert.gguf_tokenizer import gguf_tokenizer
 from bilens.data.texts import tokenize
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_downloaded, check_target, file_errors, written_whole
-from bilens.hub import hub_options, place_options, write_card
+from bilens.hub import hub_options, place_options
 from bilens.memory import check_memory
 from bilens.nn import ImageClassifier
+from bilens.nn.card import write_card
 from bilens.nn.checkpoint import ADAPTER_NAME, read_config
 from bilens.progress import no_progress
 from bilens.shipped import find_model

@@ -17,7 +17,8 @@ from torch import nn
 from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
 from bilens.files import check_downloaded, read_json_object, write_json, write_safetensors
-from bilens.hub import CARD_NAME, HTTPError, hub_options, model_card
+from bilens.hub import HTTPError, hub_options
+from bilens.nn.card import CARD_NAME, model_card
 from bilens.settings import read_settings
 from bilens.shipped import STORY
 

@@ -20,8 +20,8 @@ from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.files import write_json, write_safetensors, write_text
-from bilens.hub import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.lazy_imports import accelerate, pd
+from bilens.nn.card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope

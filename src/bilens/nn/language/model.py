@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bilens.checks import check_index
 from bilens.errors import BilensError
-from bilens.hub import CARD_NAME, model_card, write_card
+from bilens.nn.card import CARD_NAME, model_card, write_card
 from bilens.nn.language.attention import Attention, Rope, StateLayer, rotation
 from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm
 from bilens.nn.settings import ATTENTIONS, LanguageSettings

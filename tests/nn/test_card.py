@@ -10,8 +10,8 @@ import bilens
 from bilens.convert import save_model
 from bilens.convert.gates import give_swish
 from bilens.files import write_json
-from bilens.hub import model_card
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.nn.card import model_card
 from bilens.nn.language import LanguageModel
 from bilens.train import ClassifierTraining, train_classifier
 from tests.families import GATED, tiny
