@@ -1,4 +1,4 @@
-"""Files and folders are whole or not there, and one process at a time writes a run."""
+"""Files and folders are whole or not there."""
 
 import os
 import socket
@@ -9,18 +9,18 @@ import pytest
 from bilens.errors import CheckpointError
 from bilens.files import (
     check_target,
-    folder_written_whole,
-    only_process_in,
     read_json,
     read_json_object,
     write_json,
     write_text,
+    written_whole,
 )
 
 
 def test_a_folder_appears_whole(tmp_path):
     folder = tmp_path / "new" / "folder"
-    with folder_written_whole(folder) as draft:
+    with written_whole(folder) as draft:
+        draft.mkdir()
         (draft / "content").write_text("all of it")
         assert not folder.exists()
     assert (folder / "content").read_text() == "all of it"
@@ -28,32 +28,20 @@ def test_a_folder_appears_whole(tmp_path):
 
 
 def test_an_error_leaves_no_folder(tmp_path):
-    with (
-        pytest.raises(RuntimeError, match="stopped"),
-        folder_written_whole(tmp_path / "a") as draft,
-    ):
+    with pytest.raises(RuntimeError, match="stopped"), written_whole(tmp_path / "a") as draft:
+        draft.mkdir()
         (draft / "content").write_text("half")
         raise RuntimeError("stopped")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_of_another_process_stays(tmp_path):
-    folder = tmp_path / "a"
-    with folder_written_whole(folder) as draft:
-        (draft / "content").write_text("ours")
-        folder.mkdir()
-        (folder / "content").write_text("theirs")
-    assert (folder / "content").read_text() == "theirs"
-    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_folder_that_cannot_be_put_in_place(tmp_path):
     (tmp_path / "a").write_text("a file")
     with (
         pytest.raises(CheckpointError, match=r"a could not be written: Not a directory. Check"),
-        folder_written_whole(tmp_path / "a"),
+        written_whole(tmp_path / "a") as draft,
     ):
-        pass
+        draft.mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -106,7 +94,7 @@ def test_devices_pipes_and_sockets_are_refused(tmp_path, socket_path):
         for write in (write_text, lambda path, text: check_target(path)):
             with pytest.raises(CheckpointError, match=f"^{path} is {kind}, expected a file, a fo"):
                 write(path, "text")
-        with pytest.raises(CheckpointError, match=f"^{path} is {kind}"), folder_written_whole(path):
+        with pytest.raises(CheckpointError, match=f"^{path} is {kind}"), written_whole(path):
             pass
     assert pipe.is_fifo()
     assert link.is_symlink()
@@ -127,7 +115,8 @@ def test_the_target_of_a_link_is_written(tmp_path, there):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link"]
     folders = tmp_path / "folders"
     folders.symlink_to(Path("folder") / "new")
-    with folder_written_whole(folders) as draft:
+    with written_whole(folders) as draft:
+        draft.mkdir()
         (draft / "content").write_text("all of it")
     assert folders.is_symlink()
     assert (tmp_path / "folder" / "new" / "content").read_text() == "all of it"
@@ -140,14 +129,7 @@ def test_links_in_a_circle_are_refused(tmp_path):
         write_text(tmp_path / "a", "text")
 
 
-def test_one_at_a_time_and_in_a_named_place(tmp_path):
-    other = r"^Another process is at work in .*\. Wait until"
-    with (
-        only_process_in(tmp_path),
-        pytest.raises(CheckpointError, match=other),
-        only_process_in(tmp_path),
-    ):
-        pass
+def test_the_current_folder_is_named():
     with pytest.raises(CheckpointError, match=r"^\. could not be written: "):
         write_text(Path(), "text")
 
@@ -162,11 +144,3 @@ def test_damaged_json_is_named(content, tmp_path):
         path.write_bytes(b"{}\n" + content.replace(b"[]", b"]"))
         with pytest.raises(CheckpointError, match="a.json is damaged and cannot be read as JSON"):
             read_json(path, lines=True)
-
-
-def test_what_a_failed_block_leaves_unfinished_is_removed(tmp_path):
-    with pytest.raises(ZeroDivisionError), only_process_in(tmp_path):
-        (tmp_path / ".unfinished-checkpoints").mkdir()
-        (tmp_path / ".unfinished-checkpoints" / "file").touch()
-        1 / 0  # noqa: B018
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

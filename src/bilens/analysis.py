@@ -193,15 +193,11 @@ class Analysis:
                 options.append(Option("data", str | None, None, about))
                 options.append(Option("data_dir", Path | None, None, folder))
             else:
-                kind = self._type(parameter)
+                kind = parameter.annotation
+                if isinstance(kind, str):  # of a file in which all annotations are text
+                    kind = get_type_hints(self.read, include_extras=True)[parameter.name]
                 options.append(Option(parameter.name, kind, parameter.default, line))
         return sorted(options, key=lambda option: option.default is not REQUIRED)
-
-    def _type(self, parameter: inspect.Parameter) -> Any:
-        # Of a file in which all annotations are text, none is more than a name here.
-        if isinstance(parameter.annotation, str):
-            return get_type_hints(self.read, include_extras=True)[parameter.name]
-        return parameter.annotation
 
     @cached_property
     def on(self) -> Any:
@@ -214,11 +210,6 @@ class Analysis:
         """The docstring without its sections."""
         text = inspect.getdoc(self.read) or ""
         return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\s", text)[0].strip()
-
-    @property
-    def line(self) -> str:
-        """The first line of the docstring."""
-        return self.about.split("\n")[0]
 
     @property
     def is_built_in(self) -> bool:

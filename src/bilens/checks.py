@@ -191,17 +191,6 @@ def check_weights(model: nn.Module, name: str = "") -> None:
             )
 
 
-def check_text(name: str, text: str) -> None:
-    """Raise unless a text can be written in UTF-8, as every tokenizer expects."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BilensError(
-            f"{name} holds {text[error.start]!a} at {error.start}, expected text in UTF-8; read it "
-            "in the encoding in which it was written"
-        ) from None
-
-
 def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
     """Raise unless `value` is an integer from 1 to `most`, the number of `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -56,16 +55,10 @@ def check_target(path: Path) -> Path:
     Raises:
         CheckpointError: the path is no file and no folder, or its links go in a circle.
     """
+    special = {"c": "a device", "b": "a device", "p": "a named pipe", "s": "a socket"}
     with file_errors(path):
         try:
-            # Kinds of entries that are neither files nor folders.
-            special = {
-                stat.S_IFCHR: "a device",
-                stat.S_IFBLK: "a device",
-                stat.S_IFIFO: "a named pipe",
-                stat.S_IFSOCK: "a socket",
-            }
-            kind = special.get(stat.S_IFMT(path.stat().st_mode))
+            kind = special.get(stat.filemode(path.stat().st_mode)[0])
         except FileNotFoundError:  # a new file, or a link to one
             kind = None
         if kind is not None:
@@ -80,6 +73,8 @@ def check_target(path: Path) -> Path:
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; move it there if the block ends without an error.
 
+    The block makes a file there, or a folder.
+
     Raises:
         CheckpointError: the path is a device, a pipe or a socket, or the system refuses.
     """
@@ -92,71 +87,22 @@ def written_whole(path: Path) -> Iterator[Path]:
             yield temporary
             temporary.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to `folder`; rename it if the block ends without an error.
-
-    If another process has made `folder` in the meantime, that one stays.
-
-    Raises:
-        CheckpointError: the system refuses.
-    """
-    with file_errors(folder):
-        folder = check_target(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_beside(folder)
-        temporary.mkdir()
-        try:
-            yield temporary
-            try:
-                temporary.rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def only_process_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run directory as long as the block runs.
-
-    The lock is the system's and ends with the process. Files that this process or a killed one left
-    unfinished are removed.
-
-    Raises:
-        CheckpointError: another process works there, or the system refuses.
-    """
-    with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise CheckpointError(
-                f"Another process is at work in {_short(folder)}. Wait until it has ended, or "
-                "choose another folder."
-            ) from error
-    try:
-        remove_unfinished(folder)
-        yield
-    finally:
-        remove_unfinished(folder)
-        lock.release()
+            _remove(temporary)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what was left unfinished in a folder, which no other process may be using."""
     with file_errors(folder):
         for unfinished in folder.glob(f"{UNFINISHED}*"):
-            if unfinished.is_dir():
-                # Windows does not remove files that are still mapped.
-                shutil.rmtree(unfinished, ignore_errors=True)
-            else:
-                unfinished.unlink()
+            _remove(unfinished)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        # Windows does not remove files that are still mapped.
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def file_names(texts: Iterable[str]) -> list[str]:

@@ -60,7 +60,12 @@ def data_for(
     """
     record: Mapping[str, Any] = {}
     if not name:
-        record = read_training(source) if images else training_of(source)
+        if not (images or names_data(source)):
+            raise BilensError(
+                f"{source} does not say what it was trained on; name texts or images with --data, "
+                "such as --data tinystories, --data FILE.txt or --data mnist"
+            )
+        record = read_training(source)
         name, folder = _place(source, record, folder)
     else:
         check_folder(name, folder)
@@ -109,16 +114,6 @@ def names_data(source: str | Path) -> bool:
     """Return True if a run says which data it was trained on."""
     known = (Path(source) / TRAINING_NAME).is_file()
     return known and read_training(source)["data"] != OWN_TEXT
-
-
-def training_of(source: str | Path) -> dict[str, Any]:
-    """Return the record of a run's training, which names its data."""
-    if not names_data(source):
-        raise BilensError(
-            f"{source} does not say what it was trained on; name texts or images with --data, such "
-            "as --data tinystories, --data FILE.txt or --data mnist"
-        )
-    return read_training(source)
 
 
 def check_folder(data: str, data_dir: str | Path | None) -> None:

@@ -1,6 +1,5 @@
-"""Memory is checked before it is taken, and goes back once it is free."""
+"""Memory is checked before it is taken, or its lack is said in a line."""
 
-import ctypes
 import re
 import sys
 from collections.abc import Iterator
@@ -82,19 +81,6 @@ def memory_errors() -> Iterator[None]:
             f"There is not enough memory ({reason}). Give the process more, or take a smaller "
             "model, fewer texts or shorter ones."
         ) from error
-
-
-def return_freed() -> None:
-    """Give freed memory back to the system, on Linux.
-
-    Its C library keeps freed arrays of less than 32 MB, between which larger ones do not fit: half
-    of what a flow of a long text would hold.
-    """
-    if sys.platform == "linux":
-        # Other C libraries than glibc keep less, and have no such function.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 def _limits() -> Iterator[int]:

@@ -2,9 +2,7 @@
 
 import atexit
 import gc
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,24 +34,6 @@ def from_main_process(call: Callable[[], Any]) -> Any:
     if isinstance(message[0], BilensError):
         raise message[0]
     return message[0]
-
-
-@contextmanager
-def others_are_needed(remedy: str) -> Iterator[None]:
-    """Say in a line, with a remedy, if this process cannot go on because another one has ended."""
-    try:
-        yield
-    except RuntimeError as error:
-        # gloo has no class of its own for it, and names the peer; NCCL's errors have one.
-        lost = isinstance(error, torch.distributed.DistError) or re.search(
-            "(closed|reset) by peer|Broken pipe|Timed out waiting", str(error)
-        )
-        if not lost or not torch.distributed.is_initialized():
-            raise
-        raise BilensError(
-            "Another process of this training has ended, and none can go on alone. Its own "
-            f"message, if it had time for one, says why. {remedy}"
-        ) from error
 
 
 def _leave_group() -> None:

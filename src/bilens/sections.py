@@ -68,31 +68,24 @@ class Table:
         formats: Format of a column by its name, such as ".2%"; by default numbers of a column have
             the same number of decimals.
         words: Number of columns of words, which come first; by default those without numbers.
-        columns: Names of the columns that are shown; all by default. Files have all of them.
     """
 
     frame: "pd.DataFrame"
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     words: int | None = None
-    columns: Sequence[str] | None = None
-
-    @property
-    def shown(self) -> "pd.DataFrame":
-        """The columns that are shown."""
-        return self.frame if self.columns is None else self.frame[list(self.columns)]
 
     @property
     def header(self) -> list[str]:
-        """Names of the columns that are shown."""
-        return [str(name) for name in self.shown.columns]
+        """Names of the columns."""
+        return [str(name) for name in self.frame.columns]
 
     @property
     def is_word(self) -> list[bool]:
         """Whether each column has words, which are at its left; numbers are at its right."""
         if self.words is not None:
             return [number < self.words for number in range(len(self.header))]
-        return [dtype.kind not in "fiu" for dtype in self.shown.dtypes]
+        return [dtype.kind not in "fiu" for dtype in self.frame.dtypes]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -101,7 +94,7 @@ class Table:
         return list(zip(*columns, strict=True))
 
     def _cells(self, number: int) -> list[str]:
-        column = self.shown.iloc[:, number]
+        column = self.frame.iloc[:, number]
         how = self.formats.get(self.header[number])
         if how is None and column.dtype.kind == "f":
             how = _common_format(column.tolist())
@@ -272,14 +265,8 @@ _HEAD = re.compile(
 """The words up to the noun that is counted, as in "groups of classes", and those after it."""
 _NO_PLURALS = ("ss", "us", "is", "bias", "lens", "canvas", "gas", "atlas", "series", "species")
 _IRREGULAR = {
-    "analyses": "analysis",
-    "axes": "axis",
-    "bases": "basis",
-    "biases": "bias",
-    "indices": "index",
-    "lenses": "lens",
-    "matrices": "matrix",
-    "vertices": "vertex",
+    **{"analyses": "analysis", "axes": "axis", "bases": "basis", "biases": "bias"},
+    **{"indices": "index", "lenses": "lens", "matrices": "matrix", "vertices": "vertex"},
 }
 
 

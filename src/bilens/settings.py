@@ -71,8 +71,6 @@ Size = Annotated[int, Between(1, 2**20)]
 """A width, or a number of layers, heads or classes: more than a million is a mistake."""
 Count = Annotated[int, Between(1, 10**15)]
 """A count; no computer counts further."""
-Depth = Annotated[int, Between(1, 1024)]
-"""A number of layers, each a module."""
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 """A seed of random numbers; NumPy accepts no larger one."""
 Place = Annotated[int, Between(0, 2**31 - 1)]

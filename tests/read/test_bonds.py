@@ -181,11 +181,11 @@ def test_held_out_errors_are_those_of_the_images():
 
 def test_clopper_pearson_against_tails_of_the_binomial():
     # The table of the source, and limits that are known in closed form.
-    low, high = clopper_pearson(9, 10, 0.95)
+    low, high = clopper_pearson(9, 10)
     assert (round(low, 4), round(high, 4)) == (0.5550, 0.9975)
-    assert clopper_pearson(0, 50, 0.95) == (0.0, pytest.approx(1 - 0.025 ** (1 / 50)))
-    assert clopper_pearson(50, 50, 0.95) == (pytest.approx(0.025 ** (1 / 50)), 1.0)
-    low, high = clopper_pearson(9_600, 10_000, 0.95)
+    assert clopper_pearson(0, 50) == (0.0, pytest.approx(1 - 0.025 ** (1 / 50)))
+    assert clopper_pearson(50, 50) == (pytest.approx(0.025 ** (1 / 50)), 1.0)
+    low, high = clopper_pearson(9_600, 10_000)
     assert low < 0.96 < high
     assert high - low == pytest.approx(2 * 1.96 * (0.96 * 0.04 / 10_000) ** 0.5, rel=0.02)
 

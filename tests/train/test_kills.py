@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from bilens.errors import CheckpointError
-from bilens.files import only_process_in
 from bilens.train import ClassifierTraining, classifier, train_classifier, trainer
 from bilens.train.language import train_language
-from bilens.train.run_directory import RunDirectory, is_finished
+from bilens.train.run_directory import RunDirectory, only_process_in, read_training
 from bilens.train.settings import LanguageTraining
 from tests.command_line import run_python
 from tests.language import small_config, small_corpus
@@ -119,7 +118,7 @@ def test_a_second_training_in_one_folder_is_refused(tmp_path):
     ):
         train_images(tmp_path)
     train_images(tmp_path)
-    assert is_finished(tmp_path)
+    assert read_training(tmp_path)["finished"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
@@ -146,3 +145,11 @@ def test_trainings_in_threads_of_one_process_agree(train, stopped, tmp_path):
     expected = (stopped[kind] / "whole" / "model.safetensors").read_bytes()
     for number in range(2):
         assert (tmp_path / str(number) / "model.safetensors").read_bytes() == expected
+
+
+def test_what_a_failed_block_leaves_unfinished_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError), only_process_in(tmp_path):
+        (tmp_path / ".unfinished-checkpoints").mkdir()
+        (tmp_path / ".unfinished-checkpoints" / "file").touch()
+        1 / 0  # noqa: B018
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

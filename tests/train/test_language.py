@@ -13,7 +13,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageModel
 from bilens.train import trainer
 from bilens.train.language import train_language
-from bilens.train.run_directory import is_finished, read_metrics
+from bilens.train.run_directory import read_metrics, read_training
 from bilens.train.settings import LanguageTraining
 from tests.language import check_same_model, small_config, small_corpus
 from tests.nightly import nightly
@@ -218,7 +218,7 @@ def test_divergence_is_an_error_and_saves_no_model(tmp_path, how, attention):
     with pytest.raises(BilensError, match=r"(The loss|The weights) became .*; lower learning_rate"):
         train(tmp_path, training, small_config(**attention))
     assert not (tmp_path / "model.safetensors").exists()
-    assert not is_finished(tmp_path)
+    assert not read_training(tmp_path)["finished"]
 
 
 def test_a_loss_far_above_that_of_a_uniform_guess_stops_the_training(tmp_path):
@@ -226,7 +226,7 @@ def test_a_loss_far_above_that_of_a_uniform_guess_stops_the_training(tmp_path):
     training = replace(TRAINING, learning_rate=30, warmup=0)
     with pytest.raises(BilensError, match=r"where a uniform guess has [\d.]+, by step \d+; lower"):
         train(tmp_path, training)
-    assert not is_finished(tmp_path)
+    assert not read_training(tmp_path)["finished"]
 
 
 def test_float16_is_refused_before_anything_is_read(tmp_path):

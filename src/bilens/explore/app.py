@@ -27,7 +27,7 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
-from bilens.files import folder_written_whole
+from bilens.files import written_whole
 from bilens.inputs import check_data, data_for, names_data
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
@@ -370,7 +370,8 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
         tags=["bilens"],
     )
     # A Space with half a model would start and fail, so that the folder appears when it is whole.
-    with folder_written_whole(folder) as draft:
+    with written_whole(folder) as draft:
+        draft.mkdir()
         source = _copied(model, draft, "model")
         options = "" if data is None else f", data={json.dumps(_copied(Path(data), draft, 'data'))}"
         files = {

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.settings import CheckedSettings, Depth, NotNegative, Positive, Size, check_settings
+from bilens.settings import Between, CheckedSettings, NotNegative, Positive, Size, check_settings
 
 if TYPE_CHECKING:
     from bilens.nn.language import attention
@@ -14,6 +14,8 @@ else:  # transformers takes seconds to import, and classifiers do not need it.
     attention = lazy_import("bilens.nn.language.attention")
 
 
+Depth = Annotated[int, Between(1, 1024)]
+"""A number of layers, each a module."""
 GateName = Literal["identity", "sigmoid", "relu", "gelu", "silu", "swish"]
 """Gates by their names; see `Gate`."""
 MlpName = Literal["bilinear", "glu", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]

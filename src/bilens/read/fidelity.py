@@ -146,12 +146,12 @@ def held_out(
     )
 
 
-def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of the probability of a success, from successes in n trials.
+def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
+    """Return the exact 95 % interval of the probability of a success, from successes in n trials.
 
     Source: Clopper & Pearson 1934.
     """
-    tail = (1 - confidence) / 2
+    tail = 0.05 / 2
     low = 0.0 if successes == 0 else _solve(successes, n, tail)
     # The upper end for k successes is the lower end for n - k failures.
     high = 1.0 if successes == n else 1 - _solve(n - successes, n, tail)

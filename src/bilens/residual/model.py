@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_index, check_text, check_weights, checked
+from bilens.checks import check_index, check_weights, checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import first_call
@@ -21,7 +21,7 @@ from bilens.residual.layers import Layer, check_ids
 from bilens.residual.places import find_places, is_causal_model, known_places
 from bilens.residual.queries import query_key_maps
 from bilens.residual.running import first_input, run, wide_passes
-from bilens.residual.tokens import ids_within_text, text_ids
+from bilens.residual.tokens import check_text, ids_within_text, text_ids
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from bilens.checks import check_text
 from bilens.data.texts import clean, tokenize
 from bilens.errors import BilensError
 
@@ -87,3 +86,14 @@ def ids_within_text(name: str, tokenizer: Any) -> list[int]:
     if both[: len(before)] != before:
         return plain_ids(name, tokenizer)
     return both[len(before) :]
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise unless a text can be written in UTF-8, as every tokenizer expects."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BilensError(
+            f"{name} holds {text[error.start]!a} at {error.start}, expected text in UTF-8; read it "
+            "in the encoding in which it was written"
+        ) from None

@@ -18,13 +18,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch import Tensor
 
 from bilens import files
 from bilens.errors import BilensError, CheckpointError
-from bilens.hub import CARD_NAME, model_card
 from bilens.lazy_imports import lazy_import
+from bilens.nn.card import CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import logger
 
@@ -163,7 +164,7 @@ def open_run(
             f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
             "report_to out; the metrics are in metrics.jsonl anyway"
         )
-    with files.only_process_in(path):
+    with only_process_in(path):
         if not resume:
             check_free(path)
         elif not is_begun(path):
@@ -186,6 +187,34 @@ def open_run(
             yield run
 
 
+@contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run directory as long as the block runs.
+
+    The lock is the system's and ends with the process. Files that this process or a killed one left
+    unfinished are removed.
+
+    Raises:
+        CheckpointError: another process works there, or the system refuses.
+    """
+    with files.file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise CheckpointError(
+                f"Another process is at work in {folder}. Wait until it has ended, or "
+                "choose another folder."
+            ) from error
+    try:
+        files.remove_unfinished(folder)
+        yield
+    finally:
+        files.remove_unfinished(folder)
+        lock.release()
+
+
 def check_free(run: Path) -> None:
     """Raise CheckpointError if a directory holds a training or a model."""
     names = (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME)
@@ -201,11 +230,6 @@ def check_free(run: Path) -> None:
 def is_begun(run: Path) -> bool:
     """Return True if a directory holds a training, which can be resumed."""
     return (run / TRAINING_NAME).is_file()
-
-
-def is_finished(run: Path) -> bool:
-    """Return True if the training in a directory has ended; CheckpointError if damaged."""
-    return is_begun(run) and bool(files.read_json_object(run / TRAINING_NAME).get("finished"))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.processes import from_main_process, others_are_needed
+from bilens.processes import from_main_process
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -404,11 +404,7 @@ def run_trainer(
                 "accelerate shards by FSDP version 1, expected version 2: version 1 flattens the "
                 "weights; set fsdp_version: 2 in its configuration, or use torchrun"
             )
-        remedy = (
-            f"Start the same command again with --resume: the newest checkpoint in {run}, or its "
-            "beginning, is where it goes on"
-        )
-        with others_are_needed(remedy):
+        with _others_are_needed(run):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
             raise KeyboardInterrupt
@@ -426,3 +422,22 @@ def run_trainer(
             directory.finish()
         trainer.accelerator.wait_for_everyone()
     return trainer.state.log_history
+
+
+@contextmanager
+def _others_are_needed(run: Path) -> Iterator[None]:
+    """Say in a line, with a remedy, if this process cannot go on because another one has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no class of its own for it, and names the peer; NCCL's errors have one.
+        lost = isinstance(error, torch.distributed.DistError) or re.search(
+            "(closed|reset) by peer|Broken pipe|Timed out waiting", str(error)
+        )
+        if not lost or not torch.distributed.is_initialized():
+            raise
+        raise BilensError(
+            "Another process of this training has ended, and none can go on alone. Its own "
+            "message, if it had time for one, says why. Start the same command again with "
+            f"--resume: the newest checkpoint in {run}, or its beginning, is where it goes on"
+        ) from error

@@ -1,5 +1,7 @@
 """Adjoints of a number at every part of a model, layer by layer from the last."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.hooks import hooked
-from bilens.memory import return_freed
 from bilens.read.flow.modules import Hook, module_hooks
 from bilens.read.flow.nodes import NodeKind, Sublayer
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Leaf, Rule, Rules
@@ -301,7 +302,7 @@ class Adjoints:
             if not self.keep:
                 # Arrays of heads and of MLPs do not fit into each other's places.
                 del of_layer
-                return_freed()
+                _return_freed()
         stream = self.graphs[0].stream
         of_stream = pending.get(stream.leaf)
         if of_stream is not None:
@@ -393,3 +394,16 @@ def position_flows(
             else:
                 flows += of_constant.sum() / time
     return flows
+
+
+def _return_freed() -> None:
+    """Give freed memory back to the system, on Linux.
+
+    Its C library keeps freed arrays of less than 32 MB, between which larger ones do not fit: half
+    of what a flow of a long text would hold.
+    """
+    if sys.platform == "linux":
+        # Other C libraries than glibc keep less, and have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

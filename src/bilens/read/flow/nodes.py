@@ -61,11 +61,6 @@ class Node:
         return self.kind, self.layer, self.part, self.number, self.position, self.source
 
     @property
-    def is_part(self) -> bool:
-        """True for a part of the model, false for the logit."""
-        return self.kind != "output"
-
-    @property
     def is_removable(self) -> bool:
         """True if it can be removed from a run of the model, or exchanged between two."""
         return self.kind in ("head", "mlp", "expert", "token", "position", "choice")
