@@ -9,7 +9,7 @@ from torch.nn import functional
 import bilens
 from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.read.language.names import TokenDirection, in_words
+from bilens.read.language.names import TokenDirection, in_words, quoted
 from bilens.read.summary import example_of, largest_margin, measure_loss, read_summary
 from bilens.report import write_report
 from tests.families import family_view
@@ -120,4 +120,5 @@ def test_tokens_are_text():
         "##to",
         '"\\n"',
     ]
+    assert [in_words('"'), quoted('"'), quoted("was")] == ["'\"'", "'\"'", '"was"']
     assert TokenDirection("Ġare", ("Ġis",)).words == '" are" minus " is"'

@@ -144,7 +144,7 @@ def test_the_heading_asks_why_only_what_is_so(view):
             logits = view.logits(view.ids(text)[None])[0, -1]
             ends.append(float(logits[5] - logits[6]))
         heading = circuit(view, [question], keep=0.5).heading
-        follows = f"Why does t5 follow “{question.text}”, and not “{question.against}”?"
+        follows = f'Why does "t5" follow “{question.text}”, and not “{question.against}”?'
         assert (heading == follows) == (ends[0] > 0 > ends[1])
         if heading != follows:
             assert heading == (

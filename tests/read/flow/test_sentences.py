@@ -33,6 +33,26 @@ def shown(number):
     return format(abs(number), ".3g")
 
 
+def test_without_a_token_it_is_the_likeliest_one():
+    view = view_of(n_layers=2, seed=5)
+
+    def likeliest(text):
+        number = int(view.logits(view.ids(text)[None])[0, -1].argmax())
+        return view.tokenizer.convert_ids_to_tokens(number)
+
+    def asked(**others):
+        question = read_flow(view, FIRST, ablate=0, **others).question
+        return question.tokens, question.minus
+
+    first, other = likeliest(FIRST), "t5 t6 t7 t8"
+    assert likeliest(SECOND) == first != likeliest(other)
+    assert asked() == ((first,), ())
+    assert asked(against=other) == ((first,), (likeliest(other),))
+    assert asked(against=other, minus="t3") == ((first,), ("t3",))
+    # The same answer after both texts has nothing to subtract, nor has a mean of embeddings.
+    assert asked(against=SECOND) == asked(mean=True) == ((first,), ())
+
+
 @pytest.mark.parametrize("token", TOKENS[::3])
 @pytest.mark.parametrize("minus", ["t4", "t8", "t10"])
 def test_what_the_model_prefers_is_said(token, minus):

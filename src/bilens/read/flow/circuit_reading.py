@@ -37,7 +37,7 @@ from bilens.read.flow.nodes import NARROW, WIDE
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
-from bilens.read.language.names import in_words
+from bilens.read.language.names import quoted
 from bilens.residual import ResidualModel
 from bilens.sections import Fact, Picture, Section, Table, plain, signed
 
@@ -638,7 +638,7 @@ def _heading(case: Case) -> str:
     """Return what a question asks; why the answer follows only where the model gives it."""
     question, (first, second) = case.question, case.texts
     if case.answers == (True, False):
-        answer = " or ".join(map(in_words, question.tokens))
+        answer = " or ".join(map(quoted, question.tokens))
         return f"Why does {answer} follow {first}, and not {second}?"
     before, after = (signed(x, "#.3g") for x in case.ends[::-1])
     the = "" if question.target == "logit" else "the "

@@ -25,7 +25,13 @@ from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_fir
 from bilens.read.flow.question import Question, Score, is_text, second_run, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
-from bilens.read.language.names import TokenDirection, in_words, shown_tokens, token_names
+from bilens.read.language.names import (
+    TokenDirection,
+    exact_names,
+    quoted,
+    shown_tokens,
+    token_names,
+)
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
@@ -318,7 +324,7 @@ class FlowReading(Reading):
         question, values = self.question, self.flow.values
         token, minus = _words(question)
         two = len(values) > 1
-        names = [_quoted(name) if name else "neither" for name in self.preferred]
+        names = [quoted(name) if name else "neither" for name in self.preferred]
         if len(minus) == len(question.tokens) == 1:
             sizes = " and ".join(format(abs(x), ".3g") for x in values)
             sizes += "" if question.target == "logit" else f" in {question.target}"
@@ -491,7 +497,7 @@ class FlowReading(Reading):
 def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
     model: ResidualModel,
     prompt: str,
-    token: str | Sequence[str] | TokenDirection,
+    token: str | Sequence[str] | TokenDirection = (),
     corpus: Corpus | None = None,
     *,
     minus: str | Sequence[str] = (),
@@ -511,7 +517,8 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     Args:
         model: Any, with its tokenizer.
         prompt: The text; the logit that is split is of the token after it.
-        token: The answer that is predicted; or several tokens, whose mean is taken.
+        token: The answer that is predicted; or several tokens, whose mean is taken. Without one it
+            is the likeliest token after the prompt, and `minus` that after a second text.
         minus: Tokens whose mean is subtracted.
         corpus: Texts whose mean embedding `mean` takes.
         against: A second text of as many tokens; the change of the logit between both is split. Of
@@ -537,12 +544,22 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
+    if not token:
+        token = (likeliest_token(model, prompt),)
+        after_second = (likeliest_token(model, second),) if isinstance(second, str) else token
+        minus = minus or (() if after_second == token else after_second)
     question = Question.of(prompt, token, minus, second, target=target)
     reading = answer_question(
         model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
     )
     opened = tuple(open_part(model, reading.flow, part) for part in weights)
     return dataclasses.replace(reading, opened=opened)
+
+
+def likeliest_token(model: ResidualModel, text: str) -> str:
+    """Return a name of the token that the model finds likeliest after a text."""
+    logits = model.logits(model.ids(text)[None])[0, -1]
+    return exact_names(model, [int(logits.argmax())])[0]
 
 
 def answer_question(
@@ -589,13 +606,7 @@ def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
 
 def _words(question: Question) -> tuple[str, list[str]]:
     """Return the answer of a question, and the tokens that it subtracts, in words."""
-    return " or ".join(map(_quoted, question.tokens)), [*map(_quoted, question.minus)]
-
-
-def _quoted(name: str) -> str:
-    """Return a token's name as it stands in a sentence: "was" is no word of it."""
-    text = in_words(name)
-    return text if text.startswith('"') else f'"{text}"'
+    return " or ".join(map(quoted, question.tokens)), [*map(quoted, question.minus)]
 
 
 def _probability(model: ResidualModel, flow: Flow) -> float:

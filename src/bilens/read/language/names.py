@@ -159,7 +159,16 @@ def in_words(name: str) -> str:
     """Return a token's name as text, in quotes if it holds a space, or no letter and no digit."""
     text = token_text(name)
     is_word = text == name.strip() and any(map(str.isalnum, text))
-    return text if is_word else f'"{text}"'
+    return text if is_word else _in_quotes(text)
+
+
+def quoted(name: str) -> str:
+    """Return a token's name as it stands in a sentence: "was" is no word of it."""
+    return _in_quotes(token_text(name))
+
+
+def _in_quotes(text: str) -> str:
+    return f"'{text}'" if '"' in text else f'"{text}"'
 
 
 def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
