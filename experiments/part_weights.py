@@ -94,6 +94,8 @@ def _models(context: RecipeContext) -> Iterator[tuple[str, ResidualModel, Tensor
     for variant in ("gates", "both"):
         changes = {"learning_rate": tensors.RATES[variant]}
         tensor = tensors.tensor_of(context, tensors.STORY, variant, changes)
+        # Flows of so many factors are large and cancel.
+        tensor.model.double()
         _, _, _, held_out, _ = tensors.source(context, tensors.STORY)
         # Each text gives several short ones.
         ids = next(iter(held_out.values())).unfold(1, 24, 24).flatten(0, 1)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks import gpu
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import bilens.kernels
@@ -175,6 +175,9 @@ def test_constants_and_normalised_rows(kernel, normalised, with_constant, padded
     keys, values = (x.repeat_interleave(sizes["sharing"], 1) for x in (k, v))
     scores = q @ keys.mT + (0 if constant is None else constant[:, None, None])
     pattern = (0.3 * scores**2).tril() * seen[:, None, None]
+    # States hold sums of products, whose rounding a row of small scores alone is divided by.
+    rows = pattern.detach().sum(-1)
+    assume(not normalised or rows[rows > 0].min() > 1e-4)
     if normalised:
         pattern = pattern / pattern.sum(-1, keepdim=True).clamp_min(1e-20)
     inputs = [x for x in (q, k, v, constant) if x is not None]

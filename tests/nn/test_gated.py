@@ -40,6 +40,7 @@ def test_forward_is_the_equation(shape, gate):
     x = torch.randn(4, shape["d_in"], dtype=torch.float64)
     functions = {
         "identity": lambda z: z,
+        "sigmoid": lambda z: 1 / (1 + torch.exp(-z)),
         "relu": lambda z: z.clamp_min(0),
         "gelu": lambda z: z * (1 + torch.erf(z / 2**0.5)) / 2,
         "silu": lambda z: z / (1 + torch.exp(-z)),
