@@ -174,7 +174,7 @@ FAULTS: dict[int, Tests] = {
     ),
     49: (
         ("train/test_kills", "a_kill_loses_nothing"),
-        ("test_files", "what_a_failed_block_leaves_unfinished_is_removed"),
+        ("test_files", "an_error_leaves_no_folder"),
     ),
     50: (
         (CIRCUITS, "more_questions_than_fit_into_memory_are_refused_before"),

@@ -218,7 +218,8 @@ def _rounded(value: Any) -> Any:
     """Return the value with its fractions at five significant digits: more than any spread has."""
     if isinstance(value, Mapping):
         return {key: _rounded(part) for key, part in value.items()}
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    # Zero has no sign in a table.
+    return float(f"{value:.5g}") + 0.0 if isinstance(value, float) else value
 
 
 def _git(*words: str) -> str:
