@@ -29,6 +29,7 @@ GROUPS = {
     "Images": [
         *("fig3", "fig4", "noises", "fig5"),
         *("bonds", "masks", "case_digits", "case_svd", "case_sae", "case_pairs", "modular"),
+        "small_layers",
     ],
     "Language models": [
         *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
@@ -41,7 +42,7 @@ GROUPS = {
     "Exactness and speed": [
         *("earlier_flows", "flow_memory", "flow_time"),
         *("attention", "short_attention", "launches", "eigenpairs"),
-        *("gpu", "peers", "speed", "tasks"),
+        *("spectra", "epoch", "step", "scaling", "gpu", "peers", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
