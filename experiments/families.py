@@ -165,6 +165,11 @@ OTHERS: dict[str, dict[str, Any]] = {
             "moe_top_k": 2,
         },
     },
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "global_head_dim": 12,
+    },
     "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "mamba2": {"num_heads": 12, "head_dim": 8, "expand": 2},

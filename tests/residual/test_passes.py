@@ -135,7 +135,7 @@ def test_addresses_name_parts():
         assert str(Part.parse(address, view)) == address
     start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
     at_one, at_all = (
-        start.changed([[exchanged(Part.parse(address, view), other)]])[0, 0]
+        start.changed([exchanged(Part.parse(address, view), other)])[0, 0]
         for address in ("head.1.2@4", "head.1.2")
     )
     torch.testing.assert_close(at_one[:4], start.stream[0, :4])

@@ -1,6 +1,7 @@
 """Parts of a pass that take their values of another pass: one part, or a share of each."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -39,8 +40,8 @@ def exchanging(
     return exchange
 
 
-def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
-    """Return the change of a part to its value of another pass, at its position or at all.
+def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
+    """Return the changes of a part to its value of another pass, at its position or at all.
 
     `scale` is a factor of that value: with 0 the part is removed. Of a head with a source, only
     what it moves from there is exchanged, and what it moves from elsewhere stays as it runs; so do
@@ -49,13 +50,16 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
     Raises:
         BilensError: the part cannot be exchanged, or a choice is scaled.
     """
-    model, layer, columns = other.model, part.layer or 0, slice(None)
+    model, layer, columns, beside = other.model, part.layer or 0, slice(None), list[Change]()
     match part.kind:
         case "choice" if scale == 1:
             module = model.places.layers[layer].module
-            return Site(module, "choice", layer), taking(other.choices(layer), len(other.ids))
+            return [(Site(module, "choice", layer), taking(other.choices(layer), len(other.ids)))]
         case "token":
             site, values = token_site(model), other.tokens[:, part.rows]
+            for table in model.places.tables:
+                rows = scale * model.places.rows(other.ids, table)[:, part.rows]
+                beside.append((Site(table, "output", EMBEDDING), partial(_rows_in, part, rows)))
         case "position" if (positions := model.parts.positions) is not None:
             site = Site(positions.module, "output", EMBEDDING)
             places = torch.arange(other.ids.shape[1], device=model.device)[part.rows]
@@ -85,7 +89,13 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> Change:
         x[:, part.rows, columns] = own
         return x
 
-    return site, exchange
+    return [(site, exchange), *beside]
+
+
+def _rows_in(part: Part, rows: Tensor, x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, part.rows] = rows.to(x)
+    return x
 
 
 def mixture(

@@ -339,7 +339,9 @@ class Pass(Reading):
         n_layers = self.model.n_layers
         first = []
         for changes in sets:
-            first.append(min((site.layer for site, _ in changes), default=n_layers))
+            layer = min((site.layer for site, _ in changes), default=n_layers)
+            # Keys that later layers read as well have to be those of this run.
+            first.append(EMBEDDING if changes and self.model.places.crosses else layer)
         order = sorted(range(len(sets)), key=first.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())

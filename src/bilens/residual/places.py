@@ -17,7 +17,7 @@ from bilens.hooks import hooked
 from bilens.residual.experts import is_experts
 from bilens.residual.layers import Parts
 from bilens.residual.parts import working_dtype
-from bilens.residual.running import run, wide_passes, with_input
+from bilens.residual.running import first_input, first_output, run, wide_passes, with_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,8 @@ class Places:
         last: the module whose input is the stream after the last layer.
         n_heads: heads side by side in mixed values.
         parts: the maps of its weights; None for a model of a family that is not known.
+        tables: further embeddings of the tokens, such as those that all layers read.
+        crosses: whether layers read more of earlier ones than the stream, such as their keys.
     """
 
     model: nn.Module
@@ -64,6 +66,8 @@ class Places:
     last: nn.Module
     n_heads: int
     parts: Parts | None = None
+    tables: tuple[nn.Embedding, ...] = ()
+    crosses: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,12 +81,17 @@ class Places:
         return torch.tensor(rows)
 
     @torch.no_grad()
-    def rows(self, ids: Int[Tensor, "*batch time"]) -> Float[Tensor, "*batch time d_model"]:
-        """Return the embeddings of tokens, as they are added to the stream if that is known."""
-        if self.parts is not None:
+    def rows(
+        self, ids: Int[Tensor, "*batch time"], table: nn.Embedding | None = None
+    ) -> Float[Tensor, "*batch time width"]:
+        """Return the embeddings of tokens, as they are added to the stream if that is known.
+
+        Those of a further table are its own.
+        """
+        if self.parts is not None and table is None:
             return self.parts.embed.rows(ids)
         with self.context():
-            embeddings: Tensor = self.embed(ids)
+            embeddings: Tensor = (table or self.embed)(ids)
         return embeddings.to(self.dtype)
 
     def forward(
@@ -90,7 +99,9 @@ class Places:
     ) -> Float[Tensor, "texts vocab"]:
         """Run the model on texts, the last `positions` to the logits, and return the last ones."""
         takes = signature(self.model.forward).parameters
-        options = {"logits_to_keep": positions} if "logits_to_keep" in takes else {}
+        # A number would let layers that read keys of earlier ones leave out all other positions.
+        kept = torch.arange(-positions, 0, device=ids.device) if self.crosses else positions
+        options = {"logits_to_keep": kept} if "logits_to_keep" in takes else {}
         output = run(self.model, ids, **options)
         logits: Tensor = getattr(output, "logits", output)
         return logits[:, -1]
@@ -146,13 +157,19 @@ def known_places(model: nn.Module, parts: Parts) -> Places:
 
 MIXING = re.compile(r"att|mix|mamba|ssm|conv|rnn|recurrent|temporal", re.IGNORECASE)
 """Names of a layer's children that mix positions; its MLP is the last other one with maps."""
+MLP = re.compile(r"mlp|ffn|feed|moe|expert", re.IGNORECASE)
+"""Names of an MLP, which comes before maps of other names."""
+
+
+TOKENS = [3, 5, 3, 4]
+"""The tokens of that pass, the first and the third of them the same."""
 
 
 @dataclass(eq=False)
 class _Call:
     """A call of a module in the pass."""
 
-    module: nn.Module
+    module: Any
     inputs: list[Tensor]
     outputs: list[Tensor]
 
@@ -172,7 +189,7 @@ def find_places(model: Any) -> Places:
             f"{type(model).__name__} embeds tokens by a {type(embed).__name__}, expected an "
             "nn.Embedding"
         )
-    calls = _record(model, embed)
+    calls = _record(model)
     order = [call.module for call in calls]
     by_module = {call.module: call for call in calls}
     layers = _layers(model, order)
@@ -214,7 +231,10 @@ def find_places(model: Any) -> Places:
         n_heads = 1
     if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
         n_heads = 1
-    return Places(model, embed, tuple(places), last, n_heads)
+    before = calls[: order.index(layers[0])]
+    tables = tuple(x.module for x in before if x.module is not embed and _embeds_tokens(x))
+    crosses = _crosses(model, layers)
+    return Places(model, embed, tuple(places), last, n_heads, tables=tables, crosses=crosses)
 
 
 def is_causal_model(model: nn.Module) -> bool:
@@ -232,8 +252,13 @@ def is_causal_model(model: nn.Module) -> bool:
     return bool(torch.allclose(first, second, rtol=1e-4, atol=1e-4 * float(first.abs().max())))
 
 
-def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
-    """Return all calls of a pass of a few tokens, in the order in which they begin."""
+def _short_pass(model: nn.Module) -> None:
+    with wide_passes(model):
+        run(model, torch.tensor([TOKENS], device=next(model.parameters()).device))
+
+
+def _record(model: nn.Module) -> list[_Call]:
+    """Return all calls of the short pass, in the order in which they begin."""
     calls: list[_Call] = []
     running: list[_Call] = []
 
@@ -250,11 +275,29 @@ def _record(model: nn.Module, embed: nn.Module) -> list[_Call]:
 
     modules = [x for x in model.modules() if x is not model]
     hooks = hooked([(x, enter) for x in modules], [(x, leave) for x in modules])
-    weight = next(embed.parameters())
-    ids = torch.arange(3, 7, device=weight.device)[None]
-    with hooks, torch.no_grad(), wide_passes(model):
-        run(model, ids)
+    with hooks, torch.no_grad():
+        _short_pass(model)
     return calls
+
+
+def _crosses(model: Any, layers: Sequence[nn.Module]) -> bool:
+    """Return whether a layer depends on earlier ones also if its own stream is held fixed."""
+    streams: list[Tensor] = []
+    found: list[bool] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        streams.append(first_input(args, kwargs).detach().requires_grad_())
+        return with_input(streams[-1].clone(), args, kwargs)
+
+    def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        total = first_output(output).sum()
+        gradients = torch.autograd.grad(total, streams, retain_graph=True, allow_unused=True)
+        found.append(any(gradient is not None for gradient in gradients[:-1]))
+
+    hooks = hooked([(x, enter) for x in layers], [(x, leave) for x in layers])
+    with hooks, torch.enable_grad():
+        _short_pass(model)
+    return any(found)
 
 
 def _layers(model: nn.Module, order: Sequence[nn.Module]) -> list[nn.Module]:
@@ -276,7 +319,7 @@ def _parts(
     layer: nn.Module, order: Sequence[nn.Module], calls: dict[nn.Module, _Call]
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the last map of what mixes positions, and the MLP of a layer."""
-    heads = mlp = None
+    heads, others = None, dict[str, nn.Module]()
     for name, part in sorted(
         layer.named_children(), key=lambda item: order.index(item[1]) if item[1] in order else -1
     ):
@@ -288,8 +331,19 @@ def _parts(
             heads = heads or (maps[-1] if maps else None)
         else:
             # A second input is the stream, which such modules add.
-            mlp = maps[-1] if len(calls[part].inputs) > 1 and maps else part
-    return heads, mlp
+            others[name] = maps[-1] if len(calls[part].inputs) > 1 and maps else part
+    named = [part for name, part in others.items() if MLP.search(name)]
+    return heads, next(reversed(named or [*others.values()]), None)
+
+
+def _embeds_tokens(call: _Call) -> bool:
+    """Return whether a call embeds the tokens of the pass, and not their positions."""
+    if not (isinstance(call.module, nn.Embedding) and call.inputs):
+        return False
+    if call.inputs[0].tolist() != [TOKENS] or call.outputs[0].dim() != 3:
+        return False
+    rows = call.outputs[0][0]
+    return torch.equal(rows[0], rows[2])
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -200,7 +200,7 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 def first_output(output: Any) -> Tensor:
     """Return the first of what a module returns."""
-    value: Tensor = output[0] if isinstance(output, tuple) else output
+    value: Tensor = output[0] if isinstance(output, (tuple, list)) else output
     return value
 
 

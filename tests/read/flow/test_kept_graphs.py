@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiments.families import make, texts
 
 from bilens.read.flow import flow, split
 from bilens.residual import ResidualModel
@@ -18,3 +19,19 @@ def test_a_flow_is_the_same_if_each_layer_runs_again(against, monkeypatch):
         assert through.adjoints.keep == (limit > 0)
         results.append([through.heads, through.mlps, through.embeddings, through.top(10).edges])
     torch.testing.assert_close(*results)
+
+
+def test_a_model_whose_layers_read_keys_of_earlier_ones_keeps_all_graphs(monkeypatch):
+    view = ResidualModel(make("gemma4_text"), toy_tokenizer())
+    assert view.places.crosses
+    assert not ResidualModel(make("gpt_neo"), toy_tokenizer()).places.crosses
+    monkeypatch.setattr(split, "KEPT_BYTES", 0)
+    first, second = (ids % 30 for ids in texts())
+    assert flow(view, first, "t5", minus="t6", against=second, ablate=0).adjoints.keep
+
+
+def test_layers_that_return_a_list_run_again(monkeypatch):
+    monkeypatch.setattr(split, "KEPT_BYTES", 0)
+    view = ResidualModel(make("openai-gpt"), toy_tokenizer())
+    first, second = (ids % 30 for ids in texts())
+    assert not flow(view, first, "t5", minus="t6", against=second, ablate=0).adjoints.keep

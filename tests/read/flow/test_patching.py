@@ -190,7 +190,7 @@ def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(famil
     text, other = "t3 t4 t7 t5", "t3 t8 t7 t5"
     ids, of_other = view.ids(text), view.ids(other)
     change = exchanged(Part.parse(part, view), Pass.of(view, of_other[None]))
-    stream = Pass.of(view, ids[None]).changed([[change]])[0]
+    stream = Pass.of(view, ids[None]).changed([change])[0]
     before = view.logits(ids[None])[0, -1]
     with patched(view, [part], other):
         logits = view.logits(ids[None])[0, -1]

@@ -11,6 +11,7 @@ from experiments.families import make, texts
 import bilens
 from bilens.errors import BilensError
 from bilens.read.flow import Question, circuit, patch, task_directions
+from bilens.read.flow.ablation import measure
 from bilens.read.flow.circuit_search import Cases
 from bilens.residual import ResidualModel
 from bilens.residual.families import known_families
@@ -19,11 +20,11 @@ from tests.nightly import nightly
 
 KINDS = (
     *("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv"),
-    *("qwen3_5", "deepseek_v32"),
+    *("qwen3_5", "deepseek_v32", "gemma4_text"),
 )
 """Learned positions, rotary ones, biases by distance, parallel layers, layers without heads, the
-delta rule, and attention to chosen tokens."""
-DAILY = ("opt", "bloom", "jamba")
+delta rule, attention to chosen tokens, and embeddings of tokens that each layer reads."""
+DAILY = ("opt", "bloom", "jamba", "gemma4_text")
 TEXTS = [ids % 30 for ids in texts()]
 
 
@@ -48,6 +49,20 @@ def test_flows_add_up_to_the_models_own_logits(view):
     )
     measured = [node for node in between.nodes if node.measured is not None]
     assert any(abs(node.measured) > 1e-4 and node.raises for node in measured)
+
+
+def test_a_measured_token_is_that_of_the_other_text(view):
+    result = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    (node,) = (x for x in result.nodes if x.kind == "token" and x.position == 2)
+    changes = []
+    for text, other in (TEXTS, TEXTS[::-1]):
+        changed = text.clone()
+        changed[2] = other[2]
+        changes.append(number(view, changed) - number(view, text))
+    expected = (changes[0] - changes[1]) / 2
+    (measured,) = measure(view, result, [node])
+    assert measured.actual == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert abs(expected) > 1e-4
 
 
 @pytest.mark.parametrize("target", ["log-probability", "probability"])

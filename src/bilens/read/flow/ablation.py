@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any
 
 import pandas as pd
@@ -197,7 +198,8 @@ def _run_without(
     start = first_change((texts, other)) if flow.two_texts else 0
     sets, kept = [], []
     for group in groups:
-        changes = [exchanged(part, other, float(flow.two_texts)) for part in group]
+        of_parts = [exchanged(part, other, float(flow.two_texts)) for part in group]
+        changes = chain.from_iterable(of_parts)
         sets.append([(site, _in_part(function, scale)) for site, function in changes])
         kept.append(min(start if x.position is None else x.position for x in group))
     changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]

@@ -91,8 +91,7 @@ class LayerGraph:
 class Adjoints:
     """A pass of a model under rules, and the adjoints of a number, from the last layer down.
 
-    `layers` goes through the model once; afterwards `of_tokens` and the adjoints of all leaves
-    outside of layers are there.
+    `layers` goes through the model once; afterwards the adjoints before the first layer are there.
 
     Args:
         places: the places of the model.
@@ -137,8 +136,7 @@ class Adjoints:
         of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
         # A number that no stream changes, as along a vector of zeros.
         self.of_last = torch.zeros_like(self.last.leaf) if of_last is None else of_last
-        self.of_first_leaves: list[Tensor | None] = []
-        self.of_tokens = torch.zeros_like(self.embedding.leaf)
+        self.of_first: list[Tensor | None] = [None] * len(self.first)
 
     def change(self, x: Float[Tensor, "texts *shape"]) -> Float[Tensor, "questions *shape"]:
         """Return the change of an activation between the texts; on one text the activation."""
@@ -164,6 +162,11 @@ class Adjoints:
             self.embedding = GraphCut.of(output)
             return self.embedding.leaf.clone()
 
+        def start(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
+            leaf = output.detach().requires_grad_()
+            rules.leaves.append(Leaf("token", leaf))
+            return leaf.clone()
+
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._take(rules)
             graph = LayerGraph(GraphCut.of(first_input(args, kwargs)))
@@ -177,7 +180,8 @@ class Adjoints:
             rules.paused = False
             self.graphs[-1].out = cut = GraphCut.of(first_output(output))
             leaf = cut.leaf.clone()
-            return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
+            several = isinstance(output, (tuple, list))
+            return type(output)((leaf, *output[1:])) if several else leaf
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._take(rules)
@@ -187,7 +191,7 @@ class Adjoints:
 
         before: list[Hook] = [(layer.module, enter) for layer in places.layers]
         before.append((places.last, finish))
-        after: list[Hook] = [(places.embed, embed)]
+        after: list[Hook] = [(places.embed, embed), *((table, start) for table in places.tables)]
         if not self.keep:
             after += [(layer.module, leave) for layer in places.layers]
         for layer in places.layers if self.keep else ():
@@ -307,8 +311,7 @@ class Adjoints:
         of_stream = pending.get(stream.leaf)
         if of_stream is not None:
             pending.add_all(self.first, gradients(stream.value, self.first, of_stream))
-        of_tokens, *self.of_first_leaves = (pending.get(x) for x in self.first)
-        self.of_tokens = self.of_tokens if of_tokens is None else of_tokens
+        self.of_first = [pending.get(x) for x in self.first]
 
     def pull(self, layer: int, pending: "Sums") -> LayerGraph:
         """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
@@ -381,19 +384,26 @@ def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " 
     return (w * change).flatten(1).sum(1)
 
 
-def position_flows(
-    constants: Sequence[Tensor], adjoints: Sequence[Tensor | None], like: Float[Tensor, " time"]
-) -> Float[Tensor, " time"]:
-    """Return the flow that starts at constants before the first layer, at each position."""
-    flows, time = torch.zeros_like(like), len(like)
-    for constant, w in zip(constants, adjoints, strict=True):
-        if w is not None:
-            of_constant = (w * constant.detach()).sum(-1)
-            if of_constant.shape[-1:] == (time,):
-                flows += of_constant.reshape(-1, time).sum(0)
+def first_flows(
+    adjoints: Adjoints, of_first: Sequence[Tensor | None]
+) -> tuple[Float[Tensor, "questions time"], Float[Tensor, "questions time"]]:
+    """Return the flows from before the first layer: of tokens and of constants, by position."""
+    time = adjoints.ids.shape[1]
+    of_tokens, of_constants = adjoints.embedding.leaf.new_zeros(2, adjoints.questions, time)
+    starts = [Leaf("token", adjoints.embedding.value), *adjoints.first_leaves]
+    for (kind, value), w in zip(starts, of_first, strict=True):
+        if w is None:
+            continue
+        if kind == "token":
+            terms = w[: adjoints.questions] * adjoints.change(value)
+            of_tokens += terms.flatten(2).sum(-1)
+        elif not adjoints.two_texts:
+            rows = (w * value.detach()).sum(-1)
+            if rows.shape[-1:] == (time,):
+                of_constants += rows.reshape(-1, time).sum(0)
             else:
-                flows += of_constant.sum() / time
-    return flows
+                of_constants += rows.sum() / time
+    return of_tokens, of_constants
 
 
 def _return_freed() -> None:

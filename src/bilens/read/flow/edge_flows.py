@@ -10,8 +10,8 @@ from bilens.read.flow.adjoints import (
     Adjoints,
     LayerGraph,
     Sums,
+    first_flows,
     gradients,
-    position_flows,
     start_flows,
 )
 from bilens.read.flow.nodes import Node, NodeKind, Sublayer
@@ -117,7 +117,6 @@ class Edges:
     def _embeddings(self) -> None:
         adjoints, q = self.adjoints, self.row
         stream, first = adjoints.graphs[0].stream, adjoints.first
-        change = adjoints.change(adjoints.embedding.value)[q]
         nodes: dict[tuple[object, ...], int] = {}
         for i in self.in_layer[None]:
             nodes[self.nodes[i].kind, self.nodes[i].position] = i
@@ -125,11 +124,9 @@ class Edges:
             w = sums.pop(stream.leaf)
             if w is not None:
                 sums.add_all(first, gradients(stream.value, first, w))
-            of_tokens, *of_constants = (sums.get(x) for x in first)
-            if of_tokens is not None:
-                self._to_rows(reader, "token", (of_tokens[q] * change).sum(-1), nodes)
-            rows = position_flows(first[1:], of_constants, change[:, 0])
-            self._to_rows(reader, "position", rows, nodes)
+            of_tokens, of_constants = first_flows(adjoints, [sums.get(x) for x in first])
+            self._to_rows(reader, "token", of_tokens[q], nodes)
+            self._to_rows(reader, "position", of_constants[q], nodes)
             if self.nodes[reader].kind == "output" and ("bias", None) in nodes:
                 self.edges[reader, nodes["bias", None]] = self.unembedding
 

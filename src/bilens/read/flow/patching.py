@@ -21,7 +21,7 @@ from bilens.read.flow.case import make_cases
 from bilens.read.flow.question import Against, Question, replaced, token_hints
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.changes import Change, Part
+from bilens.residual.changes import Part
 from bilens.residual.choices import Choosing, by_text
 from bilens.residual.exchanges import exchanged
 from bilens.residual.experts import ExpertCall
@@ -218,7 +218,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
                 f"parts: {address} has the position {part.position}, expected one of the {time} "
                 "tokens of against, counted from 0"
             )
-        site, function = exchanged(part._replace(position=None), other)
+        ((site, function),) = exchanged(part._replace(position=None), other)
         exchange = partial(_at_start, function, part.position, time)
         before.append((model.places.layers[site.layer].module, count))
         match site.place:
@@ -260,7 +260,7 @@ def exchanged_each(
 ) -> Float[Tensor, "parts time d_model"]:
     """Return the last streams of a text where each part, alone, has its value of another text."""
     values = other.in_place_of(of_text)
-    sets: list[list[Change]] = [[exchanged(part, values)] for part in parts]
+    sets = [exchanged(part, values) for part in parts]
     return of_text.changed(sets, kept=first_change((of_text, values)))[:, 0]
 
 

@@ -44,9 +44,12 @@ class UnknownOperationError(BilensError):
 
 
 class Leaf(NamedTuple):
-    """Numbers that a flow starts at beside the embeddings: what was chosen, or a constant."""
+    """Numbers that a flow starts at beside the embeddings: what was chosen, or a constant.
 
-    kind: Literal["choice", "constant"]
+    Those of tokens are of a further embedding.
+    """
+
+    kind: Literal["choice", "constant", "token"]
     value: Tensor
 
 

@@ -13,7 +13,7 @@ from bilens.checks import EPS, ROUNDING, check_sum, checked
 from bilens.errors import BilensError
 from bilens.options import Target
 from bilens.read.flow.ablation import measurable, named_by_measurement
-from bilens.read.flow.adjoints import Adjoints, LayerGraph, position_flows, start_flows
+from bilens.read.flow.adjoints import Adjoints, LayerGraph, first_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.question import Against, Question, Score, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
@@ -189,7 +189,9 @@ def _check_patterns(model: ResidualModel, questions: Sequence[Question]) -> None
 
 
 def _fits(model: ResidualModel, ids: Tensor) -> bool:
-    """Return whether the graphs of all layers fit into `KEPT_BYTES`."""
+    """Return whether the graphs of all layers fit into `KEPT_BYTES`, or have to be kept."""
+    if model.places.crosses:
+        return True
     # Some numbers for each output of each map.
     weights = [x for x in model.places.layers[0].module.parameters() if x.dim() > 1]
     numbers = 3 * sum(x[..., 0].numel() for x in weights)
@@ -243,9 +245,8 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
                 absolute += heads[:, layer].abs().sum((1, 2))
         choices[:, layer], biases[:, layer] = _starts(adjoints, graph)
     absolute += mlps.abs().sum((1, 2))
-    of_tokens = adjoints.of_tokens[:questions] * adjoints.change(adjoints.embedding.value)
-    embeddings = of_tokens.sum(-1)
-    positions, unembedding = _constants(adjoints, embeddings)
+    embeddings, positions = first_flows(adjoints, adjoints.of_first)
+    unembedding = _last_constants(adjoints)
     for starts in (embeddings, positions, biases, choices, unembedding[:, None]):
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
@@ -292,18 +293,14 @@ def _starts(
     return of_choices, of_biases
 
 
-def _constants(
-    adjoints: Adjoints, embeddings: Float[Tensor, "questions time"]
-) -> tuple[Float[Tensor, "questions time"], Float[Tensor, " questions"]]:
-    """Return the flow of constants before the first layer, by position, and after the last one."""
-    positions, unembedding = torch.zeros_like(embeddings), torch.zeros_like(embeddings[:, 0])
+def _last_constants(adjoints: Adjoints) -> Float[Tensor, " questions"]:
+    """Return the flow of constants after the last layer."""
+    unembedding = adjoints.embedding.leaf.new_zeros(adjoints.questions)
     if not adjoints.two_texts:
-        constants = [leaf.value for leaf in adjoints.first_leaves]
-        positions[0] = position_flows(constants, adjoints.of_first_leaves, embeddings[0])
         for leaf, w in zip(adjoints.last_leaves, adjoints.of_last_leaves, strict=True):
             if w is not None:
                 unembedding += start_flows(adjoints, leaf.value, w)
-    return positions, unembedding
+    return unembedding
 
 
 @torch.no_grad()
