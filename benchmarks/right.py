@@ -172,10 +172,7 @@ FAULTS: dict[int, Tests] = {
         (CIRCUITS, "what_no_circuit_takes_is_refused_by_its_name", "questions_may_come_one_by_one"),
         (QUESTIONS, "questions_of_another_model_are_one_error"),
     ),
-    49: (
-        ("train/test_kills", "a_kill_loses_nothing"),
-        ("test_files", "an_error_leaves_no_folder"),
-    ),
+    49: (("train/test_kills", "a_kill_loses_nothing"), ("test_files", "an_error_leaves_no_folder")),
     50: (
         (CIRCUITS, "more_questions_than_fit_into_memory_are_refused_before"),
         ("test_memory",),

@@ -26,7 +26,7 @@ from experiments.autoencoder import (
     SparseAutoencoder,
     train_autoencoder,
 )
-from experiments.results import Row, write_json
+from experiments.results import Row, commit, write_json
 
 if TYPE_CHECKING:
     from bilens.residual import ResidualModel
@@ -103,11 +103,11 @@ class RecipeContext:
         return load_images("fashion-mnist", self.data_dir)
 
     def measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return numbers from the folder of models, or measure them and save them there.
+        """Return numbers that this commit measured, or measure them and save them with the models.
 
-        So a stopped recipe resumes with the next model. Remove the file to measure again.
+        So a stopped recipe resumes with the next model.
         """
-        path = self.models / "measured" / f"{name}.json"
+        path = self.models / "measured" / commit() / f"{name}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, measure())

@@ -96,7 +96,7 @@ class Recording:
                 "file of results names the commit that measured it: commit them first."
             )
         self.folder, self.start = folder, time.perf_counter()
-        self.commit = _git("rev-parse", "--short=8", "HEAD").strip()
+        self.commit = commit()
 
     def write(
         self,
@@ -220,6 +220,14 @@ def _rounded(value: Any) -> Any:
         return {key: _rounded(part) for key, part in value.items()}
     # Zero has no sign in a table.
     return float(f"{value:.5g}") + 0.0 if isinstance(value, float) else value
+
+
+def commit() -> str:
+    """Return the commit of this clone, in eight letters; "none" where there is no clone."""
+    try:
+        return _git("rev-parse", "--short=8", "HEAD").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
 
 
 def _git(*words: str) -> str:

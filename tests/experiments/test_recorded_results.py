@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from experiments.context import RecipeContext
 from experiments.results import Recording, Row, numbers_of
 
 from bilens.errors import BilensError
@@ -88,3 +89,16 @@ def test_samples_become_a_mean_with_its_interval_or_a_range():
 
 def test_numbers_of_a_text():
     assert numbers_of("R² 0.93 of 1,232; SmolLM2, -0.1, 1e-12") == {"0.93", "1232", "-0.1", "1e-12"}
+
+
+def test_measurements_of_another_commit_are_made_again(tmp_path, monkeypatch):
+    context = RecipeContext("small", tmp_path)
+    made = []
+
+    def measure():
+        made.append(len(made))
+        return {"number": made[-1]}
+
+    for name, expected in (("aaaaaaaa", 0), ("aaaaaaaa", 0), ("bbbbbbbb", 1), ("aaaaaaaa", 0)):
+        monkeypatch.setattr("experiments.context.commit", lambda name=name: name)
+        assert context.measured("row", measure) == {"number": expected}
