@@ -182,7 +182,7 @@ def test_the_oldest_dependencies_are_the_bounds_of_the_package():
     extras = project["optional-dependencies"]
     # gradio and triton have bounds of their own, and are not in the wheel's tests.
     required = [*project["dependencies"], *extras["train"], *extras["figures"], *extras["gguf"]]
-    assert len(project["dependencies"]) == 11
+    assert len(project["dependencies"]) == 10
     bounds = {(r := Requirement(line)).name: str(r.specifier) for line in required}
     lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
     oldest = [Requirement(line) for line in lines if not line.startswith("#")]

@@ -1,7 +1,4 @@
-"""Values are checked against annotations, and dataclasses that check their fields by it.
-
-beartype and jaxtyping check all but numbers and lists: which ones pass is said here.
-"""
+"""Values are checked against annotations, and dataclasses that check their fields by it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -31,10 +28,8 @@ if TYPE_CHECKING:
     import jaxtyping
     import numpy as np
     import torch
-    from beartype import door
 else:  # The help of a command needs the annotations and none of these.
     jaxtyping, np, torch = map(lazy_import, ("jaxtyping", "numpy", "torch"))
-    door = lazy_import("beartype.door")
 
 Settings = TypeVar("Settings")
 Check = Callable[[Any], bool]
@@ -91,11 +86,9 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     See `checker`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
     hashed and written as JSON. With `kind`, a base class, only its fields are checked.
     """
-    defaults = {field.name: field.default for field in fields(settings)}
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if value is not defaults[name]:
-            check_value(name, value, hint)
+        check_value(name, value, hint)
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
         elif hasattr(value, "item") and isinstance(value, np.generic):
@@ -162,14 +155,12 @@ def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotati
 
     A float is finite, an int or a number of NumPy passes for it, and a bool for neither. `Between`
     inside `Annotated` limits a number. A tensor matches its `jaxtyping` annotation. A list or a
-    tuple passes for both, a text for neither, and all of their items are checked. Anything else is
-    as beartype has it, which takes a quarter of a second to import.
+    tuple passes for both, a text for neither, and all of their items are checked, as are those of
+    dictionaries. Anything else is an instance.
     """
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, parts = get_origin(hint) or hint or NoneType, get_args(hint)
     if hint in (bool, int, float):
         return partial(_is_number, hint)
-    if hint in (str, NoneType, None):
-        return lambda value: isinstance(value, hint or NoneType)
     if kind is Literal:
         return lambda value: any(type(value) is type(x) and value == x for x in parts)
     if kind is Annotated:
@@ -180,8 +171,12 @@ def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotati
         return lambda value: any(test(value) for test in tests)
     if _is_list(kind) and parts:
         return _items(kind, parts)
-    check: Check = door.TypeHint(hint).is_bearable
-    return check
+    if isinstance(kind, type) and issubclass(kind, Mapping) and parts:
+        is_name, is_content = map(checker, parts)
+        return lambda value: (
+            isinstance(value, kind) and all(is_name(x) and is_content(y) for x, y in value.items())
+        )
+    return lambda value: kind is Any or isinstance(value, kind)
 
 
 def _is_number(kind: type, value: Any) -> bool:
@@ -196,7 +191,7 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def _items(kind: type, parts: tuple[Any, ...]) -> Check:
-    """Return the check of a list's items, of which beartype looks at one."""
+    """Return the check of a list's items."""
     checks = [checker(part) for part in parts if part is not Ellipsis]
     is_row = kind is tuple and Ellipsis not in parts
     has_arrays = any(map(is_array, get_args(parts[0]) or parts[:1]))

@@ -51,15 +51,11 @@ class Command:
         """A function of the same parameters for tyro, which runs what it has read."""
 
         def call(**settings: Any) -> Call:
-            for parameter in self.parameters:
-                value = settings[parameter.name]
-                # Help and usual calls do without beartype, which takes long to import. Texts and
-                # paths are of their types already.
-                if isinstance(value, int | float) and value is not parameter.default:
-                    try:
-                        check_value(parameter.name, value, parameter.annotation)
-                    except BilensError as error:
-                        raise UsageError(str(error)) from None
+            try:
+                for parameter in self.parameters:
+                    check_value(parameter.name, settings[parameter.name], parameter.annotation)
+            except BilensError as error:
+                raise UsageError(str(error)) from None
             return partial(self.run, **settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]
