@@ -37,11 +37,14 @@ from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:
-    from starlette import middleware
+    from starlette import middleware, requests, responses
 
     from bilens.explore import pages
 else:
-    middleware = lazy_import("starlette.middleware", install=".[explore]")
+    middleware, requests, responses = (
+        lazy_import(f"starlette.{part}", install=".[explore]")
+        for part in ("middleware", "requests", "responses")
+    )
     pages = lazy_import("bilens.explore.pages")
 
 FOLDER = Path(__file__).parent
@@ -75,7 +78,7 @@ class Explorer:
         Raises:
             BilensError: host and port cannot be listened on.
         """
-        guard = middleware.Middleware(RequestGuard, names=own_names(host, share=share))
+        guard = middleware.Middleware(guarded, names=own_names(host, share=share))
         try:
             _check_place(host, port)
             _, local, public = self.blocks.launch(
@@ -267,43 +270,39 @@ def is_own_name(host: str, names: frozenset[str]) -> bool:
         return False
 
 
-class RequestGuard:
-    """A layer around the app that refuses all other requests, uploads of files among them."""
+def guarded(app: App, names: frozenset[str]) -> App:
+    """Return an app that refuses all requests but those of its own page, uploads among them.
 
-    def __init__(self, app: App, names: frozenset[str]) -> None:
-        self.app, self.names = app, names
+    They are refused with status 403 and the reason.
+    """
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer, or refuse with status 403 and the reason."""
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        reason = self._reason(scope)
-        if not reason and scope["method"] == "POST":
+        request = requests.Request(scope)
+        reason = _refusal(request, names)
+        if not reason and request.method == "POST":
             body = await _body(receive)
             reason = "" if _is_plain(body) else NOTHING_ELSE
             receive = _again(body, receive)
-        if not reason:
-            await self.app(scope, receive, send)
-            return
-        headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": reason.encode()})
+        await (responses.PlainTextResponse(reason, 403) if reason else app)(scope, receive, send)
 
-    def _reason(self, scope: Message) -> str:
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        # A page of another site could reach this machine by a name of its own that points here.
-        if not is_own_name(host, self.names):
-            return "The explorer answers to its own name only; for another, start it with --host."
-        # Programs that are no browsers send no origin.
-        if origin is not None and urlsplit(origin).netloc != host:
-            return "The explorer answers to its own page only."
-        # The page's events go here; Gradio takes uploads and more at other addresses.
-        is_event = scope["path"].endswith("/queue/join")
-        if scope["method"] not in ("GET", "HEAD") and not is_event:
-            return NOTHING_ELSE
-        return ""
+    return answer
+
+
+def _refusal(request: "requests.Request", names: frozenset[str]) -> str:
+    """Return why a request is refused by its head, or nothing."""
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    # A page of another site could reach this machine by a name of its own that points here.
+    if not is_own_name(host, names):
+        return "The explorer answers to its own name only; for another, start it with --host."
+    # Programs that are no browsers send no origin.
+    if origin is not None and urlsplit(origin).netloc != host:
+        return "The explorer answers to its own page only."
+    # The page's events go here; Gradio takes uploads and more at other addresses.
+    is_event = request.scope["path"].endswith("/queue/join")
+    return "" if request.method in ("GET", "HEAD") or is_event else NOTHING_ELSE
 
 
 async def _body(receive: Receive) -> bytes:
