@@ -112,7 +112,7 @@ def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, fold
     ("options", "text"),
     [
         (["--seeds", "3"], "nothing trains nothing from a seed: leave out --seeds and --seed"),
-        (["--seeds", "0"], "seeds=0, expected at least 1"),
+        (["--seeds", "0"], "seeds=0, expected a whole number, at least 1"),
     ],
 )
 def test_seeds_without_effect_are_refused(tmp_path, capsys, options, text):

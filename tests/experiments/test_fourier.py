@@ -11,9 +11,9 @@ import pytest
 import torch
 from experiments.context import RecipeContext
 from experiments.fourier import read_fourier
+from experiments.running import run_recipe
 
 from bilens.analyses import load_file
-from bilens.cli.running import run_recipe
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 
@@ -107,9 +107,8 @@ class BriefContext(RecipeContext):
 
 
 def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.context.RecipeContext", BriefContext)
     monkeypatch.setattr(recipe, "TRAINING", replace(recipe.TRAINING, epochs=2))
-    record = run_recipe("modular", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe("modular", BriefContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / "modular.json").read_text()) == record
     for name in ("1 layer", "2 layers"):
         assert len(record[name]["frequencies"]) == record[name]["accuracy_kept"]["n"] == 2

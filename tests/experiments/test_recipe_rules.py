@@ -8,8 +8,9 @@ import torch
 from experiments.context import RecipeContext
 from experiments.grammar import divergence
 from experiments.rules import KINDS, Circuits, count, parts_of_rules
+from experiments.running import run_recipe
 
-from bilens.cli.running import recipes, run_recipe
+from bilens.cli.running import recipes
 from bilens.data import DeepGrammar
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.residual import ResidualModel
@@ -104,9 +105,8 @@ class RandomContext(RecipeContext):
 
 def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
     assert "rules" in recipes()
-    monkeypatch.setattr("experiments.context.RecipeContext", RandomContext)
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
-    record = run_recipe("rules", scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe("rules", RandomContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / "rules.json").read_text()) == record
     for attention in ("softmax", "bilinear"):
         assert record[attention]["kl"]["induction"]["mean"] > 0

@@ -17,9 +17,9 @@ from experiments.grammar import (
     found_trigrams,
     rule_in_flows,
 )
+from experiments.running import run_recipe
 from experiments.stories import PROMPT, VERBS, talk_share
 
-from bilens.cli.running import run_recipe
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
@@ -61,9 +61,8 @@ class TinyContext(RecipeContext):
 
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.context.RecipeContext", TinyContext)
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16)))
-    record = run_recipe(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    record = run_recipe(name, TinyContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()
     assert record["recipe"] == name

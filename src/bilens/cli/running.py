@@ -2,10 +2,10 @@
 
 import ast
 import importlib
+import inspect
 import os
 import platform
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import datasets
 from bilens.nn.settings import LanguageSettings
 from bilens.options import Basis, Metric, Order
-from bilens.sections import ContextList, Section, Table
+from bilens.settings import Count
 from bilens.shipped import STORY
 from bilens.train.settings import ClassifierTraining, LanguageTraining
 
@@ -51,78 +51,6 @@ def recipes() -> dict[str, str]:
         if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in module.body):
             titles[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
     return titles
-
-
-def run_recipe(
-    name: str,
-    *,
-    scale: str,
-    output: Path,
-    models: Path,
-    data_dir: Path | None,
-    seeds: int | None = None,
-    seed: int = 0,
-    write: bool = False,
-) -> dict[str, object]:
-    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
-
-    With `write` its rows are in results/NAME.json too.
-    """
-    import torch
-
-    from bilens.files import write_json
-    from bilens.report import write_page
-
-    if name not in recipes():
-        raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")
-    if str(FOLDER.parent) not in sys.path:
-        sys.path.insert(0, str(FOLDER.parent))
-    recipe = importlib.import_module(f"experiments.{name}")
-    if seeds is not None and seeds < 1:
-        raise BilensError(f"seeds={seeds}, expected at least 1")
-    of_scales = getattr(recipe, "SEEDS", None)
-    if of_scales is None and (seeds is not None or seed):
-        raise BilensError(f"{name} trains nothing from a seed: leave out --seeds and --seed.")
-    recording = importlib.import_module("experiments.results").Recording() if write else None
-    contexts = importlib.import_module("experiments.context")
-    context = contexts.RecipeContext(scale, models, data_dir, seeds, seed)
-    start = time.perf_counter()
-    outcome = recipe.run(context)
-    about = {
-        "recipe": name,
-        "scale": scale,
-        "seconds": round(time.perf_counter() - start, 1),
-        "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads, "
-        + ("GPU" if torch.cuda.is_available() else "no GPU"),
-        "torch": torch.__version__,
-    }
-    record = {**about, **outcome.numbers}
-    write_json(output / f"{name}.json", record)
-    doc = (recipe.__doc__ or name).strip()
-    title, _, text = doc.partition("\n")
-    rows = [[figure] for figure in outcome.figures.values()]
-    facts = [(key, str(value)) for key, value in about.items()]
-    sections = [Section("Figures", rows=rows)] if rows else []
-    tables = [part for part in outcome.parts if isinstance(part, Table)]
-    texts = [[part] for part in outcome.parts if isinstance(part, ContextList)]
-    sections += [Section("Tables", rows=[tables])] if tables else []
-    sections += [Section("Contexts", rows=texts)] if texts else []
-    write_page(output / f"{name}.html", title, text.strip(), facts, sections)
-    if recording is not None:
-        used = [] if of_scales is None else context.seed_range(of_scales)
-        words = ["--scale paper"] if scale == "paper" else []
-        words += [f"--seeds {seeds}"] if seeds else []
-        words += [f"--seed {seed}"] if seed else []
-        recording.write(
-            name,
-            title=title.rstrip("."),
-            command=" ".join(["bilens reproduce", name, *words, "--write"]),
-            rows=outcome.rows,
-            settings={"scale": scale, **outcome.settings},
-            seeds=used,
-            details=outcome.details,
-        )
-    return record
 
 
 BIBTEX = f"""\
@@ -267,17 +195,10 @@ def explore(
 
     # A Space starts its own explorer, so nothing is read here.
     if space is not None:
-        unused = {
-            "data_dir": (data_dir, None),
-            "host": (host, HERE),
-            "port": (port, None),
-            "share": (share, False),
-            "open_browser": (open_browser, False),
-            "add": (add, ()),
-            "device": (device, "auto"),
-        }
-        for name, (value, default) in unused.items():
-            if value != default:
+        unused: dict[str, Any] = {"data_dir": data_dir, "host": host, "port": port}
+        unused |= {"share": share, "open_browser": open_browser, "add": add, "device": device}
+        for name, value in unused.items():
+            if value != inspect.signature(explore).parameters[name].default:
                 raise BilensError(
                     f"--{name.replace('_', '-')}={value} has no effect with --space, which starts "
                     "its own explorer; leave it out"
@@ -422,7 +343,7 @@ def reproduce(
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
     *,
     scale: Literal["small", "paper"] = "small",
-    seeds: int | None = None,
+    seeds: Count | None = None,
     seed: int = 0,
     write: bool = False,
     data_dir: Path | None = None,
@@ -449,16 +370,13 @@ def reproduce(
     if recipe is None:
         show_table(("recipe", "what"), recipes().items(), words=2)
         return {"recipes": recipes()}
-    record = run_recipe(
-        recipe,
-        scale=scale,
-        output=output,
-        models=output / "models",
-        data_dir=data_dir,
-        seeds=seeds,
-        seed=seed,
-        write=write,
-    )
+    if recipe not in recipes():
+        raise BilensError(f"recipe={recipe!r}, expected one of {', '.join(recipes())}")
+    if str(FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(FOLDER.parent))
+    running = importlib.import_module("experiments.running")
+    context = running.RecipeContext(scale, output / "models", data_dir, seeds, seed)
+    record: dict[str, Any] = running.run_recipe(recipe, context, output, write=write)
     out.print_json(data=record)
     out.print(f"page: {output / recipe}.html")
     return record
