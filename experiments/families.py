@@ -141,11 +141,16 @@ SMALL: dict[str, Any] = {
 }
 """Settings of all types that have them."""
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
+SHARED_KEYS = {
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "global_head_dim": 12,
+}
 OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         (
             *("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
-            *("longcat_flash", "minicpm3", "youtu", "dots3_note", "dots3_note_text"),
+            *("minicpm3", "youtu", "dots3_note", "dots3_note_text"),
         ),
         LATENT,
     ),
@@ -165,13 +170,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             "moe_top_k": 2,
         },
     },
-    "gemma4_text": {
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-        "num_kv_shared_layers": 1,
-        "global_head_dim": 12,
-    },
+    **dict.fromkeys(("gemma4", "gemma4_text"), SHARED_KEYS),
     "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "longcat_flash": {**LATENT, "num_layers": 3, "num_hidden_layers": None},
     "mamba2": {"num_heads": 12, "head_dim": 8, "expand": 2},
     "prophetnet": {"num_hidden_layers": None, "num_decoder_layers": 3, "num_encoder_layers": 2},
     "reformer": {
@@ -205,10 +207,26 @@ OTHERS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 """Further settings of single types; None leaves a setting out."""
+VISION = {
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+}
+TOWERS: dict[str, dict[str, Any]] = {
+    "fuyu": {},
+    "gemma3": VISION,
+    "gemma4": {},
+    "gemma4_unified": {},
+    "got_ocr2": VISION,
+}
+"""Types that read images too, and the settings of what reads them, which no text meets."""
 NEEDS = {
-    **dict.fromkeys(
-        ("fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2"), "a vision tower"
-    ),
+    "gemma3n": "a vision tower of timm",
     "moss_transcribe_diarize": "an audio tower",
     "musicgen": "tokens of four codebooks",
     "musicgen_melody": "tokens of four codebooks",
@@ -358,7 +376,10 @@ def _made(kind: str) -> Any:
         left_out = {*dropped, *(name for name, value in others.items() if value is None)}
         settings = {**known, **others}
         try:
-            config = type(text)(**{k: v for k, v in settings.items() if k not in left_out})
+            settings = {k: v for k, v in settings.items() if k not in left_out}
+            config = type(text)(**settings)
+            if kind in TOWERS:
+                config = config_class(text_config=config.to_dict(), **TOWERS[kind])
             config._attn_implementation = config._experts_implementation = "eager"
             class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
             model = getattr(transformers, class_name)(config).eval()

@@ -32,6 +32,13 @@ def test_a_pass_that_a_hook_makes_itself_is_plain():
         assert module(x).tolist() == [3.0, 3.0]
 
 
+def test_calls_before_it_are_skipped():
+    module = nn.Linear(2, 2)
+    x = torch.ones(2)
+    (found,), _ = first_call(module, lambda: module(module(x)), skipped=1)
+    assert torch.equal(found, module(x))
+
+
 def test_a_run_ends_at_the_first_call():
     first, second = nn.Identity(), nn.Identity()
 

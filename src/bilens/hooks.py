@@ -126,14 +126,20 @@ def _train(_: nn.Module, trained: dict[nn.Module, None]) -> None:
         part.training = True
 
 
-def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return args and kwargs of the first call of a module in a run, which ends there."""
+def first_call(
+    module: nn.Module, run: Callable[[], Any], *, skipped: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return args and kwargs of the first call of a module in a run, which ends there.
+
+    Some calls before it may be skipped.
+    """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def keep(_: nn.Module, *call: Any) -> None:
         calls.append(call)
-        raise StopForwardError
+        if len(calls) > skipped:
+            raise StopForwardError
 
     with hooked(before=[(module, keep)]), suppress(StopForwardError):
         run()
-    return calls[0]
+    return calls[skipped]

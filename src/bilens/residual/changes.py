@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.residual.experts import expert_count
 from bilens.residual.mixing import Mix
 from bilens.residual.model import ResidualModel
 
@@ -67,8 +68,8 @@ class Part(NamedTuple):
                 f"{address!r} is not in the model, which has {model.n_layers} layers of "
                 f"{model.n_heads} heads"
             )
-        experts: Any = model.places.layers[layer].experts
-        count = 0 if experts is None else experts.num_experts
+        experts = model.places.layers[layer].experts
+        count = 0 if experts is None else expert_count(experts)
         if kind == "expert" and (number or 0) >= count:
             raise BilensError(f"{address!r} is not in the model, whose layer has {count} experts")
         return cls(kind, layer, number, position)

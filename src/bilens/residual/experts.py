@@ -13,13 +13,20 @@ INDICES = ("top_k_index", "router_indices")
 """Names by which experts are called: what was chosen,"""
 WEIGHTS = ("top_k_weights", "routing_weights")
 """and the weights of the chosen."""
-WITHOUT_NONE = ("GptOss", "Dbrx", "NemotronH")
-"""Families whose experts' code knows no number for "no expert"."""
+COUNTS = ("num_experts", "total_experts")
+"""Names of their number, and"""
+WITHOUT_NONE = ("GptOss", "Dbrx", "NemotronH", "LongcatFlash")
+"""families whose experts' code knows no number for "no expert"."""
 
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module holds the experts of a layer."""
-    return "Experts" in type(module).__name__ and hasattr(module, "num_experts")
+    return "Experts" in type(module).__name__ and any(hasattr(module, name) for name in COUNTS)
+
+
+def expert_count(module: nn.Module) -> int:
+    """Return the number of experts of a module that holds them."""
+    return next(int(getattr(module, name)) for name in COUNTS if hasattr(module, name))
 
 
 class ExpertCall(NamedTuple):
@@ -67,5 +74,5 @@ class ExpertCall(NamedTuple):
         asked = self.chosen == number
         chosen = self.chosen
         if self.knows_none:
-            chosen = torch.where(asked, chosen, self.module.num_experts)
+            chosen = torch.where(asked, chosen, expert_count(self.module))
         return self._replace(chosen=chosen, weights=self.weights * asked).run()

@@ -524,7 +524,8 @@ def last_streams(
 ) -> Float[Tensor, "texts time d_model"]:
     """Return the streams of texts after the last layer."""
     # Logits of all positions would take longer than the layers of a small model.
-    return first_input(*first_call(model.places.last, lambda: run(model.model, ids)))
+    last, skipped = model.places.last, model.places.skipped
+    return first_input(*first_call(last, lambda: run(model.model, ids), skipped=skipped))
 
 
 def embedded(

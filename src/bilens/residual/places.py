@@ -58,6 +58,7 @@ class Places:
         parts: the maps of its weights; None for a model of a family that is not known.
         tables: further embeddings of the tokens, such as those that all layers read.
         crosses: whether layers read more of earlier ones than the stream, such as their keys.
+        skipped: number of earlier calls of `last`, such as those of a norm before the layers.
     """
 
     model: nn.Module
@@ -68,6 +69,7 @@ class Places:
     parts: Parts | None = None
     tables: tuple[nn.Embedding, ...] = ()
     crosses: bool = False
+    skipped: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -206,18 +208,16 @@ def find_places(model: Any) -> Places:
             "and d_model"
         )
     end = by_module[layers[-1]].outputs[0]
-    last = next(
-        (
-            c.module
-            for c in calls
-            if order.count(c.module) == 1 and c.inputs and _same(c.inputs[0], end)
-        ),
-        None,
-    )
+    after = [x for x in calls if x.inputs and by_module[x.module] is x]
+    after = after[after.index(by_module[layers[-1]]) + 1 :]
+    last = next((x.module for x in after if _same(x.inputs[0], end)), None)
     if last is None:
-        raise BilensError(
-            f"No module of {type(model).__name__} reads the output of its last layer alone"
-        )
+        # What comes between belongs to the last layer.
+        inside = set(layers[-1].modules())
+        following = [x for x in after if x.module not in inside and order.count(x.module) == 1]
+        last = next((x.module for x in following if x.inputs[0].shape == end.shape), None)
+    if last is None:
+        raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
     places, widths = [], []
     for layer in layers:
         heads, mlp = _parts(layer, order, by_module)
@@ -234,7 +234,16 @@ def find_places(model: Any) -> Places:
     before = calls[: order.index(layers[0])]
     tables = tuple(x.module for x in before if x.module is not embed and _embeds_tokens(x))
     crosses = _crosses(model, layers)
-    return Places(model, embed, tuple(places), last, n_heads, tables=tables, crosses=crosses)
+    return Places(
+        model,
+        embed,
+        tuple(places),
+        last,
+        n_heads,
+        tables=tables,
+        crosses=crosses,
+        skipped=order.count(last) - 1,
+    )
 
 
 def is_causal_model(model: nn.Module) -> bool:

@@ -185,9 +185,10 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
 """Operations of both tables."""
 BETWEEN: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("rdiv", lambda a: 2 / (a.abs() + 0.5), (CUBE,)),
+    ("clamp", lambda a, b: a.clamp(b - 1, b) + a.clamp(max=b), (CUBE, CUBE)),
     ("rpow", lambda a: 2**a, (CUBE,)),
 ]
-"""Operations that are constant on one text."""
+"""Operations that are constant on one text, or have one activation there."""
 OF_NUMBERS_CASES = [(name, function_of_numbers(name), (CUBE,)) for name in sorted(OF_NUMBERS)]
 IN_PLACE = sorted(
     name for name in OF_NUMBERS if hasattr(Tensor, f"{name}_") and name not in WITH_ARGUMENTS

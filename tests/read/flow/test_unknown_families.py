@@ -20,10 +20,11 @@ from tests.nightly import nightly
 
 KINDS = (
     *("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv"),
-    *("qwen3_5", "deepseek_v32", "gemma4_text"),
+    *("qwen3_5", "deepseek_v32", "gemma4_text", "nanochat"),
 )
 """Learned positions, rotary ones, biases by distance, parallel layers, layers without heads, the
-delta rule, attention to chosen tokens, and embeddings of tokens that each layer reads."""
+delta rule, attention to chosen tokens, embeddings of tokens that each layer reads, and a norm that
+runs before and after all layers."""
 DAILY = ("opt", "bloom", "jamba", "gemma4_text")
 TEXTS = [ids % 30 for ids in texts()]
 

@@ -184,6 +184,8 @@ class Adjoints:
             return type(output)((leaf, *output[1:])) if several else leaf
 
         def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if len(self.graphs) < len(places.layers):
+                return  # an earlier call of the same module
             self._take(rules)
             self.last = GraphCut.of(first_input(args, kwargs))
             # The logits are only compared with the score.

@@ -30,6 +30,7 @@ from bilens.read.flow.nodes import (
 )
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, Rules
+from bilens.residual.experts import expert_count
 from bilens.sections import Fact, Percent
 
 DRAWN = 20
@@ -275,7 +276,7 @@ class Flow(Reading):
             raise BilensError(f"layer={layer} has no experts, expected one with several")
         call, w = graph.experts[0], graph.of_experts(graph.of_mlp)
         nodes = []
-        for number in range(call.module.num_experts):
+        for number in range(expert_count(call.module)):
             change = self.adjoints.change(call.term(number).reshape(w.shape))
             through = float(w[self.row, position] @ change[self.row, position])
             if through:

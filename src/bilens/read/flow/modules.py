@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.read.flow.rules import SECANTS, Rules, UnknownOperationError, activation, is_live
-from bilens.residual.experts import ExpertCall, is_experts
+from bilens.residual.experts import ExpertCall, expert_count, is_experts
 from bilens.residual.running import first_input
 
 Hook = tuple[nn.Module, Callable[..., Any]]
@@ -87,7 +87,7 @@ def _in_either(mode: Rules, call: ExpertCall) -> ExpertCall:
 
     The axis of texts survives: both texts have the same places of each expert.
     """
-    index, count = call.chosen, call.module.num_experts
+    index, count = call.chosen, expert_count(call.module)
     one_hot = functional.one_hot(index, count)
     dense = (mode.chosen(one_hot, call.weights) * call.weights.unsqueeze(-1)).sum(-2)
     asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)

@@ -621,6 +621,8 @@ def composed(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
 def _elementwise(name: str) -> None:
     def secant(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not is_live(x) or any(is_live(y) for y in _tensors((*args, *kwargs.values()))):
+            if name == "clamp":
+                return _clamped(mode, x, *args, **kwargs)
             raise UnknownOperationError("more than one activation in a function of one")
         kwargs.pop("inplace", None)
         return Elementwise.apply(x, lambda z: func(z, *args, **kwargs))
@@ -1027,6 +1029,12 @@ def _extreme(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> An
         return values
     kind = torch.return_types.max if name == "max" else torch.return_types.min
     return kind((values, index))
+
+
+def _clamped(mode: Rules, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """Return numbers between bounds that are activations."""
+    x = x if min is None else _larger(mode, torch.maximum, x, min)
+    return x if max is None else _larger(mode, torch.minimum, x, max)
 
 
 @rule("maximum minimum", SECANTS, RELEVANCE)
