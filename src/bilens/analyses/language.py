@@ -52,7 +52,7 @@ def flow(
         corpus: Texts whose mean embedding `mean` takes.
         prompt: The text; the logit that is split is of the token after it.
         token: The answer that is predicted; or several tokens, separated by commas. By default the
-            likeliest after the prompt, minus that after a second text.
+            likeliest after the prompt, minus that after a second text or the second likeliest.
         minus: Tokens whose mean is subtracted, separated by commas; one with a comma in double
             quotes.
         against: A second text of as many tokens; the change of the logit between both is split. Of

@@ -32,10 +32,10 @@ from bilens.question_files import written_names
 from bilens.read.flow import FlowReading, circuit, remove
 from bilens.read.flow.circuit_reading import CircuitReading
 from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.question import Against, Question, second_run, second_text
+from bilens.read.flow.question import Against, Question, likely_answer, second_run, second_text
 from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
-from bilens.read.language.names import exact_names, shown_tokens
+from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.sections import signed
 
@@ -62,7 +62,7 @@ class FlowOf:
 
     Attributes:
         prompt: the text; nothing is split if it is empty.
-        token: its next token; empty for the most likely one, minus the next likely one.
+        token: its next token; empty for the most likely one, minus its rival.
         minus: tokens whose mean is subtracted.
         against: a second text of as many tokens, if the change between both is split; of several,
             separated by |, the mean embedding is taken.
@@ -116,14 +116,15 @@ class FlowView:
             return
         with said_of("flow_prompt", "prompt="):
             n = len(self.model.ids(of.prompt))
-        with said_of("flow_minus", "minus "):
-            self.direction(of).vector(self.model)
         with said_of("flow_replace" if of.replace else "flow_against", "against "):
             second, _ = self.second_run(of)
             if isinstance(second, str):
                 self._check_lengths(of, second)
             if second is not None:
                 second_text(self.model, self.model.ids(of.prompt), second)
+        # The second run decides which tokens are the likeliest.
+        with said_of("flow_minus", "minus "):
+            self.direction(of).vector(self.model)
         if of.target not in get_args(Target):
             raise StateError(
                 "flow_target", f"{of.target[:40]} is not one of {', '.join(get_args(Target))}"
@@ -155,11 +156,8 @@ class FlowView:
         """Return the tokens, the most likely ones if none are given."""
         if of.token:
             return TokenDirection(of.token, of.minus)
-        # Beside its rival, since a single logit is mostly a constant that all tokens share.
-        ids = self.model.ids(of.prompt)
-        likely = self.model.logits(ids[None])[0, -1].topk(2).indices
-        token, second = exact_names(self.model, likely)
-        return TokenDirection(token, of.minus or (second,))
+        likely = likely_answer(self.model, of.prompt, self.second_run(of)[0])
+        return TokenDirection(likely.token, of.minus or likely.minus)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def second_run(self, of: FlowOf) -> tuple[Against | None, str]:

@@ -36,21 +36,21 @@ def shown(number):
 def test_without_a_token_it_is_the_likeliest_one():
     view = view_of(n_layers=2, seed=5)
 
-    def likeliest(text):
-        number = int(view.logits(view.ids(text)[None])[0, -1].argmax())
-        return view.tokenizer.convert_ids_to_tokens(number)
+    def likeliest(text, rank=0):
+        ranked = view.logits(view.ids(text)[None])[0, -1].argsort(descending=True)
+        return view.tokenizer.convert_ids_to_tokens(int(ranked[rank]))
 
     def asked(**others):
         question = read_flow(view, FIRST, ablate=0, **others).question
         return question.tokens, question.minus
 
-    first, other = likeliest(FIRST), "t5 t6 t7 t8"
+    first, rival, other = likeliest(FIRST), likeliest(FIRST, 1), "t5 t6 t7 t8"
     assert likeliest(SECOND) == first != likeliest(other)
-    assert asked() == ((first,), ())
+    assert asked() == ((first,), (rival,))
     assert asked(against=other) == ((first,), (likeliest(other),))
     assert asked(against=other, minus="t3") == ((first,), ("t3",))
-    # The same answer after both texts has nothing to subtract, nor has a mean of embeddings.
-    assert asked(against=SECOND) == asked(mean=True) == ((first,), ())
+    # The same answer after both texts is no rival, and a mean of embeddings has none.
+    assert asked(against=SECOND) == asked(mean=True) == ((first,), (rival,))
 
 
 @pytest.mark.parametrize("token", TOKENS[::3])

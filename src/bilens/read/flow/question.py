@@ -15,7 +15,7 @@ from bilens.errors import BilensError
 from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.read.language.hints import space_hints
-from bilens.read.language.names import TokenDirection, shown_tokens, token_text
+from bilens.read.language.names import TokenDirection, exact_names, shown_tokens, token_text
 from bilens.residual import ResidualModel
 from bilens.settings import CheckedSettings
 
@@ -319,6 +319,19 @@ def second_run(
     if against and "|" in against:
         return against.split("|"), against
     return against or None, against or ""
+
+
+def likely_answer(model: ResidualModel, text: str, second: Against | None = None) -> TokenDirection:
+    """Return the likeliest token after a text, minus that after a second text if it is another.
+
+    Otherwise minus the second likeliest: a single logit is mostly a constant that all tokens share.
+    """
+    likely = model.logits(model.ids(text)[None])[0, -1].topk(2).indices.tolist()
+    if isinstance(second, str):
+        after_second = int(model.logits(model.ids(second)[None])[0, -1].argmax())
+        likely = [likely[0], after_second if after_second != likely[0] else likely[1]]
+    token, rival = exact_names(model, likely)
+    return TokenDirection(token, (rival,))
 
 
 def is_text(against: Against) -> TypeGuard[str | Tensor]:

@@ -22,16 +22,17 @@ from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow, notebook_picture
 from bilens.read.flow.nodes import LEAVES, WIDE, Node, node_frame, strongest_first
-from bilens.read.flow.question import Question, Score, is_text, second_run, token_hints
+from bilens.read.flow.question import (
+    Question,
+    Score,
+    is_text,
+    likely_answer,
+    second_run,
+    token_hints,
+)
 from bilens.read.flow.split import flows
 from bilens.read.flow.weights import PartWeights, open_part
-from bilens.read.language.names import (
-    TokenDirection,
-    exact_names,
-    quoted,
-    shown_tokens,
-    token_names,
-)
+from bilens.read.language.names import TokenDirection, quoted, shown_tokens, token_names
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
 from bilens.sections import Fact, FlowDrawing, Percent, Picture, Section, Table, plotly_text, signed
@@ -518,7 +519,7 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         model: Any, with its tokenizer.
         prompt: The text; the logit that is split is of the token after it.
         token: The answer that is predicted; or several tokens, whose mean is taken. Without one it
-            is the likeliest token after the prompt, and `minus` that after a second text.
+            is the likeliest token, and `minus` its rival; see `likely_answer`.
         minus: Tokens whose mean is subtracted.
         corpus: Texts whose mean embedding `mean` takes.
         against: A second text of as many tokens; the change of the logit between both is split. Of
@@ -545,21 +546,14 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
     if not token:
-        token = (likeliest_token(model, prompt),)
-        after_second = (likeliest_token(model, second),) if isinstance(second, str) else token
-        minus = minus or (() if after_second == token else after_second)
+        likely = likely_answer(model, prompt, second)
+        token, minus = (likely.token,), minus or likely.minus
     question = Question.of(prompt, token, minus, second, target=target)
     reading = answer_question(
         model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
     )
     opened = tuple(open_part(model, reading.flow, part) for part in weights)
     return dataclasses.replace(reading, opened=opened)
-
-
-def likeliest_token(model: ResidualModel, text: str) -> str:
-    """Return a name of the token that the model finds likeliest after a text."""
-    logits = model.logits(model.ids(text)[None])[0, -1]
-    return exact_names(model, [int(logits.argmax())])[0]
 
 
 def answer_question(
