@@ -22,6 +22,10 @@ AIMS = {
     "files of the package": 120,
     "classes": 150,
     "public names": 100,
+    "flows and streams: lines": 6_000,
+    "flows and streams: classes": 40,
+    "infrastructure: lines": 1_200,
+    "the door of arguments: lines": 450,
     "lines of tests": 20_000,
     "lines of recipes and benchmarks": 8_500,
     "a report's model: rooms": 10,
@@ -30,7 +34,22 @@ AIMS = {
     "a classifier through decompose: returns": 5,
     "a question through circuit: rooms": 3,
     "a question through circuit: returns": 0,
+    "CHANGELOG: words": 2_500,
+    "CONTRIBUTING: words": 900,
 }
+DOOR = ("checks", "lazy_imports", "options", "settings")
+PLACES = {
+    "flows and streams": [*PACKAGE.glob("read/flow/*.py"), *PACKAGE.glob("residual/*.py")],
+    "infrastructure": [
+        PACKAGE / f"{name}.py"
+        for name in (
+            *DOOR,
+            *("analysis", "sections", "hub", "files", "memory", "progress", "processes", "inputs"),
+        )
+    ],
+    "the door of arguments": [PACKAGE / f"{name}.py" for name in DOOR],
+}
+"""Parts of the package with an aim of their own."""
 
 
 def texts(*folders: Path) -> list[str]:
@@ -97,6 +116,16 @@ def main() -> None:
     }
     for name, places in folders.items():
         sizes[name] = sum(len(text.splitlines()) for text in texts(*(ROOT / x for x in places)))
+    for name, paths in PLACES.items():
+        sources = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+        sizes[f"{name}: lines"] = sum(len(text.splitlines()) for text in sources)
+        if f"{name}: classes" in AIMS:
+            trees = (ast.walk(ast.parse(text)) for text in sources)
+            sizes[f"{name}: classes"] = sum(
+                isinstance(node, ast.ClassDef) for tree in trees for node in tree
+            )
+    for name in ("CHANGELOG", "CONTRIBUTING"):
+        sizes[f"{name}: words"] = len((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
     for name, rooms in walks().items():
         sizes |= {f"{name}: rooms": len(set(rooms)), f"{name}: returns": returns(rooms)}
     rows = []
