@@ -161,6 +161,17 @@ def test_readings_of_weights_refuse_it_by_name(view):
             read()
 
 
+def test_a_layer_reads_what_parts_of_earlier_ones_wrote():
+    # Routers of Zaya read the states of the router before, which follow from its layer's heads.
+    view = ResidualModel(make("zaya"), toy_tokenizer())
+    through = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    nodes = [through.output, *through.nodes_above(0)]
+    inflows = through.edges(nodes).sum(1).tolist()
+    parts = [i for i, node in enumerate(nodes) if node.kind in ("output", "mlp", "head")]
+    flows = [nodes[i].flow for i in parts]
+    assert [inflows[i] for i in parts] == pytest.approx(flows, abs=3e-6 * through.absolute)
+
+
 def test_a_model_that_sees_later_tokens_is_refused():
     settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=30, intermediate_size=16, **settings)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,6 +67,11 @@ class LayerGraph:
         if (heads := self.heads) is None:
             return None
         return next((mix for mix in self.mixes if mix.is_all_of(heads.leaf)), None)
+
+    @property
+    def inside(self) -> list[Tensor]:
+        """Where the graph starts inside the layer: at what was cut, and at leaves."""
+        return [*(cut.leaf for cut in self.cuts), *(leaf.value for leaf in self.leaves)]
 
     def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
         """Return the kind of the node that a leaf belongs to, and its part of the layer."""
@@ -268,8 +274,13 @@ class Adjoints:
         return graph
 
     def earlier(self, layer: int) -> list[Tensor]:
-        """Return what a layer may read: what comes before all layers, and the streams up to it."""
-        return [*self.first, *(x.stream.leaf for x in self.graphs[: layer + 1])]
+        """Return what a layer may read: what comes before all layers, and the streams up to it.
+
+        Layers may read more of earlier ones, which follows from what those cut or chose.
+        """
+        inside = [x.inside for x in self.graphs[:layer]] if self.places.crosses else []
+        streams = [x.stream.leaf for x in self.graphs[: layer + 1]]
+        return [*self.first, *chain.from_iterable(inside), *streams]
 
     @property
     def first(self) -> list[Tensor]:
@@ -319,11 +330,7 @@ class Adjoints:
         """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
         graph = self.graph(layer)
         earlier = self.earlier(layer)
-        inputs = [
-            *earlier,
-            *(cut.leaf for cut in graph.cuts),
-            *(leaf.value for leaf in graph.leaves),
-        ]
+        inputs = [*earlier, *graph.inside]
         w = self.arriving(layer, pending)
         graph.passes = w is None
         if w is not None:

@@ -79,6 +79,11 @@ class Edges:
                 self._to_start(reader, start, leaf, of_start)
 
         for reader, sums in self.reading.items():
+            # What a later layer has read of this one beside the stream.
+            for leaf, members in parts:
+                self._to_parts(reader, members, sums.pop(leaf), graph)
+            for leaf, start in starts:
+                self._to_start(reader, start, leaf, sums.pop(leaf))
             w = adjoints.arriving(number, sums)
             if w is not None and graph.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
