@@ -49,12 +49,9 @@ class ImagePage:
         names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
         analyses = [*map(find_analysis, names), *added]
         image = {"image": lambda text: unpack_input(text, data)}
-        self.panels = [
-            ReadingPanel(
-                entry, lambda: model, [data], {"image": "input"}, readers=image, recorded=recorded
-            )
-            for entry in analyses
-        ]
+        how: dict[str, Any] = {"readers": image, "recorded": recorded}
+        panel = partial(ReadingPanel, lambda: model, [data], {"image": "input"}, **how)
+        self.panels = list(map(panel, analyses))
         self.start = with_settings(ImageState(), self.panels)
 
     def checked(self, state: ImageState) -> ImageState:
@@ -132,11 +129,9 @@ class LanguagePage:
         names = ["ngrams", "contexts"] if corpus is not None and is_bilinear(model) else []
         fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
         data = [] if corpus is None else [corpus]
-        self.panels = [
-            # Several threads read a model of their own, which is asked for each time.
-            ReadingPanel(entry, lambda: self.model, data, fields, fixed)
-            for entry in [*map(find_analysis, names), *added]
-        ]
+        # Several threads read a model of their own, which is asked for each time.
+        panel = partial(ReadingPanel, lambda: self.model, data, fields, fixed=fixed)
+        self.panels = list(map(panel, [*map(find_analysis, names), *added]))
         self.start = with_settings(start, self.panels)
 
     @property

@@ -37,10 +37,10 @@ class ReadingPanel:
     """A panel of an analysis: its settings are fields of a screen's state.
 
     Args:
-        analysis: See `bilens.analysis`.
         model: Return the model, for the thread that asks.
         inputs: Texts or images of the page.
         page_fields: Options that fields of the page's own state set, with the names of these.
+        analysis: See `bilens.analysis`.
         fixed: Values of options that have no control.
         readers: Functions from the text of a page's field to the value of the option it sets.
         recorded: Values that options begin with in place of their defaults.
@@ -48,10 +48,11 @@ class ReadingPanel:
 
     def __init__(
         self,
-        analysis: Analysis,
         model: Callable[[], Any],
         inputs: Sequence[Any],
-        page_fields: Mapping[str, str] = NO_SETTINGS,
+        page_fields: Mapping[str, str],
+        analysis: Analysis,
+        *,
         fixed: Mapping[str, Any] = NO_SETTINGS,
         readers: Mapping[str, Callable[[str], Any]] = NO_SETTINGS,
         recorded: Mapping[str, Any] = NO_SETTINGS,
