@@ -90,6 +90,14 @@ def test_a_stack_is_its_chain(n_layers, width, bias, residual, norm, embedded):
     torch.testing.assert_close(stack(x), module(x))
 
 
+def test_rounding_of_a_map_is_no_direction_of_a_state():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [Layer(5, 5, 7) for _ in range(4)]
+        stack = TensorStack(nn.Sequential(nn.Linear(9, 5), *layers, nn.Linear(5, 3)).double())
+    assert [tensor.n_in - tensor.constant for tensor in stack.layer_tensors()] == [5] * 4
+
+
 def test_connections_of_any_kind_are_in_the_state():
     class Dense(nn.Module):
         def __init__(self):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bilens.checks import check_finite, checked
+from bilens.checks import check_finite, checked, detached
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import hooked
 
@@ -364,9 +364,14 @@ def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n
 
 def _row_space(maps: Sequence[Tensor], n: int) -> Float[Tensor, "k n"]:
     """Return orthonormal rows that span the rows of maps, restricted to the first n variables."""
-    parts = [m[:, 1 : 1 + n] for m in maps]
-    # Each map at its own scale: a small one counts as much as a large one.
-    rows = torch.cat([part / (part.norm() or 1) for part in parts])
+    parts = []
+    for m in maps:
+        part = m[:, 1 : 1 + n]
+        # Each map at its own scale: a small one counts as much as a large one, but what rounding
+        # leaves of one that reads other variables does not count.
+        size = part.norm()
+        parts.append(part / size if size > ROUNDING * m.norm() else torch.zeros_like(part))
+    rows = torch.cat(parts)
     rows = rows[rows.abs().amax(1) > ROUNDING]
     # Variables that nobody reads are left out exactly.
     used = rows.abs().amax(0) > ROUNDING if len(rows) else torch.zeros(n, dtype=torch.bool)
@@ -397,8 +402,7 @@ def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
     return "".join(found)
 
 
-@checked
-@torch.no_grad()
+@detached
 def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
     """Raise unless maps, one after another, of flat inputs equal their module on random ones."""
     copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
