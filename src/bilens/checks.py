@@ -10,11 +10,10 @@ from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import torch
-from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import Check, checker, misfit
+from bilens.settings import Checks, check_values, checks_of
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -62,18 +61,13 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     names = tuple(inspect.signature(function).parameters)
 
     @cache
-    def checks() -> list[tuple[str, Any, Check]]:
+    def checks() -> Checks:
         # Resolved on the first call: annotations may name classes defined further down.
-        hints = get_type_hints(function, include_extras=True)
-        return [(name, hint, checker(hint)) for name, hint in hints.items() if name in names]
+        return checks_of(get_type_hints(function, include_extras=True))
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        with jaxtyped("context"):
-            for name, hint, fits in checks():
-                if name in arguments and not fits(arguments[name]):
-                    raise misfit(name, arguments[name], hint, _beside(name, arguments, fits))
+        check_values({**dict(zip(names, args, strict=False)), **kwargs}, checks())
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 # Some readings need gradients inside, which nothing else can switch on again.
@@ -97,21 +91,6 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _ordinary(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-
-def _beside(name: str, arguments: dict[str, Any], fits: Check) -> str:
-    """Return the shapes of the other tensors of a call, and whether a part of this one fits."""
-    value = arguments[name]
-    shapes = [
-        f"{other} {tuple(tensor.shape)}"
-        for other, tensor in arguments.items()
-        if other != name and isinstance(tensor, Tensor)
-    ]
-    beside = f" beside {', '.join(shapes)}" if shapes else ""
-    # Tokenizers return a batch, of one text too.
-    if isinstance(value, Tensor) and value.ndim and len(value) == 1 and fits(value[0]):
-        beside += f"; {name}[0] fits"
-    return beside
 
 
 def check_finite(**arrays: Tensor) -> None:

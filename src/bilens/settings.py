@@ -1,6 +1,7 @@
 """Values are checked against annotations, and dataclasses that check their fields by it."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -33,6 +34,8 @@ else:  # The help of a command needs the annotations and none of these.
 
 Settings = TypeVar("Settings")
 Check = Callable[[Any], bool]
+Checks = Mapping[str, tuple[Any, Check]]
+"""Annotations of values by their names, each with its check."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +89,30 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     See `checker`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
     hashed and written as JSON. With `kind`, a base class, only its fields are checked.
     """
-    for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
-        value = getattr(settings, name)
-        check_value(name, value, hint)
+    checks = _checks_of_fields(kind or type(settings))  # type: ignore[arg-type]
+    values = {name: getattr(settings, name) for name in checks}
+    check_values(values, checks)
+    for name, value in values.items():
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
         elif hasattr(value, "item") and isinstance(value, np.generic):
             object.__setattr__(settings, name, value.item())
 
 
-def check_value(name: str, value: Any, hint: Any) -> None:
-    """Raise unless a value fits an annotation; see `checker`."""
-    # Axes of an array have the sizes of this one, whatever is checked around it: Ctrl-C in the
-    # middle of another check may have left sizes behind.
-    with jaxtyping.jaxtyped("context") if hasattr(value, "shape") else nullcontext():
-        if not checker(hint)(value):
-            raise misfit(name, value, hint)
+def checks_of(hints: Mapping[str, Any]) -> Checks:
+    """Return the checks of values with these annotations by name."""
+    return {name: (hint, checker(hint)) for name, hint in hints.items()}
+
+
+def check_values(values: Mapping[str, Any], checks: Checks) -> None:
+    """Raise unless each value fits, and arrays agree in the axes that they share."""
+    # Settings and commands have no arrays, and do without the library until somebody needs it.
+    library = sys.modules.get("jaxtyping")
+    # Whatever is checked around it: Ctrl-C in another check may have left sizes of axes behind.
+    with library.jaxtyped("context") if library else nullcontext():
+        for name, (_, fits) in checks.items():
+            if name in values and not fits(values[name]):
+                raise _misfit(name, values, *checks[name])
 
 
 @dataclass(frozen=True)
@@ -144,9 +155,9 @@ def check_names(
 
 
 @cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _checks_of_fields(kind: type[Any]) -> Checks:
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return checks_of({field.name: hints[field.name] for field in fields(kind)})
 
 
 @cache
@@ -228,15 +239,24 @@ def is_array(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "dim_str")
 
 
-def misfit(name: str, value: Any, hint: Any, beside: str = "") -> BilensError:
+def _misfit(name: str, values: Mapping[str, Any], hint: Any, fits: Check) -> BilensError:
     """Return the error of a value that does not fit its annotation, named in one sentence."""
-    kind = type(value)
+    value, kind = values[name], type(values[name])
+    # Help and errors of commands do without torch.
+    tensors = {
+        n: x for n, x in values.items() if hasattr(x, "dtype") and isinstance(x, torch.Tensor)
+    }
     if kind.__module__ in ("builtins", "pathlib") or isinstance(value, np.generic):
         given = "=" + " ".join(repr(value).split())[:200]
-    elif isinstance(value, torch.Tensor):
+    elif name in tensors:
         given = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
     else:
         given = f" is {kind.__module__}.{kind.__qualname__}"
+    others = [f"{other} {tuple(x.shape)}" for other, x in tensors.items() if other != name]
+    beside = f" beside {', '.join(others)}" if others else ""
+    # Tokenizers return a batch, of one text too.
+    if name in tensors and value.ndim and len(value) == 1 and fits(value[0]):
+        beside += f"; {name}[0] fits"
     return BilensError(f"{name}{given}, expected {describe_type(hint)}{beside}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from bilens.errors import BilensError
-from bilens.settings import check_value
+from bilens.settings import check_values, checks_of
 
 NO_DEFAULTS: Mapping[str, Any] = {}
 
@@ -52,8 +52,7 @@ class Command:
 
         def call(**settings: Any) -> Call:
             try:
-                for parameter in self.parameters:
-                    check_value(parameter.name, settings[parameter.name], parameter.annotation)
+                check_values(settings, checks_of({p.name: p.annotation for p in self.parameters}))
             except BilensError as error:
                 raise UsageError(str(error)) from None
             return partial(self.run, **settings)
