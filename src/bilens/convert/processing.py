@@ -36,7 +36,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bilens.checks import check_weights, checked
+from bilens.checks import check_weights, detached
 from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
 from bilens.options import StepName
@@ -79,8 +79,7 @@ class Processing:
         return {**asdict(self), "loads_in_transformers": self.loads_in_transformers}
 
 
-@checked
-@torch.no_grad()
+@detached
 def process(
     model: PreTrainedModel, steps: Sequence[StepName] | None = None, *, in_place: bool = False
 ) -> tuple[PreTrainedModel, Processing]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_labels, checked
+from bilens.checks import check_finite, check_labels, detached
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import evaluating
 from bilens.nn.checkpoint import Checkpointed
@@ -204,8 +204,7 @@ class ImageClassifier(Checkpointed):
         _fill(model.unembed.weight, torch.eye(n_classes))
         return model.eval()
 
-    @checked
-    @torch.no_grad()
+    @detached
     def accuracy(
         self,
         x: Float[Tensor, "samples n_inputs"],

@@ -24,7 +24,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, checked
+from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -281,8 +281,7 @@ class Bonds(Reading):
         return tuple(ranks)
 
 
-@checked
-@torch.no_grad()
+@detached
 def bonds(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],

@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float, Float64, Int, Int64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, checked
+from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact, shape_fact
@@ -28,8 +28,7 @@ class TopEntries:
     columns: Int64[Tensor, "*batch k"]
 
 
-@torch.no_grad()
-@checked
+@detached
 def top_entries(
     blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: Count, *, largest: bool = True
 ) -> TopEntries:

@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite, checked
+from bilens.checks import check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
@@ -67,8 +67,7 @@ class Moments:
     n_samples: int
 
 
-@torch.no_grad()
-@checked
+@detached
 def function_bonds(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],
@@ -115,8 +114,7 @@ def function_bonds(
     return replace(result, errors=errors, constant=constant)
 
 
-@checked
-@torch.no_grad()
+@detached
 def balanced_bonds(
     chain: Sequence[BilinearTensor],
     W: Float64[Tensor, "m n_out"],

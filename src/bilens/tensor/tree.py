@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, checked
+from bilens.checks import check_count, checked, detached
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact
@@ -165,8 +165,7 @@ class Paths(Reading):
         yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()
 
 
-@checked
-@torch.no_grad()
+@detached
 def decompile(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import checked
+from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import Runs, ends_of, sources, token_changes, token_words
@@ -55,8 +55,7 @@ class Ablation(Reading):
         return pd.DataFrame([row], columns=["without", "predicted", "actual"])
 
 
-@torch.no_grad()
-@checked
+@detached
 def measure(
     model: ResidualModel,
     flow: Flow,
@@ -127,8 +126,7 @@ def named_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]
     return replace(flow, named=(*flow.named, *named))
 
 
-@torch.no_grad()
-@checked
+@detached
 def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     """Run the model without some nodes, all at once in one run, as `measure` does without each.
 

@@ -8,15 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_index, checked
+from bilens.checks import check_finite, check_index, detached
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap, Norm
 from bilens.settings import NotNegative
 
 
-@checked
-@torch.no_grad()
+@detached
 def edit(
     model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: NotNegative = 0.0
 ) -> ResidualModel:
@@ -52,8 +51,7 @@ def edit(
     return edited
 
 
-@torch.no_grad()
-@checked
+@detached
 def edit_heads(
     model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
 ) -> ResidualModel:
@@ -78,8 +76,7 @@ def edit_heads(
     return edited
 
 
-@torch.no_grad()
-@checked
+@detached
 def edit_head_along(
     model: ResidualModel,
     vectors: Float[Tensor, "k d_head"],
@@ -129,8 +126,7 @@ def edit_head_along(
     return edited
 
 
-@torch.no_grad()
-@checked
+@detached
 def edit_mlp_along(
     model: ResidualModel,
     written: Float[Tensor, "k d_model"],

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bilens.analysis import Reading
-from bilens.checks import checked
+from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.options import Target
@@ -98,8 +98,7 @@ class Effects(Reading):
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
 
-@checked
-@torch.no_grad()
+@detached
 def patch(
     model: ResidualModel,
     text: str | Int[Tensor, " time"],

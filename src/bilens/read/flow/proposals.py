@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import checked
+from bilens.checks import detached
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.read.flow.question import Question
@@ -58,8 +58,7 @@ class Proposal:
     likelihood: float
 
 
-@checked
-@torch.no_grad()
+@detached
 def propose_questions(
     model: ResidualModel, question: Question, count: Count = 48
 ) -> tuple[Proposal, ...]:

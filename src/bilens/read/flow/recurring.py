@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import checked
+from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, check_apart, different, make_cases
 from bilens.read.flow.circuit_measures import named
@@ -102,8 +102,7 @@ def share_held(
     return 1 - float(left.sum() / whole.sum()), shares
 
 
-@checked
-@torch.no_grad()
+@detached
 def task_directions(
     model: ResidualModel, questions: Sequence[Question], k: Count = 8, *, strongest: Count = 20
 ) -> TaskDirections:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import EPS, ROUNDING, check_sum, checked
+from bilens.checks import EPS, ROUNDING, check_sum, detached
 from bilens.errors import BilensError
 from bilens.options import Target
 from bilens.read.flow.ablation import measurable, named_by_measurement
@@ -33,8 +33,7 @@ OneText = Annotated[
 """A text, or its tokens' numbers."""
 
 
-@checked
-@torch.no_grad()
+@detached
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
     text: OneText,

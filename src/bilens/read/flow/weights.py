@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bilens.analysis import Reading
-from bilens.checks import check_index, checked
+from bilens.checks import check_index, detached
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.read.flow.ablation import measure, without_output
@@ -76,8 +76,7 @@ class PartWeights(Reading):
         return [Section(self.title, "", [tables], self.facts())]
 
 
-@torch.no_grad()
-@checked
+@detached
 def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> PartWeights:
     """Open a head or MLP of a flow to what its weights say.
 

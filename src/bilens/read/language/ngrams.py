@@ -88,8 +88,7 @@ def bigram_parts(
     return {part: FactoredMatrix(scale * rows, W_U) for part, rows in written.items()}
 
 
-@torch.no_grad()
-@checked
+@detached
 def attention_scores(
     model: ResidualModel,
     *,
