@@ -1,8 +1,8 @@
-"""A model of two blocks with heads of 64 coordinates, made a tensor and read.
+"""A model of two blocks with wide heads, made a tensor and read.
 
-It is trained here on TinyStories (0.7 million parameters, 1,024 tokens, softmax and SwiGLU). Each
-variant learns from a million tokens, nine tenths of them from TinyStories and one tenth drawn from
-the model. The tables are those of `tensorise` and `tensor_readings`.
+It is trained here on TinyStories (0.7 million parameters, heads of 64 coordinates, 1,024 tokens,
+softmax and SwiGLU). Each variant learns from a million tokens, nine tenths of them from TinyStories
+and one tenth drawn from the model. The tables are those of `tensorise` and `tensor_readings`.
 
 Both scales are the same: 18 minutes of processor time on one core, in float32.
 """

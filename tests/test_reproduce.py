@@ -10,6 +10,7 @@ import experiments
 from bilens.cli import main, running
 from bilens.errors import BilensError
 from experiments import results
+from experiments.results import FIGURE, values_of
 from tests.command_line import in_json
 
 RECIPE = '''"""Nothing: a recipe that says where it runs.
@@ -49,6 +50,8 @@ def test_every_recipe_is_found_with_its_title():
         module = import_module(f"experiments.{name}")
         assert module.__doc__.startswith(title)
         assert title.endswith(".")
+        # A file of results refuses such a title, after all that was measured.
+        assert not values_of(FIGURE.sub("", title))
 
 
 @pytest.mark.usefixtures("folder")
