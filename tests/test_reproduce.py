@@ -5,12 +5,12 @@ from functools import partial
 from importlib import import_module
 
 import pytest
+from experiments.results import FIGURE, values_of
 
 import experiments
 from bilens.cli import main, running
 from bilens.errors import BilensError
 from experiments import results
-from experiments.results import FIGURE, values_of
 from tests.command_line import in_json
 
 RECIPE = '''"""Nothing: a recipe that says where it runs.
