@@ -33,7 +33,7 @@ GROUPS = {
     ],
     "Language models": [
         *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
-        *("tensorise", "tensor_readings"),
+        *("tensorise", "tensorise_own", "tensor_readings"),
     ],
     "Circuits and flows": [
         *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
