@@ -74,9 +74,14 @@ def relu_accuracy(context: RecipeContext, seed: int) -> float:
 
 def layer_tensor(model: ImageClassifier) -> BilinearTensor:
     """Return the only layer as a tensor, from the pixels to its outputs before the readout."""
+    return embedded_tensor(model).change_basis(inputs=model.embed.weight)
+
+
+def embedded_tensor(model: ImageClassifier) -> BilinearTensor:
+    """Return the only layer as a tensor, from the embedded images to its outputs."""
     model.require_single_layer()
     tensor: BilinearTensor = model.layers[0].tensor()  # type: ignore[operator]
-    return tensor.change_basis(inputs=model.embed.weight)
+    return tensor
 
 
 def direction_names(

@@ -39,9 +39,15 @@ from torch.nn.functional import cross_entropy
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.report import dress
-from bilens.tensor import BilinearTensor, Dictionary
+from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
-from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
+from experiments.case import (
+    case_models,
+    direction_names,
+    eigenvector_figure,
+    embedded_tensor,
+    layer_tensor,
+)
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import BLUE, GREY, INK
 from experiments.results import Row, interval, intervals
@@ -67,6 +73,12 @@ class Comparison(NamedTuple):
     pseudo: Float[Tensor, "samples m"]
     numbers: dict[str, float]
 
+    @property
+    def top(self) -> list[int]:
+        """The features of largest mean activation."""
+        of_largest: list[int] = self.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
+        return of_largest
+
 
 def run(context: RecipeContext) -> Outcome:
     """Train autoencoders on the outputs of several models' layers; write each output twice."""
@@ -86,9 +98,8 @@ def run(context: RecipeContext) -> Outcome:
     # The interval of so few and so different models says less than the models themselves.
     record = {**intervals(measured), "models": measured, "source": source}
     first, model = comparisons[0], models[0]
-    top = first.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
-    forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=top)
-    names = direction_names(first.dictionary.features.T[top], model, data)
+    forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=first.top)
+    names = direction_names(first.dictionary.features.T[first.top], model, data)
     title = "Features of largest mean activation, through the pseudoinverse"
     return Outcome(
         record,
@@ -174,10 +185,7 @@ def interactions(
     trained = context.autoencoder(
         "inputs", INPUT_FEATURES, row_sampler(embedded), replace(TRAINING, seed=seed)
     )
-    top = comparison.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
-    model.require_single_layer()
-    layer: BilinearTensor = model.layers[0].tensor()  # type: ignore[operator]
-    forms = comparison.dictionary.features_tensor(layer)
+    forms = comparison.dictionary.features_tensor(embedded_tensor(model))
     generator = torch.Generator().manual_seed(seed)
     used = trained.features[:, (trained.encode(embedded) != 0).any(0)]
     random = torch.randn(used.shape, generator=generator)
@@ -189,7 +197,7 @@ def interactions(
     return {
         name: fmean(
             few_interactions(forms.change_basis(inputs=side).interaction(output=k).dense())
-            for k in top
+            for k in comparison.top
         )
         for name, side in sides.items()
     }

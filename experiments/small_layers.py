@@ -25,7 +25,7 @@ from math import cos, pi, sin
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity
 
 from bilens.nn import Bilinear
 from bilens.report import dress
@@ -172,13 +172,13 @@ def alone(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def along(vector: Tensor, direction: Tensor) -> float:
     """Return the absolute cosine of a vector with a direction."""
-    return float((normalize(vector.float(), dim=0) @ normalize(direction, dim=0)).abs())
+    return float(cosine_similarity(vector.float(), direction, dim=0).abs())
 
 
 def ends(found: Spectrum) -> tuple[Tensor, Tensor]:
     """Return the eigenvectors of the largest and of the least eigenvalue."""
-    values, vectors = found.values, found.vectors
-    return vectors[values.argmax()], vectors[values.argmin()]
+    largest, least = found.outermost(1).vectors
+    return largest, least
 
 
 def share(found: Spectrum, count: int) -> float:
@@ -189,9 +189,8 @@ def share(found: Spectrum, count: int) -> float:
 
 def random_match(samples: int = 10_000) -> float:
     """Return the mean absolute cosine of two random directions."""
-    pairs = torch.randn(2, samples, WIDTH, generator=torch.Generator().manual_seed(0))
-    first, second = normalize(pairs, dim=-1)
-    return float((first * second).sum(-1).abs().mean())
+    first, second = torch.randn(2, samples, WIDTH, generator=torch.Generator().manual_seed(0))
+    return float(cosine_similarity(first, second).abs().mean())
 
 
 def quadrants(layer: Bilinear, found: Spectrum) -> go.Figure:

@@ -262,25 +262,25 @@ def _factor_heads(model: Parts) -> list[str]:
 
 def _factor(heads: Heads, first: LinearMap, second: LinearMap) -> bool:
     """Give each head's two maps the form of their product's SVD; False if they have it already."""
-    sides = [_by_head(heads, first), _by_head(heads, second, joins=second is heads.out)]
+    sides = [_by_head(heads, part) for part in (first, second)]
     if all(_is_factored(a, b, first.stored.dtype) for a, b in zip(*sides, strict=True)):
         return False
     # QR first: products of width d_head have the same singular values as those of the stream's.
     (Q, K), (A, B) = zip(*(torch.linalg.qr(side.double()) for side in sides), strict=True)
     U, values, V = torch.linalg.svd(A @ B.mT)
     roots = values.sqrt()[:, None, :]
-    _put_by_head(first, Q @ U * roots)
-    _put_by_head(second, K @ V.mT * roots, joins=second is heads.out)
+    _put_by_head(heads, first, Q @ U * roots)
+    _put_by_head(heads, second, K @ V.mT * roots)
     return True
 
 
-def _by_head(heads: Heads, part: LinearMap, *, joins: bool = False) -> Tensor:
+def _by_head(heads: Heads, part: LinearMap) -> Tensor:
     """Return (heads, d, d_head), the weight of each head, with a last row for biases of its own.
 
-    `joins` is true for the map out of the heads, whose bias belongs to no head.
+    The bias of the map out of the heads belongs to no head.
     """
     weight, bias = part.weight(), part.bias()
-    if joins:
+    if part is heads.out:
         return rearrange(weight, "d (h e) -> h d e", h=heads.n_heads)
     rows = rearrange(weight, "(h e) d -> h d e", h=heads.n_heads)
     if bias is None or not bias.any():
@@ -288,9 +288,9 @@ def _by_head(heads: Heads, part: LinearMap, *, joins: bool = False) -> Tensor:
     return torch.cat([rows, rearrange(bias, "(h e) -> h 1 e", h=heads.n_heads)], 1)
 
 
-def _put_by_head(part: LinearMap, rows: Tensor, *, joins: bool = False) -> None:
+def _put_by_head(heads: Heads, part: LinearMap, rows: Tensor) -> None:
     rows = rows.to(working_dtype(part.stored.dtype))
-    if joins:
+    if part is heads.out:
         part.set_weight(rearrange(rows, "h d e -> d (h e)"))
         return
     part.set_weight(rearrange(rows[:, : part.n_in], "h d e -> (h e) d"))

@@ -167,13 +167,14 @@ class Bilinear(GatedLayer):
         super().__init__(d_in, d_out, d_hidden, bias=bias, residual=residual)
 
 
-_GATES: dict[str, GateName] = {
+GATES: dict[str, GateName] = {
     "bilinear": "identity",
     "glu": "sigmoid",
     "swiglu": "silu",
     "geglu": "gelu",
     "reglu": "relu",
 }
+"""Gates of the MLPs that have one, by the names of the MLPs."""
 
 
 class PlainMLP(nn.Module):
@@ -221,9 +222,9 @@ def make_mlp(
 
     Source: Shazeer 2020 for the gated ones.
     """
-    if name in _GATES:
+    if name in GATES:
         return GatedLayer(
-            d_model, d_model, d_hidden, gate=_GATES[name], bias=bias, out_bias=out_bias
+            d_model, d_model, d_hidden, gate=GATES[name], bias=bias, out_bias=out_bias
         )
     return PlainMLP(d_model, d_hidden, name, bias=bias, out_bias=out_bias)
 

@@ -17,6 +17,7 @@ from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
+from bilens.read.flow.question import likely_answer
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
 from bilens.read.language.outputs import model_facts
@@ -319,8 +320,7 @@ def contrasting_text(
     """
     ids = model.ids(prompt)
     if direction is None:
-        best = model.logits(ids[None])[0, -1].topk(2).indices.tolist()
-        direction = TokenDirection.of(model, best[0], best[1:])
+        direction = likely_answer(model, prompt)
     tokenizer = require_tokenizer(model.tokenizer)
     fitting: dict[str, torch.Tensor] = {}
     for row in islice(first_texts(corpus), 50):

@@ -17,7 +17,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.hooks import evaluating
 from bilens.nn import ATTENTIONS
-from bilens.nn.layers import ScalarNorm
+from bilens.nn.layers import GATES, ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
 from bilens.residual.parts import ConstantNorm, Embedding, ExpertMap, LinearMap, Norm, working_dtype
 
@@ -204,7 +204,7 @@ FAMILIES: dict[str, Family] = {
 
 def own_family(config: Any) -> Family:
     """Return the family of bilens's own `LanguageModel`, by its configuration."""
-    gated = config.mlp in ("bilinear", "glu", "swiglu", "geglu", "reglu")
+    gated = config.mlp in GATES
     kind = ATTENTIONS[config.attention]
     numbers = (*kind.numbers, *(["score_constant"] if config.attention_constant else []))
     return Family(

@@ -15,7 +15,7 @@ from bilens.errors import BilensError
 from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.read.language.hints import space_hints
-from bilens.read.language.names import TokenDirection, exact_names, shown_tokens, token_text
+from bilens.read.language.names import TokenDirection, shown_tokens, token_text
 from bilens.residual import ResidualModel
 from bilens.settings import CheckedSettings
 
@@ -330,8 +330,7 @@ def likely_answer(model: ResidualModel, text: str, second: Against | None = None
     if isinstance(second, str):
         after_second = int(model.logits(model.ids(second)[None])[0, -1].argmax())
         likely = [likely[0], after_second if after_second != likely[0] else likely[1]]
-    token, rival = exact_names(model, likely)
-    return TokenDirection(token, (rival,))
+    return TokenDirection.of(model, *likely)
 
 
 def is_text(against: Against) -> TypeGuard[str | Tensor]:
