@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any
 
 import pandas as pd
@@ -329,9 +330,10 @@ def measure(kind: str) -> dict[str, Any]:
 def _short(error: Exception) -> str:
     """Return the operation that has no rule, or a short error."""
     if type(error).__name__ == "UnknownOperationError":
-        return re.split(r":| has no rule|, a | takes | at ", str(error))[0][:60]
-    message = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {message}"[:80]
+        message = re.split(r":| has no rule|, a | takes | at ", str(error))[0]
+    else:
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return shorten(message, 80, placeholder=" …")
 
 
 @contextmanager

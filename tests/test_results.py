@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from benchmarks import right
-from docs import results, unseen
+from docs import results, tables
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
 from experiments.results import check, load_results, numbers_of, values_of
@@ -66,8 +66,8 @@ def test_pages_are_made_from_the_files():
     for name, page in (("results", results.page), ("sources", results.sources_page)):
         written = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         assert written == page(RESULTS), "python -m docs.results"
-    text = unseen.PAGE.read_text(encoding="utf-8")
-    assert text == unseen.page(text, RESULTS)
+    for path in tables.PAGES:
+        assert path.read_text(encoding="utf-8") == tables.page(path, RESULTS), "docs.tables"
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(RESULTS) == sorted([*listed, *OF_THE_PROJECT])
 

@@ -1,18 +1,21 @@
-"""The tables of the page about circuits on templates that nobody saw, from the files of results.
+"""Tables inside of pages that people write, from the files of results.
 
-python -m docs.unseen
+python -m docs.tables
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.families import EXACT
 from experiments.results import load_results
 
-__all__ = ["PAGE", "page"]
+__all__ = ["PAGES", "page"]
 
-PAGE = Path(__file__).with_name("ideas") / "unseen-templates.md"
-BEGIN, END = "<!-- tables of docs/unseen.py -->\n", "<!-- end -->\n"
+DOCS = Path(__file__).parent
+TABLES = re.compile(r"(<!-- tables of \S+ -->\n).*?(<!-- end -->\n)", re.DOTALL)
+"""Where a page has tables that a program makes."""
 Row = Mapping[str, Any]
 
 
@@ -32,8 +35,8 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("|".join(row) for row in cells) + "\n"
 
 
-def tables(results: Mapping[str, Row]) -> str:
-    """Return the tables: all folds of each model, each task, and each behaviour of proposals."""
+def unseen_templates(results: Mapping[str, Row]) -> str:
+    """Return tables of all folds of each model, each task, and each behaviour of proposals."""
     unseen, proposals = results["unseen_templates"], results["proposals"]
     parts = [f"`{unseen['command']}` · unseen_templates.json, {unseen['commit']}\n"]
     of_all: list[Sequence[str]] = []
@@ -69,11 +72,45 @@ def tables(results: Mapping[str, Row]) -> str:
     return "\n".join(parts)
 
 
-def page(text: str, results: Mapping[str, Row]) -> str:
-    """Return the page with its tables made anew."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{tables(results)}\n{END}{rest.partition(END)[2]}"
+def families(results: Mapping[str, Row]) -> str:
+    """Return the types of models whose flow is exact, and a table of all others."""
+    exact, others = [], []
+    for row in results["families"]["details"]["types"]:
+        # Of types that were not made nothing is known.
+        cells = [row["not made"] or _reading(row, kind) for kind in ("two texts", "one text")]
+        if cells == ["exact", "exact"]:
+            exact.append(row["type"])
+        else:
+            others.append((row["type"], *cells))
+    parts = [
+        f"`{results['families']['command']}` · families.json, {results['families']['commit']}\n",
+        f"Exact between two texts and on one ({len(exact)}): {', '.join(exact)}.\n",
+        lines(("others", "two texts", "one text"), others),
+    ]
+    return "\n".join(parts)
+
+
+def _reading(row: Row, kind: str) -> str:
+    reason, error = row[f"{kind}: refused by"], row[kind]
+    if reason:
+        return f"refused: {reason.removeprefix('BilensError: ')}"
+    return "exact" if error < EXACT else f"off by {error:.1e}"
+
+
+PAGES = {
+    DOCS / "ideas" / "unseen-templates.md": unseen_templates,
+    DOCS / "howto" / "convert.md": families,
+}
+"""Pages, each with the function that makes its tables."""
+
+
+def page(path: Path, results: Mapping[str, Row]) -> str:
+    """Return the text of a page with its tables made anew."""
+    made = PAGES[path](results)
+    return TABLES.sub(lambda marks: f"{marks[1]}\n{made}\n{marks[2]}", path.read_text("utf-8"))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text("utf-8"), load_results()), encoding="utf-8")
+    of_files = load_results()
+    for path in PAGES:
+        path.write_text(page(path, of_files), encoding="utf-8")
