@@ -21,7 +21,7 @@ Small and paper: the same, a training of an hour on one core.
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import log
 from pathlib import Path
 from random import Random
@@ -55,8 +55,7 @@ def run(context: RecipeContext) -> Outcome:
     trained = context.language("tinystories", preset.training, preset.model)
     shipped: Any = load("story")
     baseline: Any = load(stories260K(context))
-    held_out = [clean(text) for text in read_texts(context.folder / "tinystories/valid.txt.gz")]
-    held_out = held_out[:N_STORIES]
+    held_out = held_out_stories(context)
     lower = [text.lower() for text in held_out]
     size = (STORY / "model.safetensors").stat().st_size / 2**20
     texts = (clean(text) for text in read_texts(context.folder / "tinystories/train.txt.gz"))
@@ -82,6 +81,12 @@ def run(context: RecipeContext) -> Outcome:
     ]
     rows += [pronouns(shipped), *behaviours(shipped)]
     return Outcome({row.claim: row.value for row in rows}, rows=rows)
+
+
+def held_out_stories(context: RecipeContext) -> list[str]:
+    """Return the first held-out stories."""
+    stories = (clean(text) for text in read_texts(context.folder / "tinystories/valid.txt.gz"))
+    return list(islice(stories, N_STORIES))
 
 
 def pronouns(model: ResidualModel) -> Row:

@@ -1,9 +1,11 @@
 """The recipes on language models, on small corpora with tiny models."""
 
+import gzip
 import json
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from math import log
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +27,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
+from experiments import larger_story
 from tests.experiments.tiny import check_rows
 from tests.language import random_model
 
@@ -71,6 +74,26 @@ def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
         assert set(record["table_7"]) == {"head 0", "head 1"}
         assert "Contexts" in page
         assert "before girl" in page
+
+
+def test_a_larger_story_model_is_measured_beside_the_one_that_ships(tmp_path, monkeypatch):
+    folder = tmp_path / "tinystories"
+    folder.mkdir()
+    for name in ("train", "valid"):
+        text = "\n<|endoftext|>\n".join(STORY.format("dog", verb) for verb in VERBS)
+        with gzip.open(folder / f"{name}.txt.gz", "wt", encoding="utf-8") as file:
+            file.write(text)
+    monkeypatch.setattr(larger_story, "stories260K", lambda _: "story")
+    # Its vocabulary of 300 tokens has few of the words.
+    monkeypatch.setattr(larger_story, "fitting", lambda *_: ([True], [False]))
+    story = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
+    monkeypatch.setitem(PRESETS, "story", story)
+    context = TinyContext("small", tmp_path, data_dir=tmp_path)
+    outcome = larger_story.run(context)
+    check_rows(outcome)
+    bits, loss, *_ = outcome.rows
+    assert bits.value > bits.baselines["the model that ships"]  # it has not learned
+    assert loss.value == pytest.approx(log(300), rel=0.1)
 
 
 def test_the_share_of_talk_counts_both_tokens():

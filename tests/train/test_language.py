@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from bilens.nn.language import LanguageModel
 from bilens.train import trainer
 from bilens.train.language import train_language
 from bilens.train.run_directory import read_metrics, read_training
-from bilens.train.settings import LanguageTraining
+from bilens.train.settings import PRESETS, LanguageTraining, PresetName
 from tests.language import check_same_model, small_config, small_corpus
 from tests.nightly import nightly
 from tests.train.runs import check_same_weights, press_ctrl_c, times, weights
@@ -54,6 +55,10 @@ def test_the_schedule_falls_linearly_after_the_warmup(trained):
     rates = [record["learning_rate"] for record in trained[2] if "loss" in record]
     expected = [0, 0.5, 1, *(1 - i / 8 for i in range(1, 8))]
     assert rates == pytest.approx([1e-2 * rate for rate in expected])
+
+
+def test_the_command_offers_every_preset():
+    assert get_args(PresetName) == tuple(PRESETS)
 
 
 def test_muon_trains_by_the_same_schedule(tmp_path):

@@ -12,7 +12,13 @@ import tyro
 from bilens.cli.console import TextDir, choose_device, out, own_place
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
 from bilens.settings import Between
-from bilens.train.settings import PRESETS, ClassifierTraining, LanguageTraining, check_precision
+from bilens.train.settings import (
+    PRESETS,
+    ClassifierTraining,
+    LanguageTraining,
+    PresetName,
+    check_precision,
+)
 
 Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
 
@@ -94,7 +100,7 @@ def train_language(
     *,
     data: str = "grammar",
     data_dir: TextDir = None,
-    preset: Literal["grammar", "tiny", "paper", "500m"] | None = None,
+    preset: PresetName | None = None,
     device: Literal["auto", "cpu"] = "auto",
     model: LanguageSettings = PAPER.model,
     training: LanguageTraining = PAPER.training,
@@ -113,8 +119,9 @@ def train_language(
     Args:
         data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
             jsonl file, or a folder of them.
-        preset: grammar, tiny (minutes on two cores), paper (a GPU) or 500m (several GPUs): values
-            of the settings below. By default grammar for the grammar and tiny for other data.
+        preset: grammar or tiny (minutes on two cores), story (an hour), paper (a GPU) or 500m
+            (several GPUs): values of the settings below. By default grammar for the grammar and
+            tiny for other data.
         device: auto takes a GPU if the machine has one; cpu does not use it.
         model: of the preset, with the settings that are given.
         training: the same.

@@ -239,6 +239,7 @@ class Preset:
     training: LanguageTraining = field(default_factory=LanguageTraining)
 
 
+PresetName = Literal["grammar", "tiny", "story", "paper", "500m"]
 PRESETS = {
     "grammar": Preset(
         LanguageSettings(vocab_size=72, d_model=64, n_heads=2, d_hidden=128, n_ctx=32),
