@@ -4,7 +4,7 @@ No figure of the papers. The preset `story` with twice its tokens and MLPs one a
 wide, 5.5 million weights, trained by Muon in bfloat16. It is measured by the program of `story`,
 beside the model that ships and stories260K, on the same held-out stories.
 
-Small: a twentieth of a pass. Paper: eight passes, about two hours on two cores.
+Small: a twentieth of a pass. Paper: six passes, about two hours on one core.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ def run(context: RecipeContext) -> Outcome:
     preset = PRESETS["story"]
     sizes = replace(preset.model, vocab_size=4096, d_hidden=768)
     training = replace(
-        preset.training, epochs=context.choose(0.05, 8), optimizer="muon", precision="bf16"
+        preset.training, epochs=context.choose(0.05, 6), optimizer="muon", precision="bf16"
     )
     larger: Any = context.language("tinystories", training, sizes)
     shipped: Any = load("story")
