@@ -205,7 +205,8 @@ def test_annotations_need_no_library():
 
 def test_numbers_of_things_have_limits():
     check_index("layer", np.int64(2), 3)
-    check_count("k", 5, 5, "the number of inputs")
+    for five in (5, np.int64(5), torch.tensor(5)):
+        check_count("k", five, 5, "the number of inputs")
     for value in (-1, 6, 10**30, 0.5, True, None, "1", torch.nan):
         with pytest.raises(BilensError, match=r"^layer=.*, expected 0 to 2, those of the model$"):
             check_index("layer", value, 3, "those of the model")

@@ -159,7 +159,8 @@ class Reading:
         # Whole frames would fill a notebook.
         shown = frame.head(10)
         style = shown.style.hide(axis="index")
-        if self.axes:
+        # Bars of zeros have no length to be a share of.
+        if self.axes and shown[self.axes["y"]].any():
             bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
             style = style.bar(subset=[self.axes["y"]], **bars)
         numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)

@@ -170,9 +170,13 @@ def check_weights(model: nn.Module, name: str = "") -> None:
             )
 
 
-def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
+def check_count(name: str, value: Any, most: float = math.inf, what: str = "") -> None:
     """Raise unless `value` is an integer from 1 to `most`, the number of `what`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    try:
+        number = 0 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
         limit = "at least 1" if most == math.inf else f"1 to {most}"
         raise BilensError(
             f"{name}={value!r}, expected a whole number, {limit}" + (f", {what}" if what else "")

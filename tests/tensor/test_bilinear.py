@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, affine, decompile, with_constant
+from bilens.tensor import BilinearTensor, FactoredMatrix, affine, decompile, with_constant
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
@@ -153,6 +155,49 @@ def test_float32_grams_are_formed_in_float64():
     assert single.output_gram().dtype == torch.float64
     assert close(single.output_gram(), tensor.output_gram(), 1e-6)
     assert single(torch.ones(6)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t + t,
+        lambda t: t - BilinearTensor(t.left, t.right, t.out),
+        lambda t: t.change_basis(inputs=normal(4, 2)),
+        lambda t: t.with_bias(out=normal(4)),
+        lambda t: t.with_residual(),
+        lambda t: t.to(torch.float32),
+    ],
+)
+def test_outputs_that_stay_keep_their_names(change):
+    names = ("a", "b", "c", "d")
+    tensor = change(replace(random_tensor(4, 6, 4, 0), names=names))
+    for number, name in enumerate(names):
+        form = tensor.interaction(output=name)
+        assert torch.equal(form.weights, tensor.interaction(output=number).weights)
+
+
+OTHER = {
+    "inputs": lambda t, x: t.change_basis(inputs=x(4, 2)),
+    "outputs": lambda t, x: t.change_basis(outputs=x(2, 3)),
+    "left": lambda t, x: t.with_bias(left=x(6)),
+    "right": lambda t, x: t.with_bias(right=x(6)),
+    "out": lambda t, x: t.with_bias(out=x(3)),
+    "direction": lambda t, x: t.interaction(x(3)),
+    "contract": lambda t, x: t.contract(x(4)),
+    "product": lambda t, x: t.contract(normal(4)).T @ FactoredMatrix(x(3, 2), x(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_arrays_of_another_dtype_are_brought_to_that_of_the_factors(name, kinds):
+    """The result has the dtype of the tensor, whatever it meets."""
+    dtype, other = kinds
+    tensor = random_tensor(4, 6, 3, 0)
+    moved = OTHER[name](tensor.to(dtype), lambda *shape: normal(*shape, seed=1).to(other))
+    expected = OTHER[name](tensor, lambda *shape: normal(*shape, seed=1))
+    assert moved.dense().dtype == dtype
+    assert close(moved.dense().double(), expected.dense(), 1e-5)
 
 
 def test_inputs_of_another_dtype_are_brought_to_that_of_the_factors():

@@ -1,5 +1,6 @@
 """What `bilens.tensor` refuses, with words of each message."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,11 @@ TENSORS = [
     (lambda t: t.interaction(normal(3), output=1), "exactly one"),
     (lambda t: t.interaction(normal(2)), r"direction has shape \(2,\).*length 3"),
     (lambda t: t.interaction(output=[0, -1]), "output=-1"),
+    (lambda t: t.interaction(output=[]), "output is empty, expected at least one output"),
+    (lambda t: t.interaction(output=0, minus=[]), "minus is empty, expected at least one output"),
+    (lambda t: replace(t, names=("a",) * 4), "names has 4 entries, expected 3, one for each outp"),
+    (lambda t: t.to(torch.float8_e5m2), "left is .* torch.float8_e5m2.*expected a dense one of fl"),
+    (lambda t: replace(t, out=t.out.to_sparse()), "out is .* torch.sparse_coo.*; expected a dense"),
     (lambda t: t.interaction(output=0)[0], "without a batch to index"),
     (
         lambda t: t.change_basis(inputs=normal(3, 4)),

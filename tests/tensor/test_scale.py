@@ -1,7 +1,9 @@
 """Weights of any size have the results of those of size 1; NaN is an error."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,14 +12,16 @@ from hypothesis import strategies as st
 from bilens.errors import BilensError
 from bilens.tensor import (
     BilinearTensor,
+    Dictionary,
     FactoredMatrix,
     Spectrum,
+    bonds,
     cluster,
     decompile,
     expected_cosine,
     expected_inner,
 )
-from tests.tensor.factors import close, normal, random_tensor, shapes
+from tests.tensor.factors import close, normal, random_matrix, random_tensor, shapes
 
 sizes = st.sampled_from([1e-100, 1e-40, 1.0, 1e40, 1e100])
 
@@ -121,8 +125,80 @@ def test_what_is_not_a_number_is_an_error(name):
         USES[name](NAN)
 
 
+READINGS = {
+    "svd": BilinearTensor.svd,
+    "eigenvalues": lambda t: t.interaction(output=[0, -1 % t.n_out]).eigh(),
+    "tensor": lambda t: t,
+    "form": lambda t: t.interaction(output=0),
+    "matrix": lambda t: FactoredMatrix(t.left.mT.contiguous(), t.right),
+    "matrix svd": lambda t: FactoredMatrix(t.left.mT.contiguous(), t.right).svd(),
+    "paths": lambda t: decompile([t], torch.ones(t.n_out)),
+    "bonds": lambda t: bonds([t], torch.ones(t.n_out)),
+}
+NUMBERS = {
+    "norm": BilinearTensor.norm,
+    "inner": lambda t: t.inner(t),
+    "output_gram": BilinearTensor.output_gram,
+    "input_gram": BilinearTensor.input_gram,
+    "form norm": lambda t: t.interaction(output=[0]).norm(),
+    "matrix norm": lambda t: READINGS["matrix"](t).norm(),
+    "matrix eigenvalues": lambda t: READINGS["matrix"](t).eigenvalues().abs(),
+    "expected_inner": lambda t: expected_inner([t], [t]),
+    "inverse": lambda t: Dictionary.of(t.out).inverse,
+    "coverage": lambda t: cluster(torch.eye(len(t.out)), t.out[:, 0].abs()).coverage,
+}
+TOO_LARGE = (
+    "beyond the range of torch.float|beyond float64|outside of the range of float64|zero along|"
+    "all zero|leave the range of floating-point"
+)
+
+
+def unless_refused(read, tensor):
+    try:
+        return read(tensor)
+    except BilensError as error:
+        if not re.search(TOO_LARGE, str(error)):
+            raise
+        return None
+
+
+@given(
+    shapes,
+    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from([0.0, 1e-300, 1e-150, 1e-30, 1e-18, 1.0, 1e18, 1e30, 1e150, 1e300]),
+)
+def test_a_result_is_finite_or_refused(shape, dtype, size):
+    tensor = scaled(random_tensor(**shape), size, size, size).to(dtype)
+    if not all(factor.isfinite().all() for factor in (tensor.left, tensor.right, tensor.out)):
+        return
+    for name, number in NUMBERS.items():
+        result = unless_refused(number, tensor)
+        assert result is None or result.isfinite().all(), name
+    for name, read in READINGS.items():
+        shown = unless_refused(
+            lambda t, read=read: (read(t).frame(), read(t)._repr_html_()), tensor
+        )
+        if shown is not None:
+            assert np.isfinite(shown[0].select_dtypes("number").to_numpy(float)).all(), name
+            assert not re.search(r"\b(nan|inf)", shown[1]), name
+
+
+@given(st.integers(-280, 280), st.integers(-280, 280))
+def test_matrices_of_any_size(left, right):
+    """The norm is the sum of squares of singular values, however small these are."""
+    if abs(left + right) > 280:
+        return
+    matrix = random_matrix(4, 5, 3)
+    moved = FactoredMatrix(matrix.left * 10.0**left, matrix.right * 10.0**right)
+    size = 10.0 ** (left + right)
+    assert torch.isclose(moved.norm() / size, matrix.norm())
+    svd, expected = moved.svd(), matrix.svd()
+    assert torch.allclose(svd.values / size, expected.values)
+    assert torch.isclose(svd.norm / size, expected.norm)
+
+
 def test_eigenvalues_that_the_dtype_cannot_hold_are_an_error():
     large = scaled(random_tensor(3, 4, 2, 0).to(torch.float32), 1e30, 1e30, 1.0)
-    with pytest.raises(BilensError, match="eigenvalues holds NaN or infinite values"):
+    with pytest.raises(BilensError, match="eigenvalues holds numbers beyond the range of"):
         large.interaction(output=0).eigh()
     assert large.to(torch.float64).interaction(output=0).eigh().values[0].abs() > 1e58

@@ -44,21 +44,28 @@ class TensorSVD(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "component", "y": "value"}
 
     def facts(self) -> list[Fact]:
-        shares = self.values**2 / self.norm**2
+        shares = self._shares()
+        # A zero tensor has effective rank 0, as a zero form has.
+        effective = shares.sum() ** 2 / (shares**2).sum() if shares.any() else 0.0
         return [
             ("components", len(self)),
             ("outputs", self.outputs.shape[1]),
             ("inputs", self.components.n_in),
             ("top singular value", float(self.values[0])),
-            ("effective rank", round(float(shares.sum() ** 2 / (shares**2).sum()), 1)),
+            ("effective rank", round(float(effective), 1)),
         ]
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each component: its singular value and share of the squared norm."""
-        values = self.values.detach().cpu()
-        shares = (values / self.norm.detach().cpu()) ** 2
         numbers = range(1, len(self) + 1)
-        return pd.DataFrame({"component": numbers, "value": values, "share": shares})
+        columns = {"value": self.values.detach().cpu(), "share": self._shares()}
+        return pd.DataFrame({"component": numbers, **columns})
+
+    def _shares(self) -> Float64[Tensor, " k"]:
+        """Return each component's share of the squared norm, on the CPU; 0 of a zero tensor."""
+        norm = self.norm.detach().cpu().double()
+        # The quotient is squared: squares themselves may leave the range of the dtype.
+        return (self.values.detach().cpu().double() / torch.where(norm > 0, norm, 1)) ** 2
 
     def __len__(self) -> int:
         """Return the number of components."""
@@ -144,6 +151,10 @@ class BilinearTensor(Reading):
             identity = torch.eye(len(self.left), dtype=self.left.dtype, device=self.left.device)
             object.__setattr__(self, "out", identity)
         factors.check_factors(left=self.left, right=self.right, out=self.out)
+        if len(self.names) not in (0, self.n_out):
+            raise BilensError(
+                f"names has {len(self.names)} entries, expected {self.n_out}, one for each output"
+            )
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
                 f"The tensor is empty: left {tuple(self.left.shape)}, out {tuple(self.out.shape)}. "
@@ -225,6 +236,7 @@ class BilinearTensor(Reading):
             torch.cat([self.right, other.right]),
             torch.cat([self.out, other.out], 1),
             self.constant,
+            self.names or other.names,
         )
 
     def __sub__(self, other: "BilinearTensor") -> "BilinearTensor":
@@ -270,7 +282,10 @@ class BilinearTensor(Reading):
         # A tensor of no axes is a single number, although it is iterable by its type.
         is_single = isinstance(output, str) or getattr(output, "ndim", 1) == 0
         if not is_single and isinstance(output, Iterable):
-            return [self._single_index(name, entry) for entry in output]
+            numbers = [self._single_index(name, entry) for entry in output]
+            if not numbers:
+                raise BilensError(f"{name} is empty, expected at least one output")
+            return numbers
         return self._single_index(name, output)
 
     def _single_index(self, name: str, output: Any) -> int:
@@ -327,11 +342,8 @@ class BilinearTensor(Reading):
         Source: Pearce et al. 2024, section 3.4.
         """
         L, R, D = self.left, self.right, self.out
-        for name, bias, size in (
-            ("left", left, self.rank),
-            ("right", right, self.rank),
-            ("out", out, self.n_out),
-        ):
+        sizes = {"left": self.rank, "right": self.rank, "out": self.n_out}
+        for (name, size), bias in zip(sizes.items(), (left, right, out), strict=True):
             if bias is not None and len(bias) != size:
                 raise BilensError(
                     f"{name} has shape {tuple(bias.shape)}, expected ({size},), one number for "
@@ -340,13 +352,17 @@ class BilinearTensor(Reading):
         if not self.constant:
             # The constant is a coordinate like any other: a bias is a weight that reads it.
             L, R = (torch.cat([factor, factor.new_zeros(self.rank, 1)], 1) for factor in (L, R))
-        L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)
-        R = R if right is None else torch.cat([R[:, :-1], R[:, -1:] + right[:, None]], 1)
+        L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left.to(L)[:, None]], 1)
+        R = R if right is None else torch.cat([R[:, :-1], R[:, -1:] + right.to(R)[:, None]], 1)
         if out is not None:
             # A hidden unit that reads the constant twice is 1 for every input.
             row = L.new_zeros(1, L.shape[1])
             row[0, -1] = 1
-            L, R, D = torch.cat([L, row]), torch.cat([R, row]), torch.cat([D, out[:, None]], 1)
+            L, R, D = (
+                torch.cat([L, row]),
+                torch.cat([R, row]),
+                torch.cat([D, out.to(D)[:, None]], 1),
+            )
         return BilinearTensor(L, R, D, constant=True, names=self.names)
 
     def with_residual(self) -> "BilinearTensor":
@@ -372,6 +388,7 @@ class BilinearTensor(Reading):
             torch.cat([lifted.right, identity[n:].expand(n, -1)]),
             torch.cat([lifted.out, identity[:n, :n]], 1),
             constant=True,
+            names=self.names,
         )
 
     def with_constant_output(self) -> "BilinearTensor":
@@ -409,7 +426,7 @@ class BilinearTensor(Reading):
         """
         self._check_alike(other)
         (a, scale_a), (b, scale_b) = self.without_scale(), other.without_scale()
-        return scale_a * scale_b * _unit_inner(a, b)
+        return factors.in_range(inner=scale_a * scale_b * _unit_inner(a, b))
 
     def norm(self) -> Float64[Tensor, ""]:
         """Return the Frobenius norm of the symmetric tensor, in float64.
@@ -417,7 +434,7 @@ class BilinearTensor(Reading):
         Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
         """
         unit, scale = self.without_scale()
-        return scale * _unit_norm(unit)
+        return factors.in_range(norm=scale * _unit_norm(unit))
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Return the cosine `<A,B> / (|A| |B|)` of two symmetric tensors; 0 if either is zero."""
@@ -430,12 +447,13 @@ class BilinearTensor(Reading):
     def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
         """Return G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
         unit, scale = self.without_scale()
-        return scale**2 * _unit_output_gram(unit)
+        return factors.in_range(output_gram=scale * (scale * _unit_output_gram(unit)))
 
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
         """Return the inputs' Gram matrix M[i,j] = sum_ok B[o,i,k] B[o,j,k], in float64."""
         unit, scale = self.without_scale()
-        return scale**2 * factors.input_gram(unit.left, unit.right, unit.out)
+        gram = factors.input_gram(unit.left, unit.right, unit.out)
+        return factors.in_range(input_gram=scale * (scale * gram))
 
     def svd(self, k: int | None = None) -> TensorSVD:
         """Return the singular value decomposition of the n_out x n_in^2 unfolding, or its top k.
@@ -475,10 +493,10 @@ class BilinearTensor(Reading):
         weights = (inverse[:, None] * (outputs @ unit.out)).to(dtype)
         unit = unit.to(dtype)
         return TensorSVD(
-            values=(scale * values).to(dtype),
+            values=factors.in_range(values=(scale * values).to(dtype)),
             outputs=outputs.to(dtype),
             components=QuadraticForm(unit.left, unit.right, weights, self.constant),
-            norm=(scale * norm).to(dtype),
+            norm=factors.in_range(norm=(scale * norm).to(dtype)),
         )
 
     def dense(self, max_bytes: int = factors.DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:

@@ -27,7 +27,7 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import check_chain, joined
-from bilens.tensor.factors import affine, checked_positive, square_root, wrong_shape
+from bilens.tensor.factors import affine, checked_positive, in_range, square_root, wrong_shape
 from bilens.tensor.features import unit_rows
 
 COST_LIMIT = 1e12
@@ -79,7 +79,8 @@ def expected_inner(
     Source: Isserlis 1918; orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
     (a, scale_a), (b, scale_b), rounding = _prepared(a, b, mean, covariance)
-    return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
+    inner = _unit_inner(a, b, rounding, max_operations)
+    return in_range(expected_inner=scale_a * scale_b * inner)
 
 
 @checked

@@ -16,7 +16,13 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.sections import Fact, shape_fact
 from bilens.settings import Count
-from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, check_last_axis
+from bilens.tensor.factors import (
+    DENSE_LIMIT,
+    check_dense_size,
+    check_factors,
+    check_last_axis,
+    in_range,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,8 +236,8 @@ class FactoredMatrix(Reading):
                 f"A matrix of {self.n_columns} columns cannot be multiplied with one of "
                 f"{other.n_rows} rows"
             )
-        left, right = self.left, other.right
-        between = self.right @ other.left
+        left, right = self.left, other.right.to(self.left)
+        between = self.right @ other.left.to(self.left)
         if self.rank <= other.rank:
             right = between @ right
         else:
@@ -291,7 +297,8 @@ class FactoredMatrix(Reading):
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Return the Frobenius norm of each matrix, in float64."""
         self._check_finite()
-        return torch.linalg.matrix_norm(self._orthogonalised()[1])
+        _, core, _, scale = self._orthogonalised()
+        return in_range(norm=scale * torch.linalg.matrix_norm(core))
 
     def svd(self, k: int | None = None) -> FactoredSVD:
         """Return the singular value decomposition in float64, the k largest components or all.
@@ -302,14 +309,14 @@ class FactoredMatrix(Reading):
         k = most if k is None else k
         check_count("k", k, most, "the number of components")
         self._check_finite()
-        Q_A, core, Q_B = self._orthogonalised()
+        Q_A, core, Q_B, scale = self._orthogonalised()
         U, values, Vh = torch.linalg.svd(core, full_matrices=False)
         like = torch.promote_types(self.left.dtype, torch.float32)
         return FactoredSVD(
-            values=values[..., :k].to(like),
+            values=in_range(values=(scale[..., None] * values[..., :k]).to(like)),
             left=(Q_A @ U[..., :k]).mT.to(like),
             right=(Vh[..., :k, :] @ Q_B.mT).to(like),
-            norm=torch.linalg.vector_norm(values, dim=-1).to(like),
+            norm=in_range(norm=(scale * torch.linalg.vector_norm(values, dim=-1)).to(like)),
         )
 
     def eigenvalues(self) -> Complex[Tensor, "*batch k"]:
@@ -323,9 +330,10 @@ class FactoredMatrix(Reading):
                 f"{self.n_columns}"
             )
         self._check_finite()
-        A, B = self.left.double(), self.right.double()
+        (A, B), scale = self._without_scale()
         # The smaller product: the eigenvalues that the larger one has besides are all 0.
-        values: Tensor = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
+        values = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
+        values = in_range(eigenvalues=scale[..., None] * values)
         return values.gather(-1, values.abs().argsort(dim=-1, descending=True))
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
@@ -334,12 +342,26 @@ class FactoredMatrix(Reading):
         check_dense_size(shape, self.left, max_bytes)
         return self.left @ self.right
 
-    def _orthogonalised(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q_A, R_A R_B' and Q_B, in float64."""
+    def _without_scale(self) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Return both factors in float64, of a largest entry from 1/2 to 1, and their scale."""
+        units, scale = (
+            [],
+            torch.ones(self.batch_shape, dtype=torch.float64, device=self.left.device),
+        )
+        for factor in (self.left.double(), self.right.double()):
+            # A power of two, so that nothing is rounded; zeros keep their size.
+            size = torch.exp2(torch.frexp(factor.detach().abs().amax((-2, -1))).exponent.double())
+            units.append(factor / size[..., None, None])
+            scale = scale * size
+        return (units[0], units[1]), scale
+
+    def _orthogonalised(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return Q_A, R_A R_B' and Q_B of the matrix without its scale, and the scale."""
+        (A, B), scale = self._without_scale()
         # Gram matrices would square the condition number, which QR leaves as it is.
-        Q_A, R_A = torch.linalg.qr(self.left.double())
-        Q_B, R_B = torch.linalg.qr(self.right.mT.double())
-        return Q_A, R_A @ R_B.mT, Q_B
+        Q_A, R_A = torch.linalg.qr(A)
+        Q_B, R_B = torch.linalg.qr(B.mT)
+        return Q_A, R_A @ R_B.mT, Q_B, scale
 
     def _common_batch(self, other: "FactoredMatrix") -> torch.Size:
         try:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite, checked
+from bilens.checks import FLOATS, check_finite, checked
 from bilens.errors import BilensError
 
 DENSE_LIMIT = 2 * 1024**3
@@ -45,7 +45,13 @@ def check_last_axis(name: str, tensor: Tensor, length: int, unit: str) -> None:
 
 
 def check_factors(**factors: Tensor) -> None:
-    """Raise unless all factors are of the same dtype and on the same device."""
+    """Raise unless all factors are plain, of the same dtype and on the same device."""
+    for name, factor in factors.items():
+        if factor.dtype not in FLOATS or factor.layout != torch.strided:
+            raise BilensError(
+                f"{name} is a tensor of {factor.dtype} and {factor.layout}; expected a dense one "
+                "of float16, bfloat16, float32 or float64"
+            )
     if len({(factor.dtype, factor.device) for factor in factors.values()}) > 1:
         kinds = ", ".join(f"{name} {f.dtype} on {f.device}" for name, f in factors.items())
         raise BilensError(
@@ -63,6 +69,17 @@ def check_dense_size(shape: tuple[int, ...], like: Tensor, max_bytes: int) -> No
         )
 
 
+def in_range(**result: Tensor) -> Tensor:
+    """Return the one result, or raise if it left the range of its dtype."""
+    ((name, tensor),) = result.items()
+    if not torch.isfinite(tensor).all():
+        raise BilensError(
+            f"{name} holds numbers beyond the range of {tensor.dtype}; expected smaller factors: "
+            "move them to torch.float64, or divide them by a number first"
+        )
+    return tensor
+
+
 def take_out_scale(
     left: Float[Tensor, "rank n_in"],
     right: Float[Tensor, "rank n_in"],
@@ -76,13 +93,21 @@ def take_out_scale(
     """Return factors of the same forms divided by `scale`, so that no product over- or underflows.
 
     The largest entry of each row of left, right and weights is from 1/2 to 1, or all are zero. All
-    divisors are powers of two, so nothing is rounded.
+    divisors are powers of two, so nothing is rounded. Forms below 2^-1000 keep the rest as it is.
+
+    Raises:
+        BilensError: a form is so large that float64 has no number for its scale.
     """
     row_left, row_right = (_exponents(f.detach().abs().amax(-1)) for f in (left, right))
     rows = torch.where((row_left > NOTHING) & (row_right > NOTHING), row_left + row_right, 0)
     top = (_exponents(weights) + rows).amax(-1, keepdim=True)
     # A form that is zero has scale 1, not 2^NOTHING.
-    top = torch.where(top > NOTHING // 2, top, 0)
+    top = torch.where(top > NOTHING // 2, top.clamp_min(-1000), 0)
+    if (top > 1000).any():
+        raise BilensError(
+            f"Products of the factors are of the size 2^{int(top.max())}, beyond float64; divide "
+            "the factors by a number first"
+        )
     scale = torch.exp2(top.double())
     left, right = (
         _shifted(factor, torch.where(row > NOTHING, -row, 0)[:, None])

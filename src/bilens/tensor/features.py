@@ -11,7 +11,7 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.settings import Between
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.factors import check_last_axis, wrong_shape
+from bilens.tensor.factors import check_last_axis, in_range, wrong_shape
 
 
 @checked
@@ -57,8 +57,10 @@ class Dictionary:
         relative = max(features.shape) * torch.finfo(features.dtype).eps
         singular_values = torch.linalg.svdvals(exact.detach())
         rank = int((singular_values > relative * singular_values[0]).sum())
-        inverse = torch.linalg.pinv(exact, rtol=relative).to(features.dtype)
-        return cls(features, inverse, singular_values, rank)
+        # The pseudoinverse of a matrix of any size is that of one of size 1, divided by the size.
+        size = singular_values[0].clamp_min(torch.finfo(torch.float64).tiny)
+        inverse = (torch.linalg.pinv(exact / size, rtol=relative) / size).to(features.dtype)
+        return cls(features, in_range(inverse=inverse), singular_values, rank)
 
     @classmethod
     def from_saelens(cls, sae: Any) -> "Dictionary":
@@ -166,6 +168,7 @@ def cluster(
     """
     _check(vectors, weights)
     units, w = unit_rows(vectors.double()), weights.double()
+    w = w / w.max()  # their sum may leave float64
     order = w.argsort(descending=True, stable=True)
     groups = _groups(leaders(units, order, threshold))
     representatives = torch.stack([_principal(units, w, rows) for rows in groups])

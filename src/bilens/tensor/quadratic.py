@@ -72,7 +72,8 @@ class Spectrum(Reading):
 
         Forms are counted through the batch.
         """
-        values = self.values.detach().cpu().reshape(-1, self.k)
+        # The sum of magnitudes may leave the range of a smaller dtype.
+        values = self.values.detach().cpu().double().reshape(-1, self.k)
         total = values.abs().sum(-1, keepdim=True)
         shares = values.abs() / torch.where(total > 0, total, torch.ones_like(total))
         columns = {
@@ -367,7 +368,7 @@ class QuadraticForm(Reading):
         L, R, w = unit.left.double(), unit.right.double(), unit.weights.double()
         K = factors.hidden_product(L, R, L, R)
         squares = einsum(w @ K, w, "... h, ... h -> ...")
-        return scale * squares.clamp_min(0).sqrt()
+        return factors.in_range(norm=scale * squares.clamp_min(0).sqrt())
 
     def without_scale(self) -> tuple["QuadraticForm", Float64[Tensor, "*batch"]]:
         """Divide the forms by powers of two so that nothing over- or underflows; return both.
@@ -422,8 +423,7 @@ class QuadraticForm(Reading):
         values, vectors, residuals, miss_chance = (
             part.reshape([*self.batch_shape, *part.shape[1:]]) for part in parts
         )
-        values = (scale[..., None] * values).to(values.dtype)
-        check_finite(eigenvalues=values)
+        values = factors.in_range(eigenvalues=(scale[..., None] * values).to(values.dtype))
         return Spectrum(values, vectors, residuals, self.constant, miss_chance)
 
 
