@@ -20,7 +20,8 @@ TOKENS, OPENED, REPORTS = "residual/test_tokens", "test_isolation", "report/test
 FRESH = (OPENED, "a_result_is_that_of_a_fresh_model_and_the_module_stays")
 FIELDS = (QUESTIONS, "each_field_changes_the_result_or_is_refused_by_name")
 CAPTIONS = ("test_analysis", "captions_name_tables_figures_and_files_and_none_is_lost")
-STANDING_IN = (PICTURES, "what_stands_in_the_place_of_data_is_named")
+IMAGES = ("data/test_refusals", "folders_without_classes_of_pictures_are_refused")
+STANDING_IN = ("data/test_refusals", "what_stands_in_the_place_of_data_is_named")
 Tests = tuple[tuple[str, ...], ...]
 """Each is a file and functions in it; all of the file without any."""
 FAULTS: dict[int, Tests] = {
@@ -108,17 +109,10 @@ FAULTS: dict[int, Tests] = {
             PICTURES,
             "pictures_of_these_kinds_have_all_their_levels",
             "every_mode_of_pillow_is_read_whole_or_refused",
-            "pictures_of_other_kinds_are_refused",
         ),
+        IMAGES,
     ),
-    34: (
-        (
-            PICTURES,
-            "classes_have_any_names_and_may_be_links",
-            "parquet_files_of_the_hub",
-            "a_file_is_no_folder",
-        ),
-    ),
+    34: ((PICTURES, "classes_have_any_names_and_may_be_links", "parquet_files_of_the_hub"), IMAGES),
     35: (("test_own_data",),),
     36: (
         (
@@ -134,8 +128,8 @@ FAULTS: dict[int, Tests] = {
     39: (
         (FOLDERS, "a_folder_is_refused_with_the_cause", "a_gguf_file_that_is_a_pointer"),
         STANDING_IN,
-        (PICTURES, "folders_without_classes_of_pictures_are_refused"),
-        ("data/test_idx", "values_of_another_type_are_no_damage"),
+        IMAGES,
+        ("data/test_refusals", "files_of_other_bytes_are_named"),
     ),
     # Any warning is an error of a test.
     40: (
@@ -193,7 +187,7 @@ FAULTS: dict[int, Tests] = {
         (TOKENS, "a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read"),
         (TOKENS, "tokens_that_cannot_be_written_out_are_an_error"),
         (TOKENS, "all_texts_are_tokenized_and_written_out_in_one_place"),
-        (PICTURES, "folders_without_classes_of_pictures_are_refused"),
+        IMAGES,
     ),
     53: (("test_package", "every_extra_resolves_with_the_constraints"),),
 }

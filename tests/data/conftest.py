@@ -1,4 +1,4 @@
-"""A small writer of IDX files, apart from the reader, and folders of them."""
+"""A small writer of IDX files, apart from the reader, folders of them, and pictures."""
 
 import gzip
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 WriteIdx = Callable[..., Path]
 
@@ -15,6 +16,16 @@ NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+RAMP = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (4, 1))
+LEVELS = RAMP / 255
+GREY = Image.fromarray(RAMP)
+
+
+def clear(mode, ink):
+    """Return a picture whose ink shows only by its opacity."""
+    picture = Image.new(mode, GREY.size, ink)
+    picture.putalpha(ImageOps.invert(GREY))
+    return picture
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

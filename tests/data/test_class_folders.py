@@ -1,14 +1,11 @@
-from itertools import product
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
+from tests.data.conftest import GREY, LEVELS, RAMP, clear
 
 from bilens.data import load_images
 from bilens.data.images import BYTE_MODES, DEEP_MODES, grey_levels
-from bilens.data.texts import read_texts
 from bilens.errors import DataError
 
 CLASSES = ("ant", "bee", "wasp")
@@ -57,18 +54,6 @@ def test_a_split_in_folders_is_kept(tmp_path, name):
     assert levels(data.test_images) == [0, 1, 10, 11, 20, 21]
 
 
-RAMP = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (4, 1))
-LEVELS = RAMP / 255
-GREY = Image.fromarray(RAMP)
-
-
-def clear(mode, ink):
-    """Return a picture whose ink shows only by its opacity."""
-    picture = Image.new(mode, GREY.size, ink)
-    picture.putalpha(ImageOps.invert(GREY))
-    return picture
-
-
 def turned():
     """Return a picture that is stored on its side, as cameras do."""
     picture = GREY.rotate(90, expand=True)
@@ -105,29 +90,6 @@ def test_pictures_of_these_kinds_have_all_their_levels(tmp_path, kind):
     np.testing.assert_allclose(images[0].reshape(4, 16), LEVELS, atol=1e-6)
 
 
-REFUSED = {
-    "32 bits": (Image.fromarray(RAMP.astype(np.int32)), "mode is I, expected one of 1, L, LA"),
-    "floats": (Image.fromarray(RAMP.astype(np.float32)), "from 0 to 255, expected 0 to 1"),
-    "NaN": (Image.fromarray(np.full((4, 4), np.nan, np.float32)), "from nan to nan, expected"),
-    "LAB": (Image.new("LAB", (4, 4)), "mode is LAB, expected one of"),
-    "white ink": (clear("L", 255), "white on a transparent ground, which is taken as white"),
-}
-
-
-@pytest.mark.parametrize("kind", [*REFUSED, "frames"])
-def test_pictures_of_other_kinds_are_refused(tmp_path, kind):
-    (tmp_path / "a").mkdir()
-    file = tmp_path / "a" / "1.tiff"
-    if kind == "frames":
-        message = "it has several frames, expected one"
-        GREY.save(file, save_all=True, append_images=[ImageOps.invert(GREY)])
-    else:
-        picture, message = REFUSED[kind]
-        picture.save(file)
-    with pytest.raises(DataError, match=f"a/1.tiff cannot be read: .*{message}"):
-        load_images(str(tmp_path))
-
-
 def test_every_mode_of_pillow_is_read_whole_or_refused():
     modes = {*BYTE_MODES, *DEEP_MODES, "LAB", "HSV", "I", "RGBX", "RGBa", "La", "I;16N"}
     for mode in modes:
@@ -137,53 +99,6 @@ def test_every_mode_of_pillow_is_read_whole_or_refused():
         else:
             with pytest.raises(DataError, match=f"its mode is {mode}"):
                 grey_levels(picture)
-
-
-A, B, BEE = ("a/1.png", GREY), ("b/1.png", GREY), ("b/2.png", GREY)
-SPLIT = (("train/a/1.png", GREY), ("test/a/1.png", GREY))
-REMEDY = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
-FOLDERS = [
-    ([], "has neither the IDX files .* nor class folders with imag"),
-    ([("notes.txt", b"none")], "nor class folders with images; unpack archives first"),
-    *(([(n, b"PK")], f"neither the IDX files .*{REMEDY}") for n in ("a.npz", "a.npy", "a.zip")),
-    ([("ant", None)], "ant holds no pictures; fill it, or remove it"),
-    (SPLIT[1:], "holds the folders test, of which test hold further fold"),
-    ([*SPLIT, ("more/a/1.png", GREY)], "holds the folders more, test, train, of which"),
-    ([*SPLIT, ("train/a/more/b/1.png", GREY)], "a holds folders, expected pictures only"),
-    ([A, B], "holds 2 pictures, expected at least 3, to train and to t"),
-    ([A, B, ("b/2.png", GREY.resize((5, 5)))], "b/2.png .* it has 5x5 pixels, expected 4x16 "),
-    ([A, B, ("b/2.png", b"\x89PNG")], "b/2.png cannot be read: .*remove it"),
-    *(
-        ([A, B, BEE, (place, Path("gone"))], f"{place} is a link to .*gone, which is not there")
-        for place in ("c", "b/3.png", "b/c")
-    ),
-]
-
-
-@pytest.mark.parametrize(("files", "words"), FOLDERS)
-def test_folders_without_classes_of_pictures_are_refused(tmp_path, files, words):
-    folder = tmp_path / "[classes]"
-    folder.mkdir()
-    for name, content in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, Image.Image):
-            content.save(path)
-        elif isinstance(content, bytes):
-            path.write_bytes(content)
-        elif content is None:
-            path.mkdir()
-        else:
-            path.symlink_to(tmp_path / content)
-    with pytest.raises(DataError, match=words):
-        load_images(str(folder))
-
-
-@pytest.mark.parametrize("name", ["digits.npz", "digits.zip", "train.parquet"])
-def test_a_file_is_no_folder(tmp_path, name):
-    (tmp_path / name).write_bytes(b"PK")
-    with pytest.raises(DataError, match=f"{name} is a file, expected a folder of IDX .*{REMEDY}"):
-        load_images(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("names", ["train bus", "test control", "train test", "valid val"])
@@ -200,30 +115,6 @@ def test_classes_have_any_names_and_may_be_links(tmp_path, names, linked):
     data = load_images(str(tmp_path / "data"))
     assert data.class_names == tuple(sorted(names.split()))
     assert len(data.train_labels) + len(data.test_labels) == 10
-
-
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "cause"), [(POINTER, "a pointer of Git LFS"), ("<!DOCTYPE html>", "a web page")]
-)
-def test_what_stands_in_the_place_of_data_is_named(tmp_path, content, cause):
-    for name in "ab":
-        (tmp_path / "c" / name).mkdir(parents=True)
-        GREY.save(tmp_path / "c" / name / "1.png")
-    (tmp_path / "c" / "b" / "2.png").write_text(content)
-    (tmp_path / "d").mkdir()
-    for split, kind in product(("train", "t10k"), ("images-idx3", "labels-idx1")):
-        (tmp_path / "d" / f"{split}-{kind}-ubyte").write_text(content)
-    (tmp_path / "texts.txt").write_text(content)
-    (tmp_path / "texts.parquet").write_text(content)
-    for place, named in (("c", "2.png"), ("d", "ubyte")):
-        with pytest.raises(DataError, match=f"{named} should hold .* and holds {cause}"):
-            load_images(str(tmp_path / place))
-    for name in ("texts.txt", "texts.parquet"):
-        with pytest.raises(DataError, match=f"{name} should hold texts, and holds {cause}"):
-            next(read_texts(tmp_path / name))
 
 
 @pytest.mark.parametrize("below", [".", "data"])

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from bilens.data import Grammar, clean, load_corpus, train_tokenizer
 from bilens.data import corpus as corpus_module
-from bilens.errors import BilensError, DataError
+from bilens.errors import DataError
 
 N_CTX = 16
 WORDS = ["lily", "dog", "saw", "a", "big", "red", "ball", "and", "ran", "home"]
@@ -170,28 +170,6 @@ def test_a_given_tokenizer_is_used_if_it_can_be(load):
     message = r"^tokenizer has bos_token=\[BOS\] and eos_token=None, expected a token for the begin"
     with pytest.raises(DataError, match=message):
         load(tokenizer=plain)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"n_ctx": 1}, "^n_ctx=1, expected a whole number, at least 2 and at most 1,048,576$"),
-        ({"validation_share": 0.0}, "^validation_share=0.0, expected a finite number, above 0 and"),
-        ({"seed": -1}, "^seed=-1, expected a whole number, at least 0 and at most 4,294,967,295$"),
-        ({"vocab_size": 0}, "^vocab_size=0, expected a whole number, at least 1 and"),
-        ({"n_ctx": 400}, "^The corpus has too little text, expected a row of 400 to 400 tokens"),
-    ],
-)
-def test_arguments_out_of_range(load, changed, message):
-    with pytest.raises(BilensError, match=message):
-        load(**changed)
-
-
-def test_a_single_story_cannot_be_split(load, tmp_path):
-    path = write(tmp_path / "one.txt", ["a b c", "A b  c"])
-    message = "^The corpus has 1 distinct stories, expected at least one for training and one for"
-    with pytest.raises(DataError, match=message):
-        load(path)
 
 
 def test_the_grammar(load, monkeypatch):

@@ -5,7 +5,6 @@ from tests.language import toy_tokenizer
 from tokenizers import processors
 
 from bilens.data import load_documents
-from bilens.errors import BilensError
 
 
 @pytest.fixture
@@ -72,17 +71,3 @@ def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
     assert len(first.train) > len(first.validation)
     monkeypatch.setattr("bilens.data.corpus.read_texts", None)
     assert rows(load(texts, tmp_path, n_ctx=16).train) == rows(first.train)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"n_ctx": 1}, "^n_ctx=1, expected a whole number, at least 2"),
-        ({"shortest": 9, "n_ctx": 8}, "^shortest=9, expected a whole number, 1 to 8, tokens of a"),
-        ({"validation_share": 1.0}, "^validation_share=1.0, expected a finite number, above 0"),
-        ({"shortest": 100, "n_ctx": 200}, "expected a row of 100 to 200 tokens"),
-    ],
-)
-def test_what_cannot_be_is_named(texts, tmp_path, how, message):
-    with pytest.raises(BilensError, match=message):
-        load(texts, tmp_path, **how)

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image, ImageDraw
 from tests.models import digit_model, digits
 
 from bilens.data import fit_drawing
 from bilens.data.images import ink_of
-from bilens.errors import BilensError
 
 
 def stroke(paper: str = "white", pen: str = "black") -> Image.Image:
@@ -60,8 +58,3 @@ def test_mnist_is_framed_by_its_own_rule():
     assert rows.max() - rows.min() + 1 == 20
     assert abs(float(rows.double().mean()) - 13.5) <= 1
     assert abs(float(columns.double().mean()) - 13.5) <= 1
-
-
-def test_an_empty_drawing_is_refused():
-    with pytest.raises(BilensError, match="ink is empty: expected a drawing"):
-        fit_drawing(np.zeros((9, 9)), digits())

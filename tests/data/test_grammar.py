@@ -141,23 +141,6 @@ def test_the_tokenizer_has_the_vocabulary_in_its_order(grammar):
     assert tokenizer.decode(tokenizer("tom sang oh")["input_ids"]) == " tom sang oh"
 
 
-@pytest.mark.parametrize(
-    "words", [["lily", "ate"], ["[BOS]", "ate"], ["[BOS]", "lily", "tom"], ["[BOS]", "tom", "pie"]]
-)
-def test_what_is_no_sentence(grammar, words):
-    ids = torch.tensor([grammar.vocabulary.index(word) for word in words])
-    message = r"^ids holds a row that is not a sentence of the language; expected sentences"
-    with pytest.raises(BilensError, match=message):
-        grammar.next_distribution(ids)
-
-
-@pytest.mark.parametrize("strength", [0.5, 1.0, -1.0])
-def test_a_strength_out_of_range(strength):
-    message = f"^strength={strength}, expected a finite number, above 0.5 and below 1$"
-    with pytest.raises(BilensError, match=message):
-        Grammar(strength=strength)
-
-
 def test_an_unknown_kind_and_the_seed(grammar):
     assert torch.equal(grammar.sample(5, 9, seed=1), grammar.sample(5, 9, seed=1))
     assert not torch.equal(grammar.sample(5, 9, seed=1), grammar.sample(5, 9, seed=2))

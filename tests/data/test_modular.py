@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from bilens.data import load_images, modular_addition
-from bilens.errors import BilensError
 
 
 @pytest.mark.parametrize("p", [2, 5, 59])
@@ -22,16 +21,3 @@ def test_by_name_and_by_seed():
     assert torch.equal(first.train_images, again.train_images)
     assert not torch.equal(first.train_images, other.train_images)
     assert torch.equal(first.train_images, modular_addition(7, seed=1).train_images)
-
-
-@pytest.mark.parametrize(
-    ("p", "message"),
-    [
-        (0, "^p=0, expected a whole number, at least 1 and at most 256$"),
-        (257, "^p=257, expected a whole number, at least 1 and at most 256$"),
-        (1, r"^test_images has shape \(0, 2\), expected \(count, 2\), images of 2x1"),
-    ],
-)
-def test_what_cannot_be_added(p, message):
-    with pytest.raises(BilensError, match=message):
-        load_images(f"modular-{p}")

@@ -211,21 +211,6 @@ def test_a_text_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
     assert state.shape[2:] == (features, sizes["d_value"] + options["normalised"])
 
 
-@pytest.mark.parametrize("constant", [torch.ones(3), 0.5, torch.ones(2, 1)])
-def test_constants_of_other_shapes_are_named(constant):
-    inputs = random_inputs(squared=True)
-    with pytest.raises(BilensError, match=r"constant is .*, expected \(2,\), one for each head"):
-        bilinear_attention(*inputs, constant=constant)
-    with pytest.raises(BilensError, match="constant and normalised are for squared attention"):
-        bilinear_attention(*random_inputs(), normalised=True)
-
-
-@pytest.mark.parametrize("seen", [torch.ones(1, 9), torch.ones(1, 8, dtype=torch.bool), True])
-def test_masks_of_other_shapes_are_named(seen):
-    with pytest.raises(BilensError, match=r"seen is .*, expected \(1, 9\) of torch.bool"):
-        bilinear_attention(*random_inputs(), seen=seen)
-
-
 # A model compiles by day, with such attention; see tests/nn/test_language.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("time", "squared"), [*product([20, 300], [False, True])])
@@ -366,55 +351,11 @@ def test_the_benchmark_of_a_gpu_compares_graphs_with_eager_launches(monkeypatch,
         gpu.check(8, torch.float32)
 
 
-def changed(place, change):
-    inputs = random_inputs(sharing=2)
-    inputs[place] = change(inputs[place])
-    return inputs
-
-
-QUERIES_OF_4_AND_KEYS_OF_3 = [
-    x[:, :4] if place in (0, 3) else x
-    for place, x in enumerate(random_inputs(kv_heads=3, sharing=2))
-]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "options", "message"),
-    [
-        (changed(4, lambda x: None), {}, "q2 and k2 come together: both for bilinear"),
-        (changed(0, lambda x: x[0]), {}, r"q1 is .*\(4, 9, 8\).*batch, heads, time, d_head"),
-        (changed(2, lambda x: x[:, :, :0]), {}, r"v is .*kv_heads, time, d_value.*beside q1"),
-        (changed(1, lambda x: x.float()), {}, "k1 is torch.float32 and v is torch.float64"),
-        ([x.half() for x in random_inputs()], {}, "q1 is torch.float16 .* The range of float16 is"),
-        (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move"),
-        (random_inputs(width=0), {}, "q1 has shape .* expected no size to be zero"),
-        (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, not a multiple of the 3"),
-        (changed(4, lambda x: x[..., :7]), {}, r"k2 is .*\(1, 2, 9, 7\).*beside q1 \(1, 4"),
-        (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
-    ],
-)
-def test_bad_input_is_named(inputs, options, message):
-    with pytest.raises(BilensError, match=message):
-        bilinear_attention(*inputs, **options)
-
-
 def test_what_triton_does_not_take_is_named(triton_of):
     # The release that is tested, whatever is installed: builds of torch for CUDA bring another one.
     triton_of(TRITON[-1])
     with pytest.raises(BilensError, match=r"not torch\.float64 on cpu, 8 and 8; take 'chun"):
         bilinear_attention(*random_inputs(), kernel="triton")
-
-
-def test_a_state_of_other_inputs_is_named():
-    inputs = random_inputs(width=16)
-    state = resume_attention(*random_inputs(width=16, squared=True))[1]
-    with pytest.raises(BilensError, match=r"state has shape .* start with state=None"):
-        resume_attention(*inputs, state=state)
-    state = resume_attention(*inputs)[1]
-    with pytest.raises(BilensError, match=r"state has dtype torch.float32, expected torch.float64"):
-        resume_attention(*inputs, state=state.float())
-    with pytest.raises(BilensError, match="state has device meta, expected cpu"):
-        resume_attention(*inputs, state=state.to("meta"))
 
 
 def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys):

@@ -6,7 +6,6 @@ from typing import get_args
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.nn.language import LanguageModel
 from bilens.nn.settings import ATTENTIONS, PositionName
 from tests.language import small_config
@@ -63,12 +62,3 @@ def test_patterns_of_weights_in_bfloat16(attention):
     exact = pattern()
     model.bfloat16()
     assert (pattern() - exact).norm() < 0.03 * exact.norm()
-
-
-def test_float16_is_refused_where_scores_are_multiplied():
-    model, ids = language_model("bilinear")
-    with (
-        torch.autocast("cpu", dtype=torch.float16),
-        pytest.raises(BilensError, match="The range of float16 is too small"),
-    ):
-        model(ids)

@@ -1,13 +1,9 @@
-import json
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import bilens
-from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.layers import ScalarNorm
 from bilens.tensor import bonds
@@ -70,16 +66,6 @@ def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_i
     )
 
 
-def test_what_is_no_tensor_says_so():
-    deep = build(ClassifierConfig(4, 2, 3, n_layers=2))
-    with pytest.raises(NotBilinearError, match=r"2 layers.*degree 4.*model.tensors\(\)"):
-        deep.tensor()
-    with pytest.raises(NotBilinearError, match=r"layers\[0\] has the gate relu"):
-        build(ClassifierConfig(4, 2, 3, gate="relu")).tensor()
-    with pytest.raises(NotBilinearError, match=r"norm='rms'.*model.layers\[0\].tensor\(\)"):
-        build(ClassifierConfig(4, 2, 3, norm="rms")).tensor()
-
-
 def test_a_normalised_model_runs_and_its_layer_is_a_tensor():
     model = build(ClassifierConfig(4, 2, 3, norm="rms")).double()
     hidden = model.norms[0](model.embed(torch.randn(6, 4, dtype=torch.float64)))
@@ -114,60 +100,6 @@ def test_accuracy_counts():
     assert model.accuracy(x, labels, batch_size=7) == 0.8
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (torch.zeros(4, dtype=torch.int64), r"labels is a tensor of shape \(4,\)"),
-        (torch.tensor([0, 1, 2, 3, 0]), "labels holds 0 to 3, expected numbers of classes, 0 to 2"),
-    ],
-)
-def test_accuracy_refuses_what_are_no_labels(labels, message):
-    with pytest.raises(BilensError, match=message):
-        build(ClassifierConfig(4, 3, 5)).accuracy(torch.randn(5, 4), labels)
-
-
-@pytest.fixture
-def saved(tmp_path):
-    build(ClassifierConfig(4, 2, 3)).save_pretrained(tmp_path)
-    return tmp_path
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def without_unembedding(path, **instead):
-    state = load_file(path)
-    del state["unembed.weight"]
-    save_file({**state, **instead}, path)
-
-
-SPOILT = {"unembed.weight": torch.full((2, 3), torch.nan)}
-DAMAGES = [
-    (lambda run: (run / "config.json").unlink(), "holds no config.json"),
-    (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
-    (lambda run: (run / "config.json").write_text("{"), "damaged and cannot be read as JSON"),
-    (lambda run: edit(run / "config.json", colour=1), "config.json: unknown settings: colour"),
-    (lambda run: edit(run / "config.json", n_layers=10**12), "cannot be used: n_layers=10000000"),
-    (lambda run: edit(run / "config.json", d_model=2**20), "does not fit its config.json"),
-    (lambda run: edit(run / "config.json", model_type="other"), "model (of )?type .other"),
-    (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 20), "damaged.*safetensors"),
-    (
-        lambda run: without_unembedding(run / "model.safetensors", **SPOILT),
-        "unembed.weight holds NaN or infinite",
-    ),
-    (lambda run: without_unembedding(run / "model.safetensors"), "unembed.weight"),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGES)
-def test_a_damaged_model_is_refused(saved, damage, message):
-    damage(saved)
-    for open_ in (bilens.load, ImageClassifier.from_pretrained):
-        with pytest.raises(CheckpointError, match=message):
-            open_(saved)
-
-
 @given(configs, st.integers(1, 4))
 def test_a_cut_model_is_an_ordinary_one(settings, k):
     model = build(ClassifierConfig(**settings)).double()
@@ -184,10 +116,3 @@ def test_a_cut_model_is_an_ordinary_one(settings, k):
     # All directions are the whole model, also when it is read and cut again.
     full = ImageClassifier.from_cut(reading.cut(100), model.config).double()
     assert (full(x) - model(x)).abs().max() <= 1e-4 * model(x).abs().max() + 1e-9
-
-
-def test_a_cut_of_other_sizes_is_refused():
-    model = build(ClassifierConfig(4, 2, 3, n_layers=2))
-    cut = bonds(model.tensors(), torch.eye(2)).cut(2)
-    with pytest.raises(BilensError, match="cut has 4 inputs and 2 outputs; expected 5 and 2"):
-        ImageClassifier.from_cut(cut, ClassifierConfig(5, 2, 3))

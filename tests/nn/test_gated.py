@@ -1,12 +1,10 @@
 from typing import get_args
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import Bilinear, Gate, GatedLayer
+from bilens.nn import Bilinear, GatedLayer
 from bilens.nn.settings import GateName
 
 layers = st.fixed_dictionaries(
@@ -60,13 +58,6 @@ def test_bilinear_is_the_gated_layer_without_a_gate():
     assert torch.equal(layer(x), layer.out(layer.left(x) * layer.right(x)))
 
 
-@pytest.mark.parametrize("gate", [g for g in get_args(GateName) if g != "identity"])
-def test_a_curved_gate_has_no_tensor(gate):
-    message = rf"layers\[1\] has the gate {gate}.*[Aa]nnealing it makes it bilinear"
-    with pytest.raises(NotBilinearError, match=message):
-        GatedLayer(3, 3, gate=gate).tensor("layers[1]")
-
-
 def test_gradients_reach_the_weights_through_the_tensor():
     layer = build(3, 2, 4, bias=True, residual=False)
     x = torch.randn(2, 3, dtype=torch.float64)
@@ -76,10 +67,3 @@ def test_gradients_reach_the_weights_through_the_tensor():
     layer(x).sum().backward()
     for custom, direct in zip(through_tensor, layer.parameters(), strict=True):
         assert torch.allclose(custom, direct.grad)
-
-
-def test_misuse_is_explained():
-    with pytest.raises(BilensError, match="d_in and d_out to be equal; they are 3 and 4"):
-        GatedLayer(3, 4, residual=True)
-    with pytest.raises(BilensError, match="name='tanh', expected one of identity, sigmoid, relu"):
-        Gate("tanh")

@@ -1,13 +1,11 @@
 """Factors found by running a module on probes, held against the module itself."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import bilens
-from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.tensor import BilinearTensor, TensorChain, TensorStack
 from tests.families import tiny
@@ -166,53 +164,6 @@ def test_the_tensors_of_a_classifier_are_found_again():
     for ours, plain in zip(result.layer_tensors(), model.tensors(), strict=True):
         outputs, expected = ours(outputs), plain(expected)
     torch.testing.assert_close(outputs, expected, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Sequential(Layer(4, 4, 5), nn.ReLU(), nn.Linear(4, 2)), r"relu in 1 is neither"),
-        (nn.Sequential(Layer(4, 4, 5), nn.Tanh()), r"tanh in 1 is neither"),
-        (nn.Sequential(nn.RMSNorm(4), Layer(4, 4, 5)), r"rms_norm in 0 is neither"),
-        (nn.Sequential(nn.Linear(4, 4), nn.SiLU()), r"multiplies no two parts.*silu in 1"),
-        (nn.Linear(4, 4), r"multiplies no two parts"),
-        (nn.Sequential(Layer(4, 4, 5), Layer(4, 4, 5)), r"2 layers of products.*degree 4"),
-    ],
-)
-def test_what_is_not_bilinear_is_named(module, message):
-    with pytest.raises(NotBilinearError, match=message):
-        BilinearTensor.of(module)
-
-
-def test_both_numbers_are_named():
-    module = nn.Sequential(Layer(4, 4, 5), nn.ReLU())
-    pattern = r"is (\S+) at a random input, and its tensor (\S+); expected the same number"
-    with pytest.raises(NotBilinearError, match=pattern):
-        TensorStack(module)
-
-
-def test_what_cannot_be_run_is_said():
-    with pytest.raises(BilensError, match="module=.*, expected Module"):
-        BilinearTensor.of(lambda x: x * x)
-    with pytest.raises(BilensError, match="pass input_shape="):
-        BilinearTensor.of(nn.ReLU())
-    with pytest.raises(BilensError, match=r"input_shape=\(5,\) does not fit the module"):
-        BilinearTensor.of(Layer(4, 4, 5), (5,))
-    broken = Layer(4, 4, 5)
-    broken.left.weight.data[0, 0] = torch.nan
-    with pytest.raises(BilensError, match=r"left\.weight"):
-        BilinearTensor.of(broken)
-
-    class Scores(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.a(x) @ x.T
-
-    with pytest.raises(NotBilinearError, match="contracts two tensors that both depend"):
-        BilinearTensor.of(Scores())
 
 
 def test_the_module_stays_as_it_is():
