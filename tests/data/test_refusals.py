@@ -156,7 +156,7 @@ ARGUMENTS = {
     "^validation_share=0.0, expected a finite number, above 0 and": corpus(validation_share=0.0),
     "^seed=-1, expected a whole number, at least 0 and at most 4,294,967,295$": corpus(seed=-1),
     "^vocab_size=0, expected a whole number, at least 1 and": corpus(vocab_size=0),
-    "^The corpus has too little text, expected a row of 400 to 400 tokens": corpus(n_ctx=400),
+    "^The corpus has too little text, expected a row of 400 tokens": corpus(n_ctx=400),
     "^n_ctx=1, expected a whole number, at least 2": documents(n_ctx=1),
     "^shortest=9, expected a whole number, 1 to 8, tokens of a": documents(shortest=9, n_ctx=8),
     "^validation_share=1.0, expected a finite number, above 0": documents(validation_share=1.0),
@@ -183,7 +183,7 @@ ARGUMENTS = {
     r"^test_labels is a tensor of shape \(2,\) and": pixels(test_labels=torch.tensor([0, 1])),
     "^test_labels is a .*float32, expected a tensor o": pixels(test_labels=torch.tensor([0.0])),
     "^test_images holds NaN or infinite value": pixels(test_images=torch.full((1, 4), math.nan)),
-    r"^train_images has shape \(2, 4\), expected \(count, 6\), images of": pixels(shape=(2, 3)),
+    r"^train_images has shape \(2, 4\), expected \(count, 6\), one image": pixels(shape=(2, 3)),
 }
 test_arguments_out_of_range = refused(ARGUMENTS)
 
@@ -217,6 +217,7 @@ IDX = {
 }
 test_files_of_other_bytes_are_named = refused(IDX, DataError)
 
+SIDES = bytes([0, 0, 0, 2, 0, 0, 0, 3])
 A, B, BEE = ("a/1.png", GREY), ("b/1.png", GREY), ("b/2.png", GREY)
 SPLIT = (("train/a/1.png", GREY), ("test/a/1.png", GREY))
 REMEDY = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
@@ -241,7 +242,9 @@ FOLDERS = {
     f"neither the IDX files .*{REMEDY}": [
         images((name, b"PK")) for name in ("a.npz", "a.npy", "a.zip")
     ],
-    "ant holds no pictures; fill it, or remove it": images(("ant", None)),
+    "^[^:]*c holds no pictures; fill it, or remove it$": [
+        images(*files, ("c", None)) for files in ((), (A, B, BEE))
+    ],
     "holds the folders test, of which test hold further fold": images(SPLIT[1]),
     "holds the folders more, test, train, of which": images(*SPLIT, ("more/a/1.png", GREY)),
     "a holds folders, expected pictures only": images(*SPLIT, ("train/a/more/b/1.png", GREY)),
@@ -258,6 +261,19 @@ FOLDERS = {
         )
         for name in ("digits.npz", "digits.zip", "train.parquet")
     },
+}
+PARQUET = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")
+FOLDERS |= {
+    r"(?s), train: .*\. Fetch it again": [
+        images(*((f"{split}-0.parquet", content) for split in ("train", "test")))
+        for content in PARQUET
+    ],
+    r"train_images has shape \(0, 6\), .* one image or more of 2x3 pixels$": images(
+        *(
+            (name, bytes([0, 0, 8, 1 + 2 * (n % 2 == 0)]) + bytes(4) + SIDES * (n % 2 == 0))
+            for n, name in enumerate(NAMES)
+        )
+    ),
 }
 test_folders_without_classes_of_pictures_are_refused = refused(FOLDERS, DataError)
 
@@ -294,9 +310,14 @@ SETS = {
 test_sets_that_do_not_fit_are_named = refused(SETS, DataError)
 
 TEXTS = {
-    "^The corpus has 1 distinct stories, expected at least one for training and one for": corpus(
+    "^Distinct stories in the corpus: 1, expected at least one for training and one for": corpus(
         ["a b c", "A b  c"]
     ),
+    "tales.txt': cleaning leaves .* characters, those of ASCII; expected texts in Latin": [
+        corpus([text * n for n in range(1, 200)])
+        for text in ("你好，世界。", "Привет, мир", "😀", "हिन्दी")
+    ],
+    "/a.jsonl holds no stories; leave it out$": texts("", "a.jsonl"),
     "/tinystories and /.* lack train.txt.gz or valid.txt.gz of tiny": incomplete_stories,
     r"^roneneldan/TinyStories, split train, could not be loaded from the Hugging Face hub "
     r"\(ConnectionError: no route\). Connect to the hub, or put tinystories/train.t": without_hub,

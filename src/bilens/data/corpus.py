@@ -112,7 +112,7 @@ def load_corpus(
     held_out = max(1, round(len(stories) * validation_share))
     if len(stories) <= held_out:
         raise DataError(
-            f"The corpus has {len(stories)} distinct stories, expected at least one for training "
+            f"Distinct stories in the corpus: {len(stories)}, expected at least one for training "
             "and one for validation; end each story with a line <|endoftext|>"
         )
     parts = stories.train_test_split(test_size=held_out, seed=seed)
@@ -271,12 +271,19 @@ def _rows_of_texts(
     source: str, data_dir: str | Path | None, cleaned: bool, files: tuple[Any, ...], version: int
 ) -> Iterator[dict[str, str]]:
     seen: set[int] = set()
+    n_read = n_kept = 0
     for text in read_texts(source, data_dir):
         story = clean(text) if cleaned else text
+        n_read, n_kept = n_read + len("".join(text.split())), n_kept + len("".join(story.split()))
         digest = _digest(story.lower() if cleaned else story)
         if story and digest not in seen:
             seen.add(digest)
             yield {"text": story}
+    if 2 * n_kept < n_read:
+        raise DataError(
+            f"data={source!r}: cleaning leaves {n_kept:,} of {n_read:,} characters, those of "
+            "ASCII; expected texts in Latin letters"
+        )
 
 
 def _rows_of_tokenizer(
@@ -345,9 +352,10 @@ def _tokenized(
         rows, batched=True, input_columns="text", remove_columns="text", features=features
     )
     if not len(tokens):
+        lengths = f"{most}" if least in (None, most) else f"{least} to {most}"
         raise DataError(
-            f"The corpus has too little text, expected a row of {least or most} to {most} tokens "
-            "(n_ctx) or more in each split; use more text, or other lengths"
+            f"The corpus has too little text, expected a row of {lengths} tokens (n_ctx) or more "
+            "in each split; use more text, or other lengths"
         )
     return tokens.with_format("torch")
 

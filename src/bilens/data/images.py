@@ -146,7 +146,7 @@ class ImageData(Reading):
             if images.shape[1] != self.n_inputs or not images.numel():
                 raise DataError(
                     f"{split}_images has shape {tuple(images.shape)}, expected (count, "
-                    f"{self.n_inputs}), images of {self.shape[0]}x{self.shape[1]} pixels"
+                    f"{self.n_inputs}), one image or more of {self.shape[0]}x{self.shape[1]} pixels"
                 )
             # Without memory there are shapes only.
             if labels.is_meta:
@@ -276,7 +276,8 @@ def _read_own(folder: Path, seed: int) -> ImageData:
     names = sorted({inner.name for split in splits for inner in _folders(split)})
     arrays: list[np.ndarray] = []
     for split in splits:
-        arrays += _grey_rows(_pictures(split, names), str(split))
+        # Listed first: what is wrong with a folder is no damage of the picture before it.
+        arrays += _grey_rows(list(_pictures(split, names)), str(split))
     if len(splits) == 1:
         images, labels = arrays
         order = np.random.default_rng(seed).permutation(len(labels))
@@ -484,7 +485,9 @@ def _read_parquet(name: str, folder: Path, class_names: tuple[str, ...] | None) 
                 "parquet", data_files=list(map(glob.escape, files)), split="train", streaming=True
             )
             split_arrays, names = _labelled(rows, str(folder), f"{folder}, {split}")
-        except datasets.exceptions.DatasetsError as error:
+        except DataError:
+            raise
+        except (*UNREADABLE, datasets.exceptions.DatasetsError) as error:
             raise DataError(f"{folder}, {split}: {error}. Fetch it again.") from error
         arrays += split_arrays
     return _assembled(name, arrays, class_names or names, white=1)
@@ -518,7 +521,8 @@ def _assembled(
             f"{' and '.join(map(str, kinds))}; expected bytes (count, height, width) of one size"
         )
     if class_names is None:
-        largest = max(int(labels.max()) for labels in (train_labels, test_labels) if len(labels))
+        labels = torch.cat([train_labels.flatten(), test_labels.flatten()])
+        largest = int(labels.max()) if len(labels) else 0
         class_names = tuple(map(str, range(largest + 1)))
     return ImageData(
         name=name,

@@ -157,7 +157,11 @@ def _read_lines(path: Path) -> Iterator[str]:
 def _read_column(path: Path) -> Iterator[str | None]:
     # A name of a file is a pattern for `datasets`.
     files, kind = glob.escape(str(path)), SUFFIXES[_suffix(path) or ""]
-    for row in datasets.load_dataset(kind, data_files=files, split="train", streaming=True):
+    try:
+        rows = datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
+    except StopIteration:  # an empty file has no first row, whose columns would be read
+        return
+    for row in rows:
         names = [name for name in ("text", "story") if name in row]
         if not names:
             raise DataError(
