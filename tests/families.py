@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -126,6 +127,13 @@ def of_order_one(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         values = torch.randn(parameter.shape, generator=generator).double()
         parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
     return model.eval().requires_grad_(False)
+
+
+def altered(model: PreTrainedModel, name: str, value: Any) -> PreTrainedModel:
+    """Return a model that has another part or attribute, by its dotted name."""
+    path, _, last = name.rpartition(".")
+    setattr(attrgetter(path)(model) if path else model, last, value)
+    return model
 
 
 def family_view(name: str, **how: Any) -> ResidualModel:

@@ -288,8 +288,3 @@ def test_weights_that_do_not_fit_into_memory(tmp_path, model, monkeypatch):
     monkeypatch.setattr("bilens.memory.available_memory", lambda device: 1000)
     with pytest.raises(BilensError, match=r"gguf: its 4,016 weights need 0.00 GB of memory on cpu"):
         open_model(path)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(CheckpointError, match=r"nothing.gguf is not there; expected a GGUF file"):
-        open_model(tmp_path / "nothing.gguf")

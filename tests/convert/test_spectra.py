@@ -1,13 +1,12 @@
 """Spectra along many directions: their files, resumed runs, and several processes."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bilens.convert import read_spectra, write_spectra
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import CheckpointError
 from bilens.tensor import BilinearTensor
 
 N_IN, RANK, N = 12, 30, 23
@@ -68,30 +67,3 @@ def test_processes_share_the_files(tmp_path, monkeypatch):
     assert files(tmp_path) == ["spectra-00001.safetensors", "spectra-00003.safetensors"]
     write(0)
     check(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "directions", "how", "named"),
-    [
-        (layer(2), along(), {"k": 4}, "factors"),
-        (layer(), along(3), {"k": 4}, "along"),
-        (layer(), along(), {"k": 3}, "k=4, not 3"),
-        (layer(), along()[:7], {"k": 4}, "directions=23, not 7"),
-    ],
-)
-def test_the_spectra_of_something_else_stay(tmp_path, tensor, directions, how, named):
-    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
-    with pytest.raises(CheckpointError, match=f"holds spectra with {named}.* another folder"):
-        write_spectra(tensor, directions, tmp_path, batch_size=5, **how)
-
-
-def test_bad_arguments_and_folders_are_named(tmp_path):
-    with pytest.raises(BilensError, match="k=13, expected a whole number, 1 to 12"):
-        write_spectra(layer(), along(), tmp_path, k=13)
-    with pytest.raises(BilensError, match="batch_size=0, expected a whole number"):
-        write_spectra(layer(), along(), tmp_path, batch_size=0)
-    with pytest.raises(CheckpointError, match=r"holds no spectra.json; run `bilens spectra` first"):
-        read_spectra(tmp_path)
-    (tmp_path / "spectra.json").write_text(json.dumps({})[:1])
-    with pytest.raises(CheckpointError, match=r"spectra.json is damaged and cannot be read"):
-        read_spectra(tmp_path)

@@ -9,10 +9,8 @@ import transformers
 from experiments.families import make, texts
 
 from bilens.convert import process
-from bilens.convert.gates import gated_mlps
-from bilens.convert.language_model import as_language_model
-from bilens.errors import BilensError, NotBilinearError
-from bilens.read.flow import edit, flow, measure, remove
+from bilens.errors import BilensError
+from bilens.read.flow import flow, measure, remove
 from bilens.read.flow.nodes import LEAVES
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import MLP
@@ -163,21 +161,6 @@ def test_processing_folds_the_norm_into_experts_and_router():
     assert not torch.equal(
         layer.mlp.gate.weight, mixture("mixtral").model.layers[0].mlp.gate.weight
     )
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda view: view.mlp(0), "has experts, whose weights depend on the input"),
-        (lambda view: edit(view, layer=0, vectors=torch.eye(16)[:1].double()), "has experts"),
-        (lambda view: gated_mlps(view.model), "3 layers and 0 gated MLPs"),
-        (lambda view: as_language_model(view.model), "MixtralConfig has experts"),
-    ],
-)
-def test_operations_without_experts_are_errors(read, message):
-    view = ResidualModel(mixture("mixtral"))
-    with pytest.raises((BilensError, NotBilinearError), match=message):
-        read(view)
 
 
 def test_dense_mlps_have_no_experts():

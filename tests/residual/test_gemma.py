@@ -10,7 +10,6 @@ import transformers
 from tokenizers import AddedToken
 
 import bilens
-from bilens.errors import CheckpointError
 from bilens.read.flow import Question, circuit
 from tests.tokenizers_of_all_kinds import tokenizer_of
 
@@ -97,10 +96,3 @@ def test_a_model_of_texts_and_images_opens_as_its_text_model(tmp_path, dtype, lo
     with torch.no_grad():
         torch.testing.assert_close(model.logits(ids), whole(ids).logits.float())
     bilens.flow(model, QUESTION["text"], " are", minus=" is")
-
-
-def test_other_models_of_texts_and_images_are_refused(tmp_path):
-    text = transformers.LlamaConfig(**{**SIZES, "head_dim": 10})
-    transformers.LlavaConfig(text_config=text).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="LlavaConfig"):
-        bilens.load(tmp_path)

@@ -1,6 +1,5 @@
 """Models that compute something else than their weights say are refused, or read exactly."""
 
-from functools import partial
 from threading import Event, Thread
 
 import pytest
@@ -9,8 +8,7 @@ import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bilens.checks import check_sum
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.language.contexts import _run_texts
 from bilens.residual import Pass, ResidualModel, queries_keys
@@ -18,7 +16,6 @@ from bilens.testing import sum_of_parts
 from tests.families import FAMILIES, TIME, some_text, tiny
 from tests.language import random_model
 from tests.nightly import nightly
-from tests.residual.test_experts import mixture
 
 SHORT = {"original_max_position_embeddings": 6, "factor": 4.0}
 ROTATIONS = {
@@ -87,30 +84,6 @@ def test_queries_and_keys_are_those_of_a_text_of_any_length(kind):
     torch.testing.assert_close(score.softmax(-1), of_text.pattern(0)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_models_that_are_not_causal_are_refused():
-    settings = {**FAMILIES["gemma3"][1], "use_bidirectional_attention": True}
-    config = transformers.Gemma3TextConfig(**settings)
-    with pytest.raises(BilensError, match="self_attn is not causal"):
-        ResidualModel(transformers.Gemma3ForCausalLM(config))
-    # Set later, it changes masks, and what the modules say of themselves stays.
-    changed = tiny("gemma3")
-    changed.config.use_bidirectional_attention = True
-    with pytest.raises(BilensError, match="self_attn is not causal"):
-        ResidualModel(changed)
-    model = tiny("llama")
-    model.model.layers[1].self_attn.is_causal = False
-    with pytest.raises(BilensError, match="layers.1.self_attn is not causal"):
-        ResidualModel(model)
-
-
-def test_the_models_own_attention_is_compared_with_that_of_the_patterns():
-    view = ResidualModel(tiny("llama"))
-    # Eager attention takes its mask and ignores this one.
-    view.model.model.layers[1].self_attn.is_causal = False
-    with pytest.raises(BilensError, match="eager attention of this LlamaForCausalLM.* own, sdpa"):
-        Pass.of(view, some_text()[0], patterns=True)
-
-
 def doubled(module):
     own = module.forward
 
@@ -150,66 +123,6 @@ def test_readings_of_weights_refuse_hooks_of_all_modules():
     assert view.W_U.isfinite().all()
 
 
-def set_setting(name, value, model):
-    setattr(model.config, name, value)
-
-
-@pytest.mark.parametrize(
-    ("family", "change"),
-    [
-        ("granite", partial(set_setting, "logits_scaling", 3.0)),
-        ("gemma2", partial(set_setting, "final_logit_softcapping", 2.0)),
-        ("cohere2", partial(set_setting, "logit_scale", 7.0)),
-        ("llama", partial(set_setting, "num_attention_heads", 2)),
-        ("gemma3", partial(set_setting, "use_bidirectional_attention", True)),
-    ],
-)
-def test_readings_of_weights_refuse_a_configuration_that_was_changed(family, change):
-    view = ResidualModel(tiny(family))
-    change(view.model)
-    with pytest.raises(BilensError, match="when this view was made"):
-        view.direction(3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (partial(set_setting, "num_hidden_layers", 3), "2 layers and num_hidden_layers=3"),
-        (partial(set_setting, "num_attention_heads", 2), "which do not fit 2 heads"),
-        (partial(set_setting, "num_attention_heads", 3), "which do not fit 3 heads"),
-        (partial(set_setting, "num_key_value_heads", 4), "share 4 heads of keys"),
-        (lambda model: model.model.layers.__delitem__(slice(None)), "has 0 layers"),
-        (lambda model: model.compile(backend="eager"), "the model is compiled"),
-        (
-            lambda model: model.model.layers[1].compile(backend="eager"),
-            "model.layers.1 is compiled",
-        ),
-    ],
-)
-def test_a_model_that_does_not_fit_its_configuration_is_refused(change, message):
-    model = tiny("llama")
-    change(model)
-    with pytest.raises(BilensError, match=message):
-        ResidualModel(model)
-
-
-def test_weights_without_numbers_are_refused():
-    with pytest.raises(CheckpointError, match="is on the device meta"):
-        ResidualModel(tiny("llama").to("meta"))
-    model = tiny("llama", dtype=torch.float32)
-    weight = model.lm_head.weight
-    weight.data = weight.data.to(torch.float8_e4m3fn)
-    with pytest.raises(CheckpointError, match="lm_head.weight is of torch.float8_e4m3fn"):
-        ResidualModel(model)
-
-
-def test_clipped_values_are_refused():
-    model = mixture("olmoe")
-    model.config.clip_qkv = 0.5
-    with pytest.raises(BilensError, match="has clip_qkv=0.5"):
-        ResidualModel(model)
-
-
 @pytest.mark.parametrize("name", ["embedding_multiplier", "residual_multiplier"])
 def test_a_factor_of_zero_is_zero(name):
     settings = {**FAMILIES["granite"][1], name: 0.0}
@@ -221,14 +134,6 @@ def test_a_factor_of_zero_is_zero(name):
     settings = {**FAMILIES["cohere2"][1], "logit_scale": 0.0}
     view = ResidualModel(transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**settings)))
     assert not view.W_U.any()
-
-
-def test_experts_that_cannot_run_in_float64_are_refused():
-    """Products of groups, the default of transformers, of which test_experts.py has others."""
-    model = mixture("mixtral")
-    model.set_experts_implementation("grouped_mm")
-    with pytest.raises(BilensError, match=r"cannot run in torch.float64: .*mplementation\("):
-        ResidualModel(model)
 
 
 def test_without_a_tokenizer_the_message_names_a_way_that_works():
@@ -267,11 +172,6 @@ def test_other_threads_run_the_model_as_it_is_while_one_reads():
 
 def test_the_size_of_stored_numbers_is_told():
     assert repr(ResidualModel(tiny("llama", dtype=torch.bfloat16))).endswith("tokens, bfloat16)")
-
-
-def test_a_number_of_the_model_that_is_not_finite_is_named_so():
-    with pytest.raises(BilensError, match="model's own number, which W_U n is compared with, is N"):
-        check_sum("W_U n", torch.tensor([1.0]), torch.tensor([torch.nan]), size=1.0)
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

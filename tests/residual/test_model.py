@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
-from transformers import BertConfig, BertModel
 
-import bilens
 from bilens.convert import give_swish
-from bilens.errors import BilensError, CheckpointError, NotBilinearError
+from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow import Question, flow
 from bilens.read.flow.circuit_measures import part_effects
 from bilens.read.flow.circuit_search import Cases
@@ -117,11 +115,6 @@ def test_texts_side_by_side_have_the_numbers_of_each(name):
             torch.testing.assert_close(several[[row]], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pass_without_patterns_says_how_to_get_them():
-    with pytest.raises(BilensError, match=r"no patterns; make it by Pass.of\(..., patterns=True\)"):
-        Pass.of(view_of("llama"), some_text()).pattern(0)
-
-
 def test_a_pass_shows_the_likeliest_next_tokens():
     view, ids = ResidualModel(random_model(), toy_tokenizer()), random_text()
     one, two = Pass.of(view, ids), Pass.of(view, torch.stack([ids.flip(0), ids]))
@@ -148,31 +141,6 @@ def test_tokens_by_name():
         ResidualModel(random_model()).token("t7")
 
 
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda v: v.mlp(2), "layer=2, expected 0 to 1"),
-        (lambda v: v.layer(0).mlp.factors(float("nan")), "slope=nan, expected a finite number"),
-        (lambda v: v.qk(-1), "layer=-1, expected 0 to 1"),
-        (lambda v: v.layer(True).heads.weights(), "layer=True, expected a whole number"),
-        (lambda v: v.qk(0, -1), "distance=-1, expected a whole number, at least 0"),
-        (lambda v: v.direction(30), "token=30, expected 0 to 29"),
-        (lambda v: v.direction(3, [2, -1]), "minus=-1, expected 0 to 29"),
-        (lambda v: Pass.of(v, torch.tensor([3, 30])), "ids holds the number 30, expected 0 to"),
-        (
-            lambda v: Pass.of(v, torch.tensor([[3, -1]])),
-            "ids holds the number -1, expected 0 to 29",
-        ),
-        (lambda v: Pass.of(v, torch.zeros(0).long()), r"ids has shape \(0,\), expected at"),
-        (lambda v: Pass.of(v, torch.zeros(3)), "text is a tensor of shape .* expected text"),
-        (lambda v: v.logits(torch.zeros(3).long()), "ids is a tensor of shape .* expected a tenso"),
-    ],
-)
-def test_bad_input_is_named(read, message):
-    with pytest.raises(BilensError, match=message):
-        read(ResidualModel(tiny("llama")))
-
-
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "gemma3", "gpt2", "own-layer-bias"])
 @pytest.mark.parametrize("act", [nn.Sigmoid(), nn.Softplus()])
 def test_activations_that_are_not_zero_at_zero(name, act):
@@ -189,18 +157,6 @@ def test_activations_that_are_not_zero_at_zero(name, act):
     assert (total - logits).abs().max() < 1e-11 * logits.abs().max()
     leaves = sum(node.flow for node in split.nodes if node.kind in ("token", "position", "bias"))
     assert leaves == pytest.approx(split.value, rel=1e-9)
-
-
-def test_layers_that_share_a_module_are_refused():
-    model = tiny("llama")
-    model.model.layers[1].mlp = model.model.layers[0].mlp
-    with pytest.raises(BilensError, match=r"layers\.0\.mlp\.down_proj.*one module stands in sever"):
-        ResidualModel(model)
-    model = tiny("llama")
-    first = model.model.layers[0]
-    first.post_attention_layernorm = first.input_layernorm
-    with pytest.raises(BilensError, match=r"input_layernorm: one module stands in several places"):
-        ResidualModel(model)
 
 
 def test_forward_hooks_are_refused_by_name():
@@ -223,18 +179,6 @@ def test_forward_hooks_are_refused_by_name():
     prune.remove(mlp.up_proj, "weight")
     for read in readings:
         read()
-
-
-def test_what_is_not_a_number_is_not_read():
-    model = tiny("llama")
-    model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
-    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight holds NaN"):
-        ResidualModel(model)
-
-
-def test_plain_mlps_have_no_tensor():
-    with pytest.raises(NotBilinearError, match="has no gate, so that there is no product in"):
-        ResidualModel(tiny("gpt2")).mlp(0)
 
 
 def test_every_family_is_tested():
@@ -275,11 +219,6 @@ def test_weights_of_two_types_are_refused():
     with pytest.raises(BilensError, match=r"layers.1.mlp.gate_proj is stored in torch.bfloat16 an"):
         ResidualModel(model)
     assert ResidualModel(model.to(torch.float32)).vocab_size == 30
-
-
-def test_models_of_other_architectures_are_no_stacks_of_layers():
-    with pytest.raises(BilensError, match="BertModel, whose structure is not known"):
-        bilens.load(BertModel(BertConfig(hidden_size=12, intermediate_size=4)))
 
 
 def test_a_vocabulary_of_two_tokens():

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 
 import bilens
 from bilens.data.texts import write_out
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 from bilens.read.language.contexts import corpus_for, generate_text
 from bilens.read.language.names import exact_names
 from tests.source import nodes_of_files
@@ -99,14 +99,6 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_where_it_is_used(tmp_pat
         with pytest.raises(BilensError, match=f"'<image>' is token {size} .* embeddings of {size}"):
             use("<image>")
     torch.testing.assert_close(view.direction("are"), view.direction(" are"))
-
-
-def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
-    tokenizer = tokenizer_of("SentencePiece")
-    small_llama(len(tokenizer) - 1).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="they do not belong together"):
-        bilens.load(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
