@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
-from bilens.analysis import Fact, Percent, Reading, analysis
+from bilens.analysis import Columns, Fact, Percent, Reading, analysis
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, TensorChain
 
@@ -56,10 +55,9 @@ class FourierReading(Reading):
             ("share of a unit's strongest frequency", Percent(self.unit_share)),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each frequency, in ascending order."""
-        frequencies = range(1, len(self.power) + 1)
-        return pd.DataFrame({"frequency": frequencies, "share": self.power.tolist()})
+        return {"frequency": range(1, len(self.power) + 1), "share": self.power.tolist()}
 
 
 @analysis("fourier")

@@ -128,17 +128,15 @@ def test_a_result_shows_itself(results, name, text):
         assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
 
 
-def test_everything_is_derived_from_facts_and_a_frame():
+def test_everything_is_derived_from_facts_and_columns():
     class Scores(Reading):
         axes: ClassVar[dict[str, str]] = {"x": "head", "y": "score"}
 
         def facts(self):
             return [("heads", 2), ("accuracy", Percent(0.5)), ("model", "<b>")]
 
-        def frame(self):
-            return pd.DataFrame(
-                {"head": ['" <s>"', "0.1"], "score": [12.345, -0.5], "n": [1000, 2]}
-            )
+        def columns(self):
+            return {"head": ['" <s>"', "0.1"], "score": [12.345, -0.5], "n": [1000, 2]}
 
     scores = Scores()
     assert repr(scores) == "Scores(2 heads, accuracy 50.00%, model <b>)"

@@ -8,7 +8,7 @@ other parameters, with their types, defaults and lines in the docstring's Args, 
 `bilens copying` and controls of the explorer. Texts and images, of the types `Corpus` and
 `ImageData`, are loaded by the option `data`. Those of bilens are in `bilens.analyses`.
 
-A reading implements `facts` and `frame`, or `facts` and `sections`; everything else is derived. A
+A reading implements `facts` and `columns`, or `facts` and `sections`; everything else is derived. A
 console shows the line, a notebook the table, `bilens NAME --json` the record, and reports and the
 explorer lay out the sections.
 """
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, lazy_import, pd, px
 from bilens.sections import (
+    Columns,
     ContextList,
     Fact,
     Panel,
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 else:  # It imports plotly.
     notebook = lazy_import("bilens.paper.notebook")
 
-__all__ = ["ContextList", "Fact", "Percent", "Picture", "Reading", "Section", "Table", "analysis"]
+__all__ = ["Columns", "ContextList", "Fact", "Percent", "Picture", "Reading", "Section"]
+__all__ += ["Table", "analysis"]
 
 Function = TypeVar("Function", bound="Callable[..., Reading]")
 
@@ -66,10 +68,10 @@ class Option:
 
 
 class Reading:
-    """The result of an analysis. A subclass implements `facts`, and `frame` or `sections`.
+    """The result of an analysis. A subclass implements `facts`, and `columns` or `sections`.
 
     Attributes:
-        axes: Columns of the frame that `plot` draws: y over x, and color for several.
+        axes: The columns that `plot` draws: y over x, and color for several.
         formats: Formats of columns of its tables; see `Table`.
         explanation: A paragraph for pages: the meaning of the numbers.
     """
@@ -83,13 +85,22 @@ class Reading:
         """Its heading on a page."""
         return type(self).__name__
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether its main table takes a notebook no long computation, and is shown with it."""
+        return True
+
     def facts(self) -> list[Fact]:
         """Return its main numbers, a name and a value each."""
         return []
 
+    def columns(self) -> Columns:
+        """Return its main table by column, the strongest row first; empty without one."""
+        return {}
+
     def frame(self) -> "pd.DataFrame":
-        """Return its main table, the strongest row first; without one, a table without columns."""
-        return pd.DataFrame()
+        """Return its main table as a data frame."""
+        return pd.DataFrame(self.columns())
 
     def plot(self) -> "go.Figure":
         """Draw the main table, in plotly's default template."""
@@ -149,7 +160,8 @@ class Reading:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
 
     def _repr_html_(self) -> str:
-        return f"<p><code>{escape(repr(self))}</code></p>{self._table_html()}"
+        table = self._table_html() if self.is_quick else ""
+        return f"<p><code>{escape(repr(self))}</code></p>{table}"
 
     def _table_html(self) -> str:
         """Return the first rows, escaped, with bars behind the numbers that are plotted."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, str | float]
 """A name and its value."""
+Columns = Mapping[str, Sequence[Any]]
+"""A table: the cells of each column by its name, in plain numbers and texts."""
 
 
 class Percent(float):
@@ -22,6 +24,22 @@ class Percent(float):
 
     def __str__(self) -> str:
         return format(self, ".2%")
+
+
+def by_column(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Columns:
+    """Return rows as a table with these names of columns."""
+    # Without rows each column is there, and empty.
+    cells = list(zip(*rows, strict=True)) or [()] * len(names)
+    return dict(zip(names, cells, strict=True))
+
+
+def stacked(tables: Iterable[Columns]) -> Columns:
+    """Return the rows of all tables, one below the other; all have the same columns."""
+    stack: dict[str, list[Any]] = {}
+    for table in tables:
+        for name, cells in table.items():
+            stack.setdefault(name, []).extend(cells)
+    return stack
 
 
 def shape_fact(shape: Sequence[int]) -> str | int:

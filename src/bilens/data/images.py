@@ -35,9 +35,9 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.files import check_downloaded
 from bilens.hub import hub_split, is_folder, named_folder
-from bilens.lazy_imports import datasets, go, lazy_import, pd, px
+from bilens.lazy_imports import datasets, go, lazy_import, px
 from bilens.memory import MemoryLimitError, check_memory
-from bilens.sections import Fact, plotly_text
+from bilens.sections import Columns, Fact, plotly_text
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
@@ -114,11 +114,11 @@ class ImageData(Reading):
             ("classes", self.n_classes),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return the number of images of each class."""
         splits = {"train": self.train_labels, "test": self.test_labels}
-        counts = {n: s.bincount(minlength=self.n_classes).cpu() for n, s in splits.items()}
-        return pd.DataFrame({"class": self.class_names, **counts})
+        counts = {n: s.bincount(minlength=self.n_classes).tolist() for n, s in splits.items()}
+        return {"class": self.class_names, **counts}
 
     @property
     def commonest(self) -> tuple[str, float]:

@@ -19,7 +19,6 @@ from bilens.checks import checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
-from bilens.lazy_imports import pd
 from bilens.residual.changes import EMBEDDING, Change, Function, Part, Site, mixed_site, token_site
 from bilens.residual.choices import Choosing, by_text
 from bilens.residual.experts import ExpertCall
@@ -36,7 +35,7 @@ from bilens.residual.running import (
     run,
     wide_passes,
 )
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, by_column
 
 Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer."""
@@ -119,7 +118,7 @@ class Pass(Reading):
         size = [("layers", self.model.n_layers), ("width", self.model.d_model)]
         return [("texts", texts), ("tokens", time), *size]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return the ten most likely next tokens of each text, with their probabilities."""
         likely = self.next_logits.softmax(-1).topk(min(10, self.model.vocab_size))
         tokenizer, rows = self.model.tokenizer, []
@@ -127,8 +126,8 @@ class Pass(Reading):
             for value, number in zip(*(x.tolist() for x in of_text), strict=True):
                 name = number if tokenizer is None else repr(write_out(tokenizer, [number]))
                 rows.append((text, name, value))
-        frame = pd.DataFrame(rows, columns=["text", "next token", "probability"])
-        return frame.drop(columns="text") if len(self.ids) == 1 else frame
+        columns = by_column(["text", "next token", "probability"], rows)
+        return {n: cells for n, cells in columns.items() if n != "text" or len(self.ids) > 1}
 
     @property
     def logits(self) -> Float[Tensor, "texts time vocab"]:

@@ -13,8 +13,7 @@ from torch.nn import functional
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, checked
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 from bilens.tensor import factors
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.quadratic import QuadraticForm
@@ -55,11 +54,10 @@ class TensorSVD(Reading):
             ("effective rank", round(float(effective), 1)),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each component: its singular value and share of the squared norm."""
-        numbers = range(1, len(self) + 1)
-        columns = {"value": self.values.detach().cpu(), "share": self._shares()}
-        return pd.DataFrame({"component": numbers, **columns})
+        columns = {"value": self.values.tolist(), "share": self._shares().tolist()}
+        return {"component": range(1, len(self) + 1), **columns}
 
     def _shares(self) -> Float64[Tensor, " k"]:
         """Return each component's share of the squared norm, on the CPU; 0 of a zero tensor."""
@@ -138,13 +136,14 @@ class BilinearTensor(Reading):
         facts += [("", "the last input constant")] * self.constant
         return facts + [("", str(self.out.device))] * (self.out.device.type != "cpu")
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return the singular values, at the cost of `svd`."""
-        return self.svd().frame()
+        return self.svd().columns()
 
-    def _table_html(self) -> str:
-        # Larger ones are not decomposed to be shown.
-        return "" if max(self.n_out, self.rank) > 1024 else super()._table_html()
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is small enough to be decomposed when it is shown."""
+        return max(self.n_out, self.rank) <= 1024
 
     def __post_init__(self) -> None:
         if self.out is None:

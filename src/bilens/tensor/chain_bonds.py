@@ -26,8 +26,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, stacked
 from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Cut, fewest_hidden, joined
@@ -106,21 +105,21 @@ class Bonds(Reading):
             ),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each direction of each bond, with its share and error.
 
         The error is that of the outputs for a cut before the direction, at this bond only. It is
         relative, and estimated by `costs`. Of a function shares have a standard error.
         """
-        frames = []
+        tables = []
         for number, (bond, costs) in enumerate(zip(self.bonds, self.costs(), strict=True)):
             error = costs.flip(0).cumsum(0).flip(0).clamp_min(0).sqrt()
-            columns = {"bond": number, "direction": range(1, bond.k + 1)}
-            columns |= {"share": bond.shares.detach().cpu(), "error": error.detach().cpu()}
+            columns = {"bond": [number] * bond.k, "direction": range(1, bond.k + 1)}
+            columns |= {"share": bond.shares.tolist(), "error": error.tolist()}
             if self.errors:
-                columns["standard_error"] = self.errors[number].detach().cpu()
-            frames.append(pd.DataFrame(columns))
-        return pd.concat(frames, ignore_index=True)
+                columns["standard_error"] = self.errors[number].tolist()
+            tables.append(columns)
+        return stacked(tables)
 
     def costs(self) -> list[Float64[Tensor, " k"]]:
         """Return the relative squared error of a cut without each direction, for each bond.

@@ -13,8 +13,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.sections import Fact, shape_fact
+from bilens.sections import Columns, Fact, shape_fact
 from bilens.settings import Count
 from bilens.tensor.factors import (
     DENSE_LIMIT,
@@ -119,7 +118,7 @@ class FactoredSVD(Reading):
             ("columns", self.right.shape[-1]),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each singular value; matrices are counted through the batch."""
         values = self.values.detach().cpu()
         values = values.reshape(-1, values.shape[-1])
@@ -128,7 +127,7 @@ class FactoredSVD(Reading):
             "number": torch.arange(1, values.shape[1] + 1).expand_as(values),
             "value": values,
         }
-        return pd.DataFrame({name: column.flatten() for name, column in columns.items()})
+        return {name: column.flatten().tolist() for name, column in columns.items()}
 
     def dense(self) -> Float[Tensor, "*batch n_rows n_columns"]:
         """Return the matrix that these components make."""
@@ -165,12 +164,12 @@ class FactoredMatrix(Reading):
             facts.insert(0, ("matrices", "x".join(map(str, self.batch_shape))))
         return facts
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each singular value, at the cost of `svd`.
 
         Matrices are counted through the batch.
         """
-        return self.svd().frame()
+        return self.svd().columns()
 
     def __post_init__(self) -> None:
         A, B = self.left, self.right

@@ -13,9 +13,9 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError, CheckpointError
-from bilens.lazy_imports import lazy_import, pd, safetensors
+from bilens.lazy_imports import lazy_import, safetensors
 from bilens.memory import check_memory
-from bilens.sections import Fact, shape_fact
+from bilens.sections import Columns, Fact, shape_fact
 from bilens.settings import Count, Seed, Tolerance
 from bilens.tensor import factors
 from bilens.tensor.factors import affine, fit_input
@@ -67,7 +67,7 @@ class Spectrum(Reading):
         facts.append((f"{mean}top eigenvalue", float(largest)))
         return [*facts, (f"{mean}effective rank", round(float(self.effective_rank().mean()), 1))]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each eigenpair: form, number, eigenvalue, share of the sum, residual.
 
         Forms are counted through the batch.
@@ -83,7 +83,7 @@ class Spectrum(Reading):
             "share": shares,
             "residual": self.residuals.detach().cpu(),
         }
-        return pd.DataFrame({name: column.flatten().tolist() for name, column in columns.items()})
+        return {name: column.flatten().tolist() for name, column in columns.items()}
 
     @property
     def n_in(self) -> int:
@@ -323,13 +323,14 @@ class QuadraticForm(Reading):
             facts.insert(0, ("forms", shape_fact(self.batch_shape)))
         return facts
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return the eigenvalues, at the cost of `eigh`."""
-        return self.eigh().frame()
+        return self.eigh().columns()
 
-    def _table_html(self) -> str:
-        # Larger ones are not decomposed to be shown.
-        return "" if self.n_in > 1024 else super()._table_html()
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is small enough to be decomposed when it is shown."""
+        return self.n_in <= 1024
 
     def __post_init__(self) -> None:
         factors.check_factors(left=self.left, right=self.right, weights=self.weights)

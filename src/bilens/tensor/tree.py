@@ -11,8 +11,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, checked, detached
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import count_leaves, minimal_chain
 from bilens.tensor.factors import fit_input
@@ -70,16 +69,19 @@ class Paths(Reading):
             facts.append(("top effective eigenvalue", self.effective[0].item()))
         return facts
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each path: its name, direction, effective eigenvalue and eigenvalues."""
         names = [
             " ".join(map(str, [root, *row]))
             for root, row in zip(self.roots.tolist(), self.indices.tolist(), strict=True)
         ]
-        values = self.eigenvalues.cpu()
-        above = {f"layer {self.depth - i}": values[:, i] for i in range(self.depth)}
-        columns = {"path": names, "direction": self.roots.cpu(), "effective": self.effective.cpu()}
-        return pd.DataFrame({**columns, **above})
+        columns = {
+            "path": names,
+            "direction": self.roots.tolist(),
+            "effective": self.effective.tolist(),
+        }
+        layers = [f"layer {number}" for number in range(self.depth, 0, -1)]
+        return columns | dict(zip(layers, self.eigenvalues.T.tolist(), strict=True))
 
     def __len__(self) -> int:
         """Return the number of paths."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.files import write_json, write_safetensors, write_text
-from bilens.lazy_imports import accelerate, pd
+from bilens.lazy_imports import accelerate
 from bilens.nn.card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -29,7 +29,7 @@ from bilens.nn.language.model import CACHE
 from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.residual.parts import working_dtype
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, by_column
 from bilens.train.layers import (
     LayerStreams,
     TrainingRows,
@@ -77,14 +77,14 @@ class Tensorised(Reading):
         final = next(reversed(self.stages.values()))
         return [(f"rise on {name}", agreement.rise) for name, agreement in final.items()]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each stage and text."""
         rows = [
-            {"stage": stage, "text": name, **asdict(agreement)}
+            (stage, name, *astuple(agreement))
             for stage, texts in self.stages.items()
             for name, agreement in texts.items()
         ]
-        return pd.DataFrame(rows)
+        return by_column(["stage", "text", *(x.name for x in fields(Agreement))], rows)
 
 
 @dataclass(frozen=True)
