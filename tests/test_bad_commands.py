@@ -33,10 +33,14 @@ COMMANDS = {
     "decompose deep --bonds --metric weights": {"--drop": ["-1", "nan"]},
     "anneal model --data texts.txt --length 8 --tokens 64 --output out": {
         "--batch-size": ["0"],
+        "--data-dir": ["."],
         "--learning-rate": ["nan", "-1"],
         "--device": DEVICES,
     },
-    "train images --data digits --output out": {"--n-layers": ["-1"], "--d-model": ["9" * 20]},
+    "train images --data digits --output out": {
+        **{"--n-layers": ["-1"], "--d-model": ["9" * 20], "--data-dir": ["."]},
+        **{"--epochs": ["0"], "--learning-rate": ["nan"], "--beta": ["0.5"]},
+    },
     "process model --output out": {"--steps": ["x", "💥"], "--device": DEVICES},
 }
 """Commands, and bad values of their options."""
@@ -70,6 +74,7 @@ def outcome(command: list[str], capsys) -> str:
     message = capsys.readouterr().err
     assert code in (1, 2), code
     assert "Traceback" not in message
+    assert "tyro" not in message
     assert "\x1b" not in message
     assert code == 2 or message.startswith("error: "), message
     return message

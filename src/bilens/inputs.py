@@ -68,7 +68,7 @@ def data_for(
         record = read_training(source)
         name, folder = _place(source, record, folder)
     else:
-        check_folder(name, folder)
+        check_folder(folder, name)
     if images:
         data: Any = load_images(name, folder, record.get("data_seed", 0))
     else:
@@ -96,7 +96,7 @@ def _place(
     name, recorded = str(record["data"]), record.get("data_dir")
     if not Path(name).is_absolute():
         if folder is not None:
-            check_folder(name, folder)
+            check_folder(folder, name)
         return name, recorded if folder is None and recorded and is_folder(recorded) else folder
     path = Path(name)
     if folder is not None:
@@ -116,13 +116,13 @@ def names_data(source: str | Path) -> bool:
     return known and read_training(source)["data"] != OWN_TEXT
 
 
-def check_folder(data: str, data_dir: str | Path | None) -> None:
-    """Raise if a folder is named in which nothing is looked up."""
-    looked_up = (*KNOWN, *HUB)
-    if data_dir is not None and data not in looked_up:
+def check_folder(data_dir: str | Path | None, *data: str) -> None:
+    """Raise if a folder is named in which nothing is looked up, of one set of data or several."""
+    looked_up = {*KNOWN, *HUB}
+    if data_dir is not None and not looked_up.intersection(data):
         raise BilensError(
-            f"data_dir={str(data_dir)!r} has no effect on data={data!r}: it is the folder of "
-            f"{', '.join(looked_up)}; leave it out"
+            f"data_dir={str(data_dir)!r} has no effect on data={', '.join(data)!r}: it is the "
+            f"folder of {', '.join(sorted(looked_up))}; leave it out"
         )
 
 
@@ -135,7 +135,7 @@ def check_data(source: str | Path, data: str | None, data_dir: str | Path | None
             the training is gone.
     """
     if data is not None:
-        check_folder(data, data_dir)
+        check_folder(data_dir, data)
     is_file = Path(source).suffix in FILES
     if is_file and data is not None and data not in LANGUAGES:
         text_files(data, data_dir)

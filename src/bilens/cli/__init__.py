@@ -122,10 +122,20 @@ def parse(args: list[str]) -> Call:
     except UsageError as error:
         errors.print(f"error: {error}", style="red")
         sys.exit(2)
-    except SystemExit:
+    except SystemExit as ended:
+        if refusal := refusal_behind(ended):
+            errors.print(f"error: {refusal}", style="red")
+            sys.exit(2)
         sys.stdout.write(screen.getvalue())
         sys.stderr.write(printable(refused.getvalue()) + misspelt(args, refused.getvalue()))
         raise
+
+
+def refusal_behind(error: BaseException | None) -> BilensError | None:
+    """Return the error of settings that check themselves, which tyro has wrapped in its own."""
+    while error is not None and not isinstance(error, BilensError):
+        error = error.__context__
+    return error
 
 
 def misspelt(args: list[str], refused: str) -> str:

@@ -107,9 +107,11 @@ def anneal(
     """
     output = own_place(output, _place("annealed", model), resume=resume)
 
+    from bilens.inputs import check_folder
     from bilens.processes import this_process
     from bilens.train import linearise
 
+    check_folder(data_dir, data)
     cpu = device == "cpu"
     state = this_process(cpu=cpu)
     opened, tokenizer = _open(model)
@@ -328,8 +330,10 @@ def _begin(
     low_memory: bool,
 ) -> "tuple[Any, Any, list[Any], dict[str, torch.Tensor]]":
     """Return a model and its tokenizer, texts to learn from, and texts to measure on by name."""
+    from bilens.inputs import check_folder
     from bilens.processes import this_process
 
+    check_folder(data_dir, *data)
     this_process(cpu=device == "cpu")
     model, tokenizer = _open(source, low_memory=low_memory)
     corpora = [_texts(name, tokenizer, length, data_dir) for name in data]

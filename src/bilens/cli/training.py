@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bilens.cli.console import TextDir, choose_device, out, own_place
+from bilens.errors import BilensError
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
 from bilens.settings import Between
 from bilens.train.settings import (
@@ -70,8 +71,11 @@ def train_images(
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
 
     from bilens.data import load_images
+    from bilens.inputs import check_folder
     from bilens.train import train_classifier, train_classifiers
 
+    check_effects(architecture, {"beta": ("gate", ("swish",))})
+    check_folder(data_dir, data)
     images = load_images(data, data_dir).to(choose_device(device))
     sizes = {"n_inputs": images.n_inputs, "n_classes": images.n_classes}
     shown = {"image_shape": images.shape, "class_names": images.class_names}
@@ -131,12 +135,16 @@ def train_language(
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
 
     from bilens.data import load_corpus
+    from bilens.inputs import check_folder
     from bilens.nn.language import LanguageConfig
     from bilens.processes import this_process
     from bilens.train import language
 
     config = LanguageConfig(**model.settings())
     check_precision(config.attention, training.precision)
+    rotary, normed = ("positions", ("rotary",)), ("norm", ("scalar", "rms", "layer"))
+    check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": normed})
+    check_folder(data_dir, data)
     use_cpu = device == "cpu"
     # One process fills the cache of token ids, and the others open it.
     with this_process(cpu=use_cpu).main_process_first():
@@ -154,6 +162,17 @@ def train_language(
     size = sum(parameter.numel() for parameter in trained.parameters())
     out.print(f"{run}: {size:,} parameters, validation loss {loss:.4f} nats a token")
     return {"run": run, "parameters": size, "validation_loss": loss}
+
+
+def check_effects(settings: Any, needs: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
+    """Raise if a setting was given that has no effect without one of some values of another."""
+    for name, (other, values) in needs.items():
+        given, default = getattr(settings, name), getattr(type(settings), name)
+        if given != default and getattr(settings, other) not in values:
+            raise BilensError(
+                f"{name}={given} has no effect with {other}={getattr(settings, other)}, expected "
+                f"{other}={' or '.join(values)}; leave {name} out"
+            )
 
 
 def of_preset(words: Sequence[str]) -> Mapping[str, Any]:
