@@ -17,7 +17,7 @@ from experiments.results import Recording, Row
 from tests.explore.browser import FAULTS, find_browser
 
 import bilens
-from bilens.report import report
+from bilens.pages import report
 
 SIZES = {"desktop": 1280, "phone": 390}
 """Widths of windows in pixels."""

@@ -47,7 +47,7 @@ OWN = (
     "import torch",
     "from bilens.read.flow import Question, patch",
     "from bilens.read.language import read_attention, read_ngrams",
-    "from bilens.report import spectrum_figure",
+    "from bilens.pages import spectrum_figure",
     "from bilens.residual import Pass",
     'story = bilens.load("story")',
     'girl, boy = "The girl was sad because", "The boy was sad because"',

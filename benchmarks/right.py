@@ -16,7 +16,7 @@ from experiments.results import Recording, Row
 
 CIRCUITS, QUESTIONS = "read/flow/test_circuit_reading", "read/flow/test_questions"
 TABLES, FOLDERS, PICTURES = "test_question_files", "convert/test_folders", "data/test_class_folders"
-TOKENS, OPENED, REPORTS = "residual/test_tokens", "test_isolation", "report/test_report"
+TOKENS, OPENED, REPORTS = "residual/test_tokens", "test_isolation", "pages/test_report"
 FRESH = (OPENED, "a_result_is_that_of_a_fresh_model_and_the_module_stays")
 FIELDS = (QUESTIONS, "each_field_changes_the_result_or_is_refused_by_name")
 CAPTIONS = ("test_analysis", "captions_name_tables_figures_and_files_and_none_is_lost")

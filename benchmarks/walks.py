@@ -17,8 +17,8 @@ from typing import Any
 import bilens
 from bilens import __main__ as program
 from bilens.nn import ImageClassifier
+from bilens.pages import report
 from bilens.read.flow import Question
-from bilens.report import report
 from bilens.residual import ResidualModel
 
 PACKAGE = str(Path(bilens.__file__).parent)

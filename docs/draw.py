@@ -25,9 +25,7 @@ from playwright.sync_api import sync_playwright
 import bilens
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
-from bilens.read import read_bonds, read_classifier
-from bilens.read.language import attention_scores
-from bilens.report import (
+from bilens.pages import (
     dress,
     eigenvector_figure,
     heat_figure,
@@ -37,6 +35,8 @@ from bilens.report import (
     tree_figure,
     truncation_figure,
 )
+from bilens.read import read_bonds, read_classifier
+from bilens.read.language import attention_scores
 from bilens.residual import ResidualModel
 from bilens.tensor import decompile
 

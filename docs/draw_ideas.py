@@ -15,8 +15,8 @@ from torch import Tensor
 from bilens.data import Grammar, load_corpus, load_images
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
+from bilens.pages import dress, save_figure
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
-from bilens.report import dress, save_figure
 from bilens.residual import Pass, ResidualModel
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from nbclient import NotebookClient
 from PIL import Image
 
-from bilens.report import save_figure
+from bilens.pages import save_figure
 
 TUTORIALS = Path(__file__).parent / "tutorials"
 FOLDER = Path(__file__).parent / "pictures" / "tutorials"

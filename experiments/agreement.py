@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from bilens import load
+from bilens.pages import ablation_figure
 from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure
 from bilens.read.language import TokenDirection
-from bilens.report import ablation_figure
 from bilens.residual import ResidualModel
 from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext

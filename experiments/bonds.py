@@ -43,6 +43,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.pages import network_figure
 from bilens.read import (
     accurate_ranks,
     classifier_bonds,
@@ -51,7 +52,6 @@ from bilens.read import (
     product_accuracies,
     read_bonds,
 )
-from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,
     Bonds,

@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.report import dress
+from bilens.pages import dress
 from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import (

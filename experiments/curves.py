@@ -10,7 +10,7 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from bilens.report import Canvas, dress
+from bilens.pages import Canvas, dress
 from experiments.results import interval
 
 BLUE, RED, GREY, INK = "#2166ac", "#b2182b", "#6e747c", "#1f2328"

@@ -24,8 +24,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
+from bilens.pages import eigenvector_figure
 from bilens.read import spectra
-from bilens.report import eigenvector_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

@@ -18,8 +18,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
+from bilens.pages import eigenvector_figure, spectrum_figure
 from bilens.read import spectra, top_inputs
-from bilens.report import eigenvector_figure, spectrum_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

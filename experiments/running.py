@@ -9,7 +9,7 @@ import torch
 
 from bilens import BilensError
 from bilens.analysis import ContextList, Section, Table
-from bilens.report import write_page
+from bilens.pages import write_page
 from experiments import results
 from experiments.context import RecipeContext
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bilens.nn import Bilinear
-from bilens.report import dress
+from bilens.pages import dress
 from bilens.tensor import Spectrum
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import BLUE, RED

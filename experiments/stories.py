@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 
 from bilens.analysis import ContextList, Table
+from bilens.pages import spectrum_figure
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -36,7 +37,6 @@ from bilens.read.language import (
     read_ngrams,
     skip_trigrams,
 )
-from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
 from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss

@@ -13,8 +13,8 @@ from bilens.cli.readings import write_reading
 from bilens.errors import BilensError
 from bilens.explore.pages import ImagePage
 from bilens.files import file_names
-from bilens.report import save_figures
-from bilens.report.page import report
+from bilens.pages import save_figures
+from bilens.pages.page import report
 from bilens.sections import Fact, Picture, Section, Table
 from tests.models import digits, small_model
 

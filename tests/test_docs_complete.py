@@ -20,7 +20,7 @@ def test_every_room_has_its_reference():
     rooms = {
         ".".join(p.parent.relative_to(SOURCE.parent).parts) for p in SOURCE.rglob("__init__.py")
     }
-    # Figures are public by the names of bilens.report, analyses by those of commands.
+    # Figures are public by the names of bilens.pages, analyses by those of commands.
     private = {"bilens.analyses", "bilens.cli", "bilens.figures", "bilens.paper"}
     assert rooms - private <= set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
 

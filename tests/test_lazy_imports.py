@@ -78,7 +78,7 @@ sys.meta_path[:] = map(Finder, sys.meta_path)
 import transformers
 import bilens
 print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
-import bilens.read.flow, bilens.read.language, bilens.report, bilens.residual, bilens.train
+import bilens.read.flow, bilens.read.language, bilens.pages, bilens.residual, bilens.train
 from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.lazy_imports import accelerate, datasets

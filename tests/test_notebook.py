@@ -15,7 +15,7 @@ START = """import bilens
 import torch
 model = bilens.load("model")
 from bilens.read.flow import Question
-from bilens.report import spectrum_figure
+from bilens.pages import spectrum_figure
 from bilens.residual import Pass
 question = Question("t3 t4", "t5", ("t6",), "t3 t7")"""
 SHOWN = {

@@ -13,8 +13,8 @@ from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.options import token_list
+from bilens.pages.page import report
 from bilens.question_files import written_names
-from bilens.report.page import report
 from bilens.residual import ResidualModel
 from tests.command_line import refusal
 from tests.language import random_model, small_corpus, toy_tokenizer

@@ -62,7 +62,7 @@ def test_the_wheel_holds_the_package_whole(built):
         (license_,) = (name for name in file.namelist() if name.endswith("/licenses/LICENSE"))
         assert "MIT" in file.read(license_).decode()
     assert names == files_of_the_package()
-    assert {"bilens/py.typed", "bilens/report/page.html", "bilens/report/page.css"} <= names
+    assert {"bilens/py.typed", "bilens/pages/page.html", "bilens/pages/page.css"} <= names
 
 
 def test_the_source_distribution_holds_what_building_and_citing_need(built):

@@ -17,7 +17,7 @@ from tests.source import SOURCE, nodes_of_files
 
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
-    *("read.language", "report", "residual", "tensor", "train"),
+    *("pages", "read.language", "residual", "tensor", "train"),
 )
 
 
@@ -48,18 +48,18 @@ import bilens
 run, page = sys.argv[1:]
 model = bilens.load(run)
 assert bilens.spectra(model).vectors.shape[0] == 10
-assert "read from its weights" in bilens.report.report(run, page, data="digits").read_text()
+assert "read from its weights" in bilens.pages.report(run, page, data="digits").read_text()
 reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
-assert reading.title in bilens.report.report([reading], page).read_text()
+assert reading.title in bilens.pages.report([reading], page).read_text()
 try:
-    bilens.report.report(run, page, colour="red")
+    bilens.pages.report(run, page, colour="red")
 except bilens.BilensError as error:
     assert str(error).startswith("colour is no setting of a report")
 else:
     raise AssertionError
 address = bilens.explore.explore(run, data="digits", wait=False)
 assert "gradio" in urlopen(address).read().decode()
-assert bilens.report.write_report and bilens.explore.explorer
+assert bilens.pages.write_report and bilens.explore.explorer
 """
     arguments = ["-c", str(tmp_path / "run"), str(tmp_path / "page.html")]
     if alone:

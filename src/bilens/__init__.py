@@ -12,7 +12,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from bilens.lazy_imports import lazy_names
+from bilens.analysis import Reading
+from bilens.lazy_imports import lazy_import, lazy_names
 from bilens.version import __version__
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from bilens import data as data
     from bilens import explore as explore
     from bilens import nn as nn
+    from bilens import pages as pages
     from bilens import read as read
-    from bilens import report as report
     from bilens import residual as residual
     from bilens import tensor as tensor
     from bilens import train as train
@@ -57,6 +58,9 @@ __all__ = [
     "spectra",
     "task_directions",
 ]
+
+# Pages import the readings that they show, and no reading imports a page.
+Reading.shown_by = lazy_import("bilens.pages.layout")
 
 if "transformers" in sys.modules:
     # From here on its Auto classes open bilens's models. Imported by bilens first, it would take

@@ -8,9 +8,9 @@ other parameters, with their types, defaults and lines in the docstring's Args, 
 `bilens copying` and controls of the explorer. Texts and images, of the types `Corpus` and
 `ImageData`, are loaded by the option `data`. Those of bilens are in `bilens.analyses`.
 
-A reading implements `facts` and `columns`, or `facts` and `sections`; everything else is derived. A
-console shows the line, a notebook the table, `bilens NAME --json` the record, and reports and the
-explorer lay out the sections.
+A reading implements `facts` and `columns`, and everything else is derived. A console shows the
+line, a notebook the table, `bilens NAME --json` the record, and reports and the explorer the sections,
+which `bilens.pages` lays out by the type of the reading.
 """
 
 import inspect
@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, lazy_import, pd, px
+from bilens.lazy_imports import go, pd
 from bilens.sections import (
     Columns,
     ContextList,
     Fact,
-    Panel,
+    FlowDrawing,
     Percent,
     Picture,
     Section,
@@ -37,13 +37,7 @@ from bilens.sections import (
     fact_text,
     named_figures,
     plain,
-    plotly_text,
 )
-
-if TYPE_CHECKING:
-    from bilens.paper import notebook
-else:  # It imports plotly.
-    notebook = lazy_import("bilens.paper.notebook")
 
 __all__ = ["Columns", "ContextList", "Fact", "Percent", "Picture", "Reading", "Section"]
 __all__ += ["Table", "analysis"]
@@ -68,17 +62,22 @@ class Option:
 
 
 class Reading:
-    """The result of an analysis. A subclass implements `facts`, and `columns` or `sections`.
+    """The result of an analysis. A subclass implements `facts` and `columns`.
 
     Attributes:
         axes: The columns that `plot` draws: y over x, and color for several.
         formats: Formats of columns of its tables; see `Table`.
         explanation: A paragraph for pages: the meaning of the numbers.
+        is_picture: A notebook shows its picture, and not its table.
+        shown_by: `bilens.pages.layout`, which finds what is shown by the type. The package sets it,
+            so that what computes a reading imports nothing that draws.
     """
 
     axes: ClassVar[dict[str, str]] = {}
     formats: ClassVar[dict[str, str]] = {}
     explanation: ClassVar[str] = ""
+    is_picture: ClassVar[bool] = False
+    shown_by: ClassVar[Any]
 
     @property
     def title(self) -> str:
@@ -102,22 +101,16 @@ class Reading:
         """Return its main table as a data frame."""
         return pd.DataFrame(self.columns())
 
-    def plot(self) -> "go.Figure":
-        """Draw the main table, in plotly's default template."""
-        frame = self.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
-        # Numbers are points of a line, names are bars.
-        is_line = frame[self.axes["x"]].dtype.kind in "if"
-        drawn = px.line(frame, markers=True, **self.axes) if is_line else px.bar(frame, **self.axes)
-        return notebook.NotebookFigure(drawn)
+    def plot(self, *arguments: Any, **options: Any) -> "go.Figure":
+        """Draw its picture; see `bilens.pages.plot_of`."""
+        self.shown_by.import_page(self)
+        return self.shown_by.plot_of(self, *arguments, **options)
 
     def sections(self) -> list[Section]:
-        """Return its content as sections of a page; by default the table and the plot."""
-        frame, row = self.frame(), list[Panel]()
-        if len(frame.columns):
-            row.append(Table(frame, "", self.formats))
-        if self.axes:
-            row.append(Picture("plot", self.plot))
-        return [Section(self.title, self.explanation, [row], self.facts())]
+        """Return its content as sections of a page; see `bilens.pages.sections_of`."""
+        self.shown_by.import_page(self)
+        sections: list[Section] = self.shown_by.sections_of(self)
+        return sections
 
     def tables(self) -> dict[str, "pd.DataFrame"]:
         """Return the tables of its sections, by their captions or else by the section's title.
@@ -131,7 +124,9 @@ class Reading:
     def figures(self) -> dict[str, "go.Figure"]:
         """Return the figures of its sections by the names of the files that they are saved as."""
         parts = [part for section in self.sections() for part in section.parts]
-        return named_figures(parts)
+        # A graph that a reader explores is saved as its picture.
+        has_graph = any(isinstance(part, FlowDrawing) for part in parts)
+        return ({"graph": self.plot()} if has_graph else {}) | named_figures(parts)
 
     def record(self) -> dict[str, Any]:
         """Return its numbers for JSON: the facts, each table as rows, and each text as lines.
@@ -158,6 +153,10 @@ class Reading:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        shown: dict[str, Any] = self.shown_by.notebook_view(self)
+        return shown
 
     def _repr_html_(self) -> str:
         table = self._table_html() if self.is_quick else ""

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bilens.pages import write_report
 from bilens.read import read_bonds
 from bilens.read.flow import Question, circuit, read_flow
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import shown_tokens
 from bilens.read.summary import read_summary
-from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
 from tests.language import random_model, small_corpus, view_of

@@ -16,9 +16,9 @@ from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
+from bilens.pages.model import report_readings
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow import Question, circuit
-from bilens.report.model import report_readings
 from bilens.residual import ResidualModel
 from bilens.sections import Picture
 from tests.explore.browser import visiting

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-import bilens.report
+import bilens.pages
 from bilens.cli import main, running
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
@@ -49,7 +49,7 @@ def demo(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, change in small.items():
             patch.setattr(running, name, replace(getattr(running, name), **change))
-        patch.setattr(bilens.report, "write_report", collect)
+        patch.setattr(bilens.pages, "write_report", collect)
         main(["demo", "--output", str(tmp_path_factory.mktemp("demo"))])
     return pictures
 

@@ -9,8 +9,8 @@ from torch import nn
 from bilens.analyses import built_in
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
+from bilens.pages import write_report
 from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
-from bilens.report import write_report
 from bilens.tensor import TensorChain, affine
 from tests.models import digits, small_model
 from tests.nightly import nightly

@@ -9,9 +9,9 @@ from torch.nn import functional
 import bilens
 from bilens.data import Corpus
 from bilens.errors import BilensError
+from bilens.pages import write_report
 from bilens.read.language.names import TokenDirection, in_words, quoted
 from bilens.read.summary import example_of, largest_margin, measure_loss, read_summary
-from bilens.report import write_report
 from tests.families import family_view
 from tests.language import random_text, toy_tokenizer
 

@@ -55,7 +55,7 @@ def decompose(
     from bilens.inputs import loader
     from bilens.models import load
     from bilens.nn import ImageClassifier
-    from bilens.report.exporters import write_arrays
+    from bilens.pages.exporters import write_arrays
 
     model = load(run_dir, device=choose_device(device))
     if not isinstance(model, ImageClassifier):

@@ -53,7 +53,7 @@ EXPORTS: dict[str, tuple[Option, ...]] = {
     **dict.fromkeys(("eigenvectors", "paths", "bonds"), (ARRAYS,)),
     **{"circuit": (FIGURE,), "flow": (FIGURE, VIEWER, GRAPH)},
 }
-"""Options of analyses that write their readings to further files, by `bilens.report.exporters`."""
+"""Options of analyses that write their readings to further files, by `bilens.pages.exporters`."""
 EXPORT_ENDINGS = {"figure": (".png", ".svg", ".pdf"), "save_graph": (".json",)}
 """Of the names of these files."""
 ENDINGS = ("", ".html", ".json", ".tsv")
@@ -138,7 +138,7 @@ def run_analysis(
         write_reading(reading, output, f"{command_line(entry, model, settings)} · {date}")
         out.print(f"written: {output}")
     for name, path in targets:
-        from bilens.report import exporters
+        from bilens.pages import exporters
 
         of = Path(model).stem
         about = {"model": of, "name": output.stem if output else of, "width": width}
@@ -189,7 +189,7 @@ def write_reading(reading: Reading, path: Path, about: str = "") -> None:
     `about` is a line at the top of the page, such as the command.
     """
     from bilens.files import file_names, write_json, written_whole
-    from bilens.report import write_report
+    from bilens.pages import write_report
 
     # A page is for reading, and the JSON beside it for programs.
     if path.suffix == ".html":

@@ -142,9 +142,9 @@ def report(
 
     from bilens.inputs import check_data
     from bilens.models import load
+    from bilens.pages import save_figures, write_report
+    from bilens.pages.model import report_readings
     from bilens.paper.sheet import require_matplotlib
-    from bilens.report import save_figures, write_report
-    from bilens.report.model import report_readings
 
     check_data(model, data, data_dir)
     if figures:

@@ -35,9 +35,9 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.files import check_downloaded
 from bilens.hub import hub_split, is_folder, named_folder
-from bilens.lazy_imports import datasets, go, lazy_import, px
+from bilens.lazy_imports import datasets, lazy_import
 from bilens.memory import MemoryLimitError, check_memory
-from bilens.sections import Columns, Fact, plotly_text
+from bilens.sections import Columns, Fact
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
@@ -131,14 +131,6 @@ class ImageData(Reading):
         _, chance = self.commonest
         # Two standard errors of the share that is right by chance.
         return accuracy < chance + 2 * (chance * (1 - chance) / len(self.test_labels)) ** 0.5
-
-    def plot(self, k: int = 10) -> "go.Figure":
-        """Plot the first k images of the test set, each below its class."""
-        images = self.test_images[:k].reshape(-1, *self.shape).cpu()
-        figure = px.imshow(images, facet_col=0, facet_col_wrap=10, binary_string=True)
-        for note, label in zip(figure.layout.annotations, self.test_labels.tolist(), strict=False):
-            note.text = plotly_text(self.class_names[label])
-        return figure.update_xaxes(visible=False).update_yaxes(visible=False)
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):

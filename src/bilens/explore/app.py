@@ -96,7 +96,7 @@ class Explorer:
                 mcp_server=False,
                 app_kwargs={"middleware": [guard]},
                 theme=_theme(),
-                css_paths=[FOLDER / "style.css", FOLDER.parent / "report" / "flow.css"],
+                css_paths=[FOLDER / "style.css", FOLDER.parent / "pages" / "flow.css"],
                 js=_script(),
             )
         except OSError as error:
@@ -225,7 +225,7 @@ def _check_place(host: str | None, port: int | None) -> None:
 
 
 def _script() -> str:
-    figures = (FOLDER.parent / "report" / "figures.js").read_text(encoding="utf-8")
+    figures = (FOLDER.parent / "pages" / "figures.js").read_text(encoding="utf-8")
     script = (FOLDER / "script.js").read_text(encoding="utf-8")
     return f"() => {{{figures}\nconst COLOURS = {json.dumps(DARK)};\n{script}}}"
 

@@ -348,4 +348,4 @@ def _warn(text: str) -> dict[str, Any]:
 
 def _shared(name: str) -> str:
     """Return the text of a file that pages have too."""
-    return (Path(__file__).parent.parent / "report" / name).read_text(encoding="utf-8")
+    return (Path(__file__).parent.parent / "pages" / name).read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from bilens.explore.screen import (
 )
 from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
-from bilens.report.page import contexts_html, table_html
+from bilens.pages.page import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})

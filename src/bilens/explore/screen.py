@@ -16,7 +16,7 @@ from plotly.io.json import to_json_plotly
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import gradio as gr
-from bilens.report.page import CONFIG
+from bilens.pages.page import CONFIG
 from bilens.sections import Fact
 from bilens.sections import shown as shown_fact
 

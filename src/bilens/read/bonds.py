@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import log10
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,17 +10,14 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_sum, checked, detached
+from bilens.checks import check_sum, detached
 from bilens.data import ImageData
-from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
-from bilens.figures.plots import accuracy_curve
 from bilens.files import read_json_object
-from bilens.lazy_imports import go, pd
+from bilens.lazy_imports import pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.options import Metric
 from bilens.read import chain
-from bilens.read.cuts import CutReading, directions_figure, matrices_figure, network_figure
+from bilens.read.cuts import CutReading
 from bilens.read.fidelity import (
     HeldOut,
     accurate_ranks,
@@ -31,7 +26,7 @@ from bilens.read.fidelity import (
     product_accuracies,
     rank_accuracies,
 )
-from bilens.sections import Fact, Percent, Picture, Section
+from bilens.sections import Fact, Percent
 from bilens.settings import Share
 from bilens.tensor import (
     BilinearTensor,
@@ -90,7 +85,7 @@ class BondReading(Reading):
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            ("directions", _sum(self.cut.ranks)),
+            ("directions", as_sum(self.cut.ranks)),
             ("test accuracy with these", Percent(self.held_out.accuracy)),
             ("95 % interval", "{:.2%} to {:.2%}".format(*self.held_out.interval)),
             ("predictions changed", Percent(self.held_out.changed)),
@@ -106,7 +101,7 @@ class BondReading(Reading):
         record = super().record() | {name: list(numbers) for name, numbers in lists.items()}
         tables = [rows for rows in record.values() if rows and isinstance(rows, list)]
         for row in (row for rows in tables for row in rows if isinstance(row, dict)):
-            if row.get("directions at each bond") == _sum(self.cut.ranks):
+            if row.get("directions at each bond") == as_sum(self.cut.ranks):
                 row["directions at each bond"] = list(self.cut.ranks)
         return record
 
@@ -130,7 +125,7 @@ class BondReading(Reading):
     def accuracies(self) -> "pd.DataFrame":
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
         rows: list[tuple[int | str, float]] = [(k, share) for k, share, _ in self.by_rank]
-        rows.append((_sum(self.cut.ranks), self.held_out.accuracy))
+        rows.append((as_sum(self.cut.ranks), self.held_out.accuracy))
         frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
         # The last row is the smallest cut, measured on the same images.
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
@@ -149,81 +144,9 @@ class BondReading(Reading):
         accuracy = {k: share for k, share, _ in self.by_rank}[self.few]
         return (
             f"Of the {self.by_rank[-1][0]} directions between layers, {self.few} keep "
-            f"{accuracy:.1%} of test images right, and {_sum(self.cut.ranks)}, chosen on training "
-            f"images, {self.held_out.accuracy:.1%}; all of them {self.accuracy:.1%}."
+            f"{accuracy:.1%} of test images right, and {as_sum(self.cut.ranks)}, chosen on "
+            f"training images, {self.held_out.accuracy:.1%}; all of them {self.accuracy:.1%}."
         )
-
-    def sections(self) -> list[Section]:
-        reading, shape, held = self.cut_reading, self.data.shape, self.held_out
-        low, high = held.interval
-        networks, directions, matrices = [], [], []
-        for label in range(self.data.n_classes):
-            draw = partial(network_figure, reading, label, shape)
-            networks.append([Picture(f"network-{label}", draw)])
-        for number in range(len(self.cut.cores)):
-            draw = partial(directions_figure, reading, number, shape)
-            directions.append([Picture(f"directions-{number}", draw)])
-            draw = partial(matrices_figure, reading, number)
-            matrices.append([Picture(f"matrices-{number}", draw)])
-        curve = partial(kept_directions_figure, self.by_rank, self.accuracy, mark=self.few)
-        accuracies = self.accuracies()
-        table = chain.accuracy_table(accuracies)
-        named = {self.few, _sum(self.cut.ranks), self.by_rank[-1][0]}
-        shown = accuracies[accuracies["directions at each bond"].isin(named)]
-        products = f"{len(reading.products):,} products of two coordinates"
-        enough = [k for k, share in self.by_products if share >= self.accuracy - self.drop]
-        if enough:
-            products += f"; the {enough[0]:,} largest keep the accuracy within {self.drop:.1%}"
-        # Names of the inputs that a metric uses.
-        inputs = {
-            "images": "the training images",
-            "gaussian": "a Gaussian of the images' mean and covariance",
-            "weights": "standard normal inputs",
-        }
-        return [
-            Section(self.title, self.answer(), [[Picture("kept-directions", curve)]]),
-            Section(
-                "How well it holds",
-                f"On {held.n_images:,} test images the model on {_sum(self.cut.ranks)} directions "
-                f"is right for {held.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
-                f"changes {held.changed:.1%} of the predictions of the whole model.",
-                [[chain.accuracy_table(shown)]],
-            ),
-            Section("Accuracy by the number of directions", "", [[table]]),
-            Section(
-                "How fast the directions lose weight",
-                "Each layer's output reaches the next layer through a bond. The share of each of "
-                f"its directions is measured over {inputs[self.metric]}, the largest first. A "
-                "diamond is the last direction that is kept.",
-                [[Picture("bonds", partial(bond_figure, self))]],
-            ),
-            Section(
-                "The network of each class",
-                "For each class, from its logit on the right to the pixels: the products of two "
-                "coordinates that make up most of it, those that make up most of these, and so "
-                "on. A percentage belongs to a product, blue where it adds and red where it "
-                "subtracts: its share of the squared norm of what it is part of. One line into "
-                "it is a square. The same number is the same coordinate in every drawing. "
-                "Coordinates after the first layer show the test images where they are largest "
-                "and smallest.",
-                networks,
-            ),
-            Section(
-                "Every direction",
-                "The pixels of a coordinate of the input (blue where they go with it, red against "
-                "it); for any other, the strongest positive and negative eigenvector of its "
-                "interaction matrix, followed down to the pixels along the strongest ones below. "
-                "Then the test images at both ends of it and the logits that it raises and lowers "
-                "there: their change when the coordinate is set to zero.",
-                directions,
-            ),
-            Section(
-                "The layers, whole",
-                f"All {products}. One matrix for each coordinate that a layer makes, over the "
-                "coordinates that it reads; a colour goes by the square root of an entry.",
-                matrices,
-            ),
-        ]
 
 
 @detached
@@ -366,63 +289,6 @@ def recorded_settings(run: str | Path) -> dict[str, Any]:
     return {name: record[name] for name in ("drop", "metric") if name in record}
 
 
-def _sum(ranks: Sequence[int]) -> str:
+def as_sum(ranks: Sequence[int]) -> str:
+    """Return the directions of each bond as a sum."""
     return " + ".join(map(str, ranks))
-
-
-@checked
-def bond_figure(reading: BondReading) -> "go.Figure":
-    """Draw the squared singular values of each bond, with a mark at the end of the cut."""
-    figure = new_figure()
-    # Shares below are rounding, or soon will be.
-    floor = 1e-8
-    colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
-    for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        color = colors[number % len(colors)]
-        name = f"layer {number} to {number + 1}" if number else "pixels to layer 1"
-        # A logarithmic axis has no place for zero.
-        shares = [share for share in bond.shares.tolist() if share > floor]
-        figure.add_scatter(
-            x=list(range(1, len(shares) + 1)),
-            y=shares,
-            mode="lines",
-            name=name,
-            line={"color": color, "width": 2},
-            hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
-        )
-        figure.add_scatter(
-            x=[rank],
-            y=[max(float(bond.shares[rank - 1]), floor)],
-            mode="markers",
-            marker={"color": color, "size": 11, "symbol": "diamond"},
-            hovertemplate=f"{name}: {rank} kept<extra></extra>",
-            showlegend=False,
-        )
-    figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
-    figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
-    alt = "Share of each direction of each bond, the largest first"
-    # Below the plot, where it covers no line on a phone either.
-    legend = {"orientation": "h", "x": 0, "y": -0.25, "xanchor": "left", "yanchor": "top"}
-    return dress(figure, height=380, alt=alt).update_layout(legend=legend, margin={"b": 90})
-
-
-@checked
-def kept_directions_figure(
-    by_rank: Sequence[tuple[int, float, float]], full: float, mark: int | None = None
-) -> "go.Figure":
-    """Plot the test accuracy of uniform cuts against the number of directions of each bond.
-
-    `by_rank` comes from `rank_accuracies`; `mark` is a number of directions that is marked.
-    """
-    if not by_rank:
-        raise BilensError("by_rank is empty, expected at least one point")
-    rank, accuracies, errors = zip(*by_rank, strict=True)
-    figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
-    hover = "%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>"
-    figure.update_traces(customdata=errors, hovertemplate=hover)
-    if mark is not None:
-        kept = accuracies[rank.index(mark)]
-        place = {"x": log10(mark), "y": 100 * kept, "ax": 40, "ay": 28}
-        text = f"{mark}: {kept:.1%}"
-        figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
-    return figure

@@ -12,7 +12,7 @@ from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import evaluating
 from bilens.lazy_imports import pd
-from bilens.sections import Fact, Table
+from bilens.sections import Fact
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.chain import check_chain
 from bilens.tensor.factors import affine, fit_input, wide_device
@@ -148,9 +148,3 @@ def accuracy_frame(
     # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]
     return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
-
-
-def accuracy_table(frame: "pd.DataFrame") -> Table:
-    """Return the table of an `accuracy_frame`."""
-    formats = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the logits": ".3g"}
-    return Table(frame, "", formats, 0)

@@ -1,7 +1,6 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,28 +11,13 @@ from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, RED, Canvas
-from bilens.figures.plots import spectrum_figure
-from bilens.lazy_imports import go, pd
+from bilens.lazy_imports import pd
 from bilens.options import Basis, Order
 from bilens.read import chain
 from bilens.read.chain import predict
-from bilens.read.explanation import (
-    Explanation,
-    SharedFeatures,
-    explain,
-    explanation_pictures,
-    shared_by_classes,
-    shared_section,
-)
-from bilens.read.fidelity import (
-    BLOCK,
-    TruncationCurve,
-    clopper_pearson,
-    truncation_curve,
-    truncation_figure,
-)
-from bilens.sections import Fact, Percent, Picture, Section, eigenvector_names
+from bilens.read.explanation import Explanation, SharedFeatures, explain, shared_by_classes
+from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve
+from bilens.sections import Fact, Percent
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
@@ -147,73 +131,6 @@ class ClassifierReading(Reading):
             f"{accuracies[few - 1]:.1%} of test images right; all of them {self.accuracy:.1%}."
         )
 
-    def sections(self) -> list[Section]:
-        shape, names = self.data.shape, self.data.class_names
-        n_images, rank = len(self.data.test_labels), self.spectrum.effective_rank().mean()
-        low, high = clopper_pearson(round(self.accuracy * n_images), n_images)
-        classes = []
-        for label in range(len(names)):
-            bars = Picture(f"spectrum-{label}", partial(self._draw_spectrum, label))
-            vectors = Picture(f"eigenvectors-{label}", partial(self._draw_eigenvectors, label))
-            classes.append([bars, vectors])
-        examples = explanation_pictures(self.model, self.data, self.spectrum)
-        order = "eigenvalue"
-        if self.order == "activation":
-            order = "mean activation over the test images"
-        return [
-            Section(
-                self.title,
-                self.answer(),
-                [[Picture("truncation", partial(truncation_figure, self.curve))]],
-            ),
-            Section(
-                "How well it holds",
-                f"On {n_images:,} test images the model is right for {self.accuracy:.2%} (95 % "
-                f"interval {low:.2%} to {high:.2%}). Each logit is a sum of activations λ (v·x)², "
-                "one for each eigenvector v, and the table keeps those of largest |λ|. "
-                f"{float(rank):.1f} equally strong eigenvectors would weigh as much as all of a "
-                "class's together (effective rank, mean over classes).",
-                [[chain.accuracy_table(self.curve.frame())]],
-            ),
-            Section(
-                "Why these logits",
-                "One row for each of the three highest logits of an image. The pictures are the "
-                "eigenvectors that move the logit most for this image, with blue pixels where "
-                "they are positive and red ones where they are negative, each on its own scale. "
-                "The number below is the activation: blue raises the logit, red lowers it. Rest "
-                "is the sum over all other eigenvectors, so that a row adds up to its logit.",
-                [[picture] for picture in examples],
-            ),
-            shared_section(self.shared, shape, names, "eigenvectors"),
-            Section(
-                "The eigenvectors of each class",
-                "Read from the weights; no data chose them. P1, P2, ... are the eigenvectors of "
-                "positive eigenvalue λ, which only ever raise the logit; N1, N2, ... are those of "
-                "negative λ, which only ever lower it. An eigenvector reacts to its blue part or "
-                "to its red part, but not to both at once: overlaps cancel before they are "
-                "squared. Beside each are the three test images that it reacts to most. Ordered "
-                f"by {order}.",
-                classes,
-            ),
-        ]
-
-    def _ordered(self, label: int) -> Spectrum:
-        spectrum = self.spectrum[label]
-        scores = spectrum.values
-        if self.order == "activation":
-            scores = spectrum.activations(self.data.test_images).mean(0)
-        # From the outside in: the most positive and the most negative come first in their rows.
-        return spectrum.ordered_by(torch.as_tensor(scores).abs())
-
-    def _draw_spectrum(self, label: int) -> "go.Figure":
-        title = f"Spectrum of {self.data.class_names[label]}"
-        return spectrum_figure(self._ordered(label), title=title)
-
-    def _draw_eigenvectors(self, label: int) -> "go.Figure":
-        x, shape = self.data.test_images, self.data.shape
-        title = f"Eigenvectors of {self.data.class_names[label]}"
-        return eigenvector_figure(self._ordered(label), x, shape, title=title)
-
 
 @detached
 def read_classifier(
@@ -247,41 +164,6 @@ def read_classifier(
         shared=shared_by_classes(spectrum),
         order=order,
     )
-
-
-@checked
-def eigenvector_figure(
-    spectrum: Spectrum,
-    x: Float[Tensor, "samples n_in"],
-    shape: tuple[int, int],
-    *,
-    title: str,
-    k: Count = 4,
-) -> "go.Figure":
-    """Draw the first k eigenvectors of either sign of a form, with the top inputs of each.
-
-    Positive ones are in the upper row, in the spectrum's order; order it by eigenvalue or by
-    mean activation before.
-    """
-    if spectrum.batch_shape:
-        raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
-    shown_inputs = 3
-    best = top_inputs(spectrum, x, min(shown_inputs, len(x)))
-    aspect = shape[0] / shape[1]
-    # Of a picture with its inputs, and with the line below it, in widths of a picture.
-    cell, rise = 1.42, aspect + 0.3
-    canvas = Canvas(cell * k, 2 * rise, unit=120, title=title)
-    values = spectrum.values.tolist()
-    names = eigenvector_names(values)
-    for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
-        members = [i for i, value in enumerate(values) if sign * value > 0]
-        top = row * rise
-        for column, i in enumerate(members[:k]):
-            left = column * cell
-            canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
-            canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            canvas.label(names[i], x=left + 0.5, y=top + aspect + 0.01, color=color)
-    return canvas.figure()
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,12 +10,10 @@ from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.figures.canvas import tree_figure
-from bilens.figures.plots import path_figure
 from bilens.lazy_imports import pd
 from bilens.read import chain
-from bilens.read.explanation import SharedFeatures, shared_by_paths, shared_section
-from bilens.sections import Fact, Percent, Picture, Section
+from bilens.read.explanation import SharedFeatures, shared_by_paths
+from bilens.sections import Fact, Percent
 from bilens.tensor import Paths, TensorChain, decompile
 from bilens.tensor.chain import count_leaves, minimal_chain
 
@@ -66,40 +63,6 @@ class DeepReading(Reading):
             f"The {k:,} strongest paths from a logit to the pixels have {accuracy:.1%} of test "
             f"images right; the model has {self.accuracy:.1%}."
         )
-
-    def sections(self) -> list[Section]:
-        shape, names = self.data.shape, self.data.class_names
-        trees = []
-        for label, name in enumerate(names):
-            paths = self.paths.of(label)
-            if len(paths):
-                few, title = paths.truncate(min(6, len(paths))), f"Strongest paths of {name}"
-                draw = partial(tree_figure, few, shape, title=title, root=name)
-                trees.append([Picture(f"tree-{label}", draw)])
-        curve = Picture("paths", partial(path_figure, self.by_paths, self.accuracy))
-        table = chain.accuracy_frame("paths", self.by_paths, self.accuracy)
-        return [
-            Section(self.title, self.answer(), [[curve]]),
-            Section(
-                "How well it holds",
-                "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
-                "before, with eigenvectors of its own, down to the pixels. The paths are ranked "
-                "over all classes by effective eigenvalue, and the tree is cut to the best k.",
-                [[chain.accuracy_table(table)]],
-            ),
-            Section(
-                "The strongest paths of each class",
-                "From the logit on the left to the pixels on the right. An edge is an "
-                "eigenvector, and carries its eigenvalue, blue where positive and red where "
-                "negative. A picture on the right is an eigenvector of the first layer, blue where "
-                "it is positive and red where it is negative; below it is the effective eigenvalue "
-                "that ranks its path. A path through a red edge of the last layer lowers the "
-                "logit. Further down a sign says less: with the eigenvector above turned around, "
-                "all below it change theirs.",
-                trees,
-            ),
-            shared_section(self.shared, shape, names, "ends of paths"),
-        ]
 
 
 @detached

@@ -11,8 +11,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, check_labels, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.figures.plots import accuracy_curve
-from bilens.lazy_imports import go, pd
+from bilens.lazy_imports import pd
 from bilens.progress import progress_bar
 from bilens.read.chain import accuracy_frame, share_right
 from bilens.read.explanation import check_classes
@@ -88,15 +87,6 @@ def accuracy_by_rank(
             bar.advance(task, len(rows))
     shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
     return TruncationCurve(tuple(shares), shares[-1])
-
-
-@checked
-def truncation_figure(curve: TruncationCurve) -> "go.Figure":
-    """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
-    counts = range(1, len(curve.accuracy) + 1)
-    names = {"unit": "eigenvectors", "kept_by": "for each class", "label": "all of them"}
-    figure = accuracy_curve(counts, curve.accuracy, curve.full, **names)
-    return figure.update_traces(marker={"size": 4})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from math import log
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -24,7 +23,7 @@ from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
 from bilens.residual.passes import last_streams, logit_of
 from bilens.residual.tokens import require_tokenizer
-from bilens.sections import Fact, Section, Table
+from bilens.sections import Fact
 from bilens.settings import Count
 
 EXAMPLES = (
@@ -87,33 +86,6 @@ class LanguageSummary(Reading):
             ("standard error", round(loss.error, 3)),
             ("perplexity", round(float(torch.tensor(loss.loss).exp()), 2)),
         ]
-
-    def sections(self) -> list[Section]:
-        graph, *others = self.flow.sections()
-        measured = [section for section in others if not section.folded]
-        folded = [section for section in others if section.folded]
-        chance, text = self._loss_in_words()
-        pictures = [part for section in measured for part in section.parts]
-        text = " ".join([text, *(section.text for section in measured)])
-        table = Table(self.next_tokens, "", self.formats)
-        return [
-            Section(self.title, chance + graph.text, graph.rows),
-            Section("How well it holds", text, [[*pictures, table]]),
-            *folded,
-        ]
-
-    def _loss_in_words(self) -> tuple[str, str]:
-        """Return a warning about a model at chance, or nothing, and the loss."""
-        loss, even = self.text_loss, log(self.vocab_size)
-        if loss is None:
-            return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
-        at_chance = loss.loss > even - 2 * loss.error
-        return (
-            "The model is no better than guessing evenly among all tokens. " * at_chance,
-            f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
-            f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
-            f"guessing evenly has {even:.2f}.",
-        )
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the graph of the flow."""

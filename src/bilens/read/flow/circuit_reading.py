@@ -7,14 +7,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
-import torch
 
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, dress, new_figure
-from bilens.figures.plots import count_axis, heat_figure
-from bilens.lazy_imports import go
 from bilens.options import Keep, Left, Level
 from bilens.read.flow.ablation import named_by_measurement
 from bilens.read.flow.case import Case, check_apart, different
@@ -31,15 +27,14 @@ from bilens.read.flow.circuit_measures import (
 )
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, Cases
 from bilens.read.flow.edges import find_edges
-from bilens.read.flow.graph import FlowGraph, notebook_picture
+from bilens.read.flow.graph import FlowGraph
 from bilens.read.flow.interval import LEAST, Interval
-from bilens.read.flow.nodes import NARROW, WIDE
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import quoted
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, Picture, Section, Table, plain, signed
+from bilens.sections import Fact, plain, signed
 
 DRAWN = 15
 """Nodes of the picture."""
@@ -77,6 +72,7 @@ class CircuitReading(Reading):
     finding: tuple[Question, ...] = ()
 
     title: ClassVar[str] = "Circuit"
+    is_picture: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
         **dict.fromkeys(("restored", "low", "high", "left", "closeness"), "z.0%"),
@@ -179,133 +175,6 @@ class CircuitReading(Reading):
         columns = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
-
-    def plot(self, *, width: int = WIDE) -> "go.Figure":
-        """Draw the circuit over the tokens of a question, or the matrix of several tasks.
-
-        Without a flow it is the share that is restored, by number of parts.
-
-        See `FlowGraph.plot` for the width.
-        """
-        if self.transfer:
-            tasks = [circuit.task for circuit in self.circuits]
-            values = torch.tensor([[x.restored.value for x in row] for row in self.transfer])
-            title = "Share of the change restored"
-            return heat_figure(
-                values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
-            )
-        if self.graph is None:
-            return self._curves()
-        caption = f"The strongest of {self.circuits[0].size} parts, with their tokens"
-        return self.graph.plot(caption, width=width)
-
-    _repr_mimebundle_ = notebook_picture
-
-    def sections(self) -> list[Section]:
-        """Return the answer with its picture, the controls, templates and parts, and sizes."""
-        heading, answers = self.heading, " ".join(map(self.answer, self.circuits))
-        if self.transfer:
-            tasks = [circuit.task for circuit in self.circuits]
-            heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
-            answers = "\n".join(f"{c.task}: {self.answer(c)}" for c in self.circuits)
-        picture = Picture("circuit", self._page_figure)
-        sections = [Section(heading, " ".join([answers, *self.notes]), [[picture]])]
-
-        def add(title: str, text: str, frame: pd.DataFrame, *, folds: bool = False) -> None:
-            table = Table(frame, "", self.formats)
-            sections.append(Section(title, text, [[table]], folded=folds and len(frame) > DRAWN))
-
-        for circuit in self.circuits:
-            of_task = f" of {circuit.task}" if len(self.circuits) > 1 else ""
-            if circuit.controls:
-                text = (
-                    "The same search where there is nothing to find, beside the answer. A circuit "
-                    "of what the model does not know restores the change as well: what tells it "
-                    "apart are the questions that the model answers, and the mean change."
-                )
-                add(f"Controls{of_task}", text, _beside("search", circuit.controls))
-            if circuit.left_out:
-                text = (
-                    "Each row is the circuit that the other templates find where one is left out, "
-                    "on the questions of that one. These circuits share "
-                    f"{circuit.similar:.0%} of their parts (mean Jaccard index)."
-                )
-                add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
-        # A single question measures itself, and its sentence has the two numbers.
-        if self.circuits[0].questions[2]:
-            text = (
-                "Each row is a circuit on questions of a task that did not find it: the share of "
-                "the change that it restores, the ends of the interval of 95 %, and what is left "
-                "without it, with the parts in place that any circuit needs."
-            )
-            add("The answer in numbers", text, self._answers())
-        text = (
-            "Each part alone takes its value of the second text in the run of the first (noising: "
-            "share of the change that is lost), and that of the first in the run of the second "
-            "(denoising: share that is gained). Without it the tokens that it raises become less "
-            "probable."
-        )
-        add("Parts", text, self.frame(), folds=True)
-        edges = [
-            {"task": circuit.task, **edge} for circuit in self.circuits for edge in _edges(circuit)
-        ]
-        if edges:
-            text = (
-                "An edge is what one part writes for another one to read, from the embedding to "
-                "the logits. All other edges carry what they do on the second text. Shares are "
-                "integrated gradients."
-            )
-            add("Edges", text, self._of_tasks(pd.DataFrame(edges)), folds=True)
-        text = (
-            "The share that is restored on the questions that decide the size, by number of parts, "
-            "of each template."
-        )
-        if self.graph is not None or self.transfer:  # else it is the picture above
-            sections.append(Section("Size", text, [[Picture("sizes", self._curves)]], folded=True))
-        rows = []
-        for question in self.finding:
-            names = (", ".join(tokens) for tokens in (question.tokens, question.minus))
-            texts = (str(question.text), *names)
-            rows.append((question.task, *texts, str(question.against)))
-        frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
-        table = Table(self._of_tasks(frame), "")
-        return [*sections, Section("Questions that found it", "", [[table]], folded=True)]
-
-    def _answers(self) -> pd.DataFrame:
-        """Return what each circuit does on the questions of each task."""
-        rows = []
-        measured = self.transfer or ((self.circuits[0].measured,),)
-        for circuit, row in zip(self.circuits, measured, strict=True):
-            for other, x in zip(self.circuits, row, strict=True):
-                of_tasks = {"circuit": circuit.task, "questions of": other.task}
-                numbers = {"parts": circuit.size, **_shares(x), "questions": x.questions}
-                rows.append(of_tasks | numbers)
-        frame = pd.DataFrame(rows)
-        return frame if self.transfer else frame.drop(columns=["circuit", "questions of"])
-
-    def _of_tasks(self, frame: pd.DataFrame) -> pd.DataFrame:
-        return frame if len(self.circuits) > 1 else frame.drop(columns="task")
-
-    def _page_figure(self) -> "go.Figure":
-        # It has room on a phone, too.
-        return self.plot(width=NARROW)
-
-    def _curves(self) -> "go.Figure":
-        figure = dress(new_figure(), height=320, title="Share restored, by number of parts")
-        for circuit in self.circuits:
-            assert circuit.found is not None
-            counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
-            columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
-            for template, values in columns:
-                of = (circuit.task if len(self.circuits) > 1 else "", template)
-                name = ", ".join(filter(None, of))
-                figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
-        count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
-        if len(figure.data) == 1:
-            figure.update_traces(line_color=BLUE)
-        # Beside the curves names would be cut on a phone.
-        figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
-        return figure.update_yaxes(title="share of the change")
 
 
 @checked
@@ -562,7 +431,7 @@ def _record(circuit: Circuit) -> dict[str, Any]:
         )
     if circuit.edges is not None:
         numbers |= {
-            "edges": _edges(circuit),
+            "edges": edge_rows(circuit),
             "edges between the parts": circuit.edges.candidates,
             **_interval("restored by edges", "restored by edges ", circuit.edges.restored),
         }
@@ -585,7 +454,7 @@ def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | Non
     return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}
 
 
-def _edges(circuit: Circuit) -> list[dict[str, Any]]:
+def edge_rows(circuit: Circuit) -> list[dict[str, Any]]:
     """Return a row for each edge of a circuit."""
     rows = []
     for edge in circuit.edges.edges if circuit.edges is not None else ():
@@ -598,36 +467,6 @@ def _edges(circuit: Circuit) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:
-    """Return the numbers of some circuits, a row each."""
-    rows = []
-    for of, circuit in circuits.items():
-        x, none = circuit.measured, circuit.found is not None and not circuit.holds
-        answers, right = (
-            "" if count is None else f"{count} of {x.questions}" for count in (x.answers, x.right)
-        )
-        rows.append(
-            {
-                name: of,
-                "the model answers": answers,
-                "mean change": x.change,
-                "parts": f"{circuit.size}{', none holds' * none}",
-                "restored": x.restored.value,
-                "left": x.left.value,
-                "closeness": x.closeness,
-                "answered with it alone": right,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _shares(measured: Measured) -> dict[str, float | None]:
-    restored = measured.restored
-    shares = {"restored": restored.value, "low": restored.low, "high": restored.high}
-    # An interval that there is not leaves no empty columns.
-    return {**{k: x for k, x in shares.items() if x is not None}, "left": measured.left.value}
 
 
 def _counted(count: int, thing: str) -> str:

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -15,19 +14,9 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
-from bilens.lazy_imports import go
 from bilens.read.flow.adjoints import Adjoints, LayerGraph
 from bilens.read.flow.edge_flows import Edges
-from bilens.read.flow.nodes import (
-    LEAVES,
-    WIDE,
-    Node,
-    NodeKind,
-    Sublayer,
-    graph_figure,
-    node_frame,
-    strongest_first,
-)
+from bilens.read.flow.nodes import LEAVES, Node, NodeKind, Sublayer, node_frame, strongest_first
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, Rules
 from bilens.residual.experts import expert_count
@@ -53,17 +42,6 @@ class Pairs:
     flows: Float[Tensor, " pairs"]
     places: Int[Tensor, "pairs 3"]
     attention: Float[Tensor, "time time"]
-
-
-def notebook_picture(reading: Reading, **options: Any) -> dict[str, Any]:
-    """Return the picture of a reading as Plotly shows figures in this notebook, and its text.
-
-    Beside it is the picture as it stands; a table if matplotlib is missing.
-    """
-    shown = {"text/plain": repr(reading), **reading.plot()._repr_mimebundle_()}
-    if "text/html" in shown:
-        shown["text/html"] = f"<p><code>{escape(repr(reading))}</code></p>" + shown["text/html"]
-    return shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,6 +88,7 @@ class Flow(Reading):
     named: tuple[Node, ...] = ()
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
+    is_picture: ClassVar[bool] = True
 
     @property
     def value(self) -> float:
@@ -347,12 +326,6 @@ class Flow(Reading):
         """Return a row for each part of the model, those that are measured first."""
         return node_frame(strongest_first(self.nodes), self.tokens)
 
-    def plot(self, *, width: int = WIDE) -> "go.Figure":
-        """Draw the graph of the strongest nodes over the tokens; see `FlowGraph.plot`."""
-        return self.top(DRAWN).plot(width=width)
-
-    _repr_mimebundle_ = notebook_picture
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlowGraph(Reading):
@@ -369,6 +342,7 @@ class FlowGraph(Reading):
     edges: Float[Tensor, "n n"]
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
+    is_picture: ClassVar[bool] = True
 
     def some(self, nodes: Sequence[Node]) -> "FlowGraph":
         """Return the graph of some of its nodes, and the logit."""
@@ -389,24 +363,6 @@ class FlowGraph(Reading):
     def frame(self) -> pd.DataFrame:
         """Return a row for each node, those that are measured first."""
         return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
-
-    def plot(self, caption: str = "", *, width: int = WIDE) -> "go.Figure":
-        """Draw the graph over the tokens of the text, under a caption.
-
-        Its labels have room in a figure of `width` pixels, such as `save_figure` writes, and in all
-        wider ones.
-        """
-        flow = self.flow
-        of = "change" if flow.two_texts else "logit"
-        caption = caption or (
-            f"{len(self.nodes) - 1} of {len(flow.nodes):,} nodes: {self.share_of_logit:.0%} of "
-            f"the {of} passes through them alone"
-        )
-        return graph_figure(
-            self.nodes, flow.tokens, self.path_weights, flow.n_layers, caption, width
-        )
-
-    _repr_mimebundle_ = notebook_picture
 
     @property
     def share_of_flow(self) -> float:

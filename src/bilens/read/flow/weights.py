@@ -24,7 +24,7 @@ from bilens.read.language.ngrams import attention_scores
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
 from bilens.residual.passes import embedded
-from bilens.sections import Fact, Section, Table, signed
+from bilens.sections import Fact, signed
 from bilens.settings import Count
 
 
@@ -69,11 +69,6 @@ class PartWeights(Reading):
     def frame(self) -> pd.DataFrame:
         """Return the first table."""
         return next(iter(self.frames.values()))
-
-    def sections(self) -> list[Section]:
-        """Return one section with all tables."""
-        tables = [Table(frame, name, self.formats) for name, frame in self.frames.items()]
-        return [Section(self.title, "", [tables], self.facts())]
 
 
 @detached

@@ -27,7 +27,7 @@ from bilens.read.language.stream import Sources, read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.running import fresh, rotates_by_length
 from bilens.residual.tokens import max_tokens, require_tokenizer, trained_on_clean_text
-from bilens.sections import Fact, Section
+from bilens.sections import Fact
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum
 
@@ -271,9 +271,6 @@ class Continuation(Reading):
     def record(self) -> dict[str, Any]:
         """Return the text for JSON."""
         return {"text": self.text}
-
-    def sections(self) -> list[Section]:
-        return [Section(self.title, self.text)]
 
 
 @checked

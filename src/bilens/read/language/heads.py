@@ -15,9 +15,9 @@ from bilens.checks import check_count, check_index, checked, detached
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.read.language.names import token_names, token_range, top_pairs
-from bilens.read.language.ngrams import attention_scores, check_position, head_outputs, ngram_table
+from bilens.read.language.ngrams import attention_scores, check_position, head_outputs
 from bilens.residual import Moment, ResidualModel
-from bilens.sections import Fact, Section, Table
+from bilens.sections import Fact
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
 
@@ -199,35 +199,6 @@ class AttentionReading(Reading):
         """Return the outputs that each head raises most: key, output, and value."""
         frames = [tables["raises"].assign(head=head) for head, tables in self.heads.items()]
         return pd.concat(frames, ignore_index=True)
-
-    def sections(self) -> list[Section]:
-        text = (
-            "Most and least: pairs of a token (query) and one that it attends to (key), "
-            f"{self.distance} earlier, by the head's pattern before any normalisation; under a "
-            "softmax by its exponent. Raises and lowers: the head's contribution to an output, "
-            "past the MLP, when it attends to a single token, in logits."
-        )
-        rows, components = [], []
-        for head, tables in self.heads.items():
-            title = f"head {self.layer}.{head}"
-            pairs = {name: frame for name, frame in tables.items() if name != "components"}
-            rows.append([ngram_table(frame, f"{title} {name}") for name, frame in pairs.items()])
-            components.append([Table(tables["components"], f"{title} components")])
-        return [
-            Section(f"Heads of layer {self.layer}", text, rows),
-            Section(
-                "Singular components of the heads",
-                "Two tokens of equal sign raise the output, two of opposite sign lower it.",
-                components,
-            ),
-            Section(
-                "Which components read the output of heads",
-                "The norm of the product of a writer's and a reader's matrix, over the product of "
-                "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
-                "keys and values; L and R are the two sides of a bilinear layer.",
-                [[Table(self.composition.frame())]],
-            ),
-        ]
 
 
 @checked

@@ -38,7 +38,6 @@ from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
     direction_vector,
-    in_words,
     token_names,
     token_number,
     token_range,
@@ -47,7 +46,7 @@ from bilens.read.language.names import (
 from bilens.residual import Moment, ResidualModel, queries_keys
 from bilens.residual.layers import Parts
 from bilens.residual.sums import check_alone, check_heads, check_mlp
-from bilens.sections import Fact, Section, Table
+from bilens.sections import Fact
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.factors import with_constant
@@ -288,23 +287,6 @@ class NGramReading(Reading):
                 rows.append((name, tokens, row[-1]))
         return pd.DataFrame(rows, columns=["table", "tokens", "value"])
 
-    def sections(self) -> list[Section]:
-        token = in_words(self.direction.token)
-        text = (
-            "The tokens that it follows and those that follow it, through the stream and the MLP, "
-            "in logits"
-        )
-        if self.heads:
-            text += (
-                "; and for each head the pairs of an earlier token and the present one that raise "
-                "it most in the MLP"
-            )
-        text += f". {self.left_out}" if self.left_out else "."
-        sides = {f"before {token}": self.preceding, f"after {token}": self.following}
-        pairs = [ngram_table(frame, caption) for caption, frame in sides.items()]
-        heads = [ngram_table(f, f"head {number}") for number, f in enumerate(self.heads)]
-        return [Section(f"N-grams of {self.direction.words}", text, [pairs, heads])]
-
 
 @checked
 def read_ngrams(
@@ -508,14 +490,6 @@ def _neighbours(
     columns = {"direct": rows["direct"], "mlp": rows["mlp"], "value": rows[part]}
     values = {name: row[best].tolist() for name, row in columns.items()}
     return pd.DataFrame({"token": token_names(model, best), **values})
-
-
-def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
-    """Return a table of tokens in words and their value, without the parts of the value."""
-    words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    shown = frame[words].map(in_words)
-    shown = shown.rename(columns={"virtual": "earlier token", "direct": "present token"})
-    return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
 
 
 def _carried(parts: Parts, moment: Moment, rows: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import pandas as pd
@@ -11,7 +10,6 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
-from bilens.figures.plots import spectrum_figure
 from bilens.read.language.contexts import Context, contributions, example_directions, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
@@ -19,7 +17,7 @@ from bilens.read.language.ngrams import NGramReading, read_ngrams
 from bilens.read.language.stream import Sources
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
-from bilens.sections import ContextLine, ContextList, Fact, Picture, Section, eigenvector_names
+from bilens.sections import ContextLine, ContextList, Fact, eigenvector_names
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -68,24 +66,6 @@ class DirectionReading(Reading):
             for name, contexts in rows
         ]
 
-    def sections(self) -> list[Section]:
-        title = f"Eigenvalues of {self.direction.words}"
-        draw = partial(spectrum_figure, self.all_eigenvectors, title=title)
-        return [
-            Section(
-                f"Eigenvectors of {self.direction.words}",
-                f"The contribution of the MLP of layer {self.layer} to this output is a sum of "
-                "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and "
-                "only ever raise it; N1, N2, ... have a negative one and only ever lower it. "
-                "Below each are the texts that it is most active in, with the token in brackets "
-                "whose successor is predicted. Colours show the contribution of each token, "
-                "through the residual stream or through attention: blue where positive, red where "
-                "negative; a line that is opened lists them, the largest first. They add up to "
-                "the activation.",
-                [[Picture("spectrum", draw)], *([part] for part in self.texts())],
-            )
-        ]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LanguageReading(Reading):
@@ -115,22 +95,6 @@ class LanguageReading(Reading):
         """Return the n-grams of all outputs."""
         frames = [reading.frame().assign(output=str(reading.direction)) for reading in self.ngrams]
         return pd.concat(frames, ignore_index=True)
-
-    def sections(self) -> list[Section]:
-        sections = []
-        for part in (*self.directions, *self.ngrams, self.attention):
-            sections += part.sections()
-        reasons = ["other layers"] * (self.model.n_layers > 1)
-        reasons += ["norms"] * self.model.parts.has_norms
-        if reasons:
-            text = (
-                f"They are about the weights of layer {self.attention.layer}, and ignore "
-                f"{' and '.join(reasons)}. They rank tokens, and their numbers are no logits."
-            )
-            sections.append(Section("What the sections about weights leave out", text))
-        if self.left_out:
-            sections.append(Section("Parts that could not be read", " ".join(self.left_out)))
-        return sections
 
 
 @checked

@@ -1,7 +1,8 @@
 import torch
 
-from bilens.read.explanation import SharedFeature, SharedFeatures, Use, shared_section
-from bilens.report import shared_figure
+from bilens.pages import shared_figure
+from bilens.pages.explanation import shared_section
+from bilens.read.explanation import SharedFeature, SharedFeatures, Use
 
 
 def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
@@ -18,7 +19,7 @@ def test_each_feature_names_the_classes_it_moves(monkeypatch):
     assert texts[2:] == ["45.5%", "▲ b, c", "▼ &lt;a&gt;", "2.0%", "▼ &lt;a&gt;, c"]
     # The last picture is the colour bar.
     assert len(figure.layout.images) == 2 + 1
-    monkeypatch.setattr("bilens.read.explanation.SHOWN", 1)
+    monkeypatch.setattr("bilens.pages.explanation.SHOWN", 1)
     assert len(shared_figure(shared, (2, 2), ["a", "b", "c"]).layout.images) == 1 + 1
 
 

@@ -16,15 +16,15 @@ from PIL import Image
 from bilens.errors import BilensError
 from bilens.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import TruncationCurve, explain, read_classifier
-from bilens.report import (
+from bilens.pages import (
     eigenvector_figure,
     explanation_figure,
     spectrum_figure,
     truncation_figure,
     write_report,
 )
-from bilens.report.page import render_page, report
+from bilens.pages.page import render_page, report
+from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.models import digits
 

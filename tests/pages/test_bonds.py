@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
+from bilens.pages import network_figure
+from bilens.pages.bonds import bond_figure, kept_directions_figure
+from bilens.pages.cuts import directions_figure, matrices_figure
 from bilens.read import BondReading
-from bilens.read.bonds import bond_figure, kept_directions_figure
-from bilens.read.cuts import LEAST_DRAWN, chosen_edges, directions_figure, matrices_figure
-from bilens.report import network_figure
+from bilens.read.cuts import LEAST_DRAWN, chosen_edges
 from tests.models import digit_bonds
 
 SHAPE = (8, 8)

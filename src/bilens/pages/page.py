@@ -35,10 +35,10 @@ from bilens.sections import (
 
 if TYPE_CHECKING:
     from bilens import inputs, models
-    from bilens.report import model as contents
+    from bilens.pages import model as contents
 else:  # They import transformers, which takes seconds, and pages do without it.
     inputs, models = lazy_import("bilens.inputs"), lazy_import("bilens.models")
-    contents = lazy_import("bilens.report.model")
+    contents = lazy_import("bilens.pages.model")
 
 CONFIG = {
     "displaylogo": False,
@@ -52,7 +52,7 @@ CONFIG = {
 @cache
 def page_templates() -> Environment:
     """Return the templates of pages and of their parts, which escape all text."""
-    loader = PackageLoader("bilens", "report")
+    loader = PackageLoader("bilens", "pages")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"signed": signed}
     environment.tests |= {

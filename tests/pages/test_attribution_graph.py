@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 
 from bilens.errors import BilensError
+from bilens.pages.exporters import attribution_graph, write_viewer_files
 from bilens.read.flow import flow
 from bilens.read.flow.reading import flow_page
-from bilens.report.exporters import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text
 

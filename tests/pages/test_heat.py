@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.report import heat_figure
+from bilens.pages import heat_figure
 
 
 def test_a_table_keeps_its_numbers_names_and_blanks():

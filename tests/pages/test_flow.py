@@ -7,18 +7,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from bilens.pages import save_figure, write_report
+from bilens.pages.flow import ablation_figure, node_table, start_table
 from bilens.paper.sheet import own_style, paper_figure
 from bilens.read.flow import Ablation, flow
 from bilens.read.flow.question import Question
-from bilens.read.flow.reading import (
-    FlowReading,
-    ablation_figure,
-    flow_page,
-    node_table,
-    start_table,
-)
+from bilens.read.flow.reading import FlowReading, flow_page
 from bilens.read.language.names import token_text
-from bilens.report import save_figure, write_report
 from bilens.residual.changes import Part
 from tests.explore.browser import visiting
 from tests.language import random_text, view_of

@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from bilens.report.page import contexts_html, table_html
+from bilens.pages.page import contexts_html, table_html
 from bilens.sections import ContextLine, ContextList, Table
 
 EVIL = '<img src=x onerror="alert(1)">'

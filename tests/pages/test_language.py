@@ -7,6 +7,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
+from bilens.pages import write_report
+from bilens.pages.language import ngram_table
 from bilens.read.language import (
     LanguageReading,
     TokenDirection,
@@ -16,8 +18,6 @@ from bilens.read.language import (
     read_language,
     read_ngrams,
 )
-from bilens.read.language.ngrams import ngram_table
-from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import family_view
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer, view_of

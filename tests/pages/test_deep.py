@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
+from bilens.pages import tree_figure, write_report
 from bilens.read import read_bonds, read_deep
-from bilens.report import tree_figure, write_report
 from bilens.tensor import decompile
 from tests.models import digit_model, digits, small_model
 

@@ -1,0 +1,150 @@
+"""The page of bonds: how few directions a deep classifier needs, and what each of them does."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import log10
+
+import plotly.graph_objects as go
+
+from bilens.checks import checked
+from bilens.errors import BilensError
+from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
+from bilens.figures.plots import accuracy_curve
+from bilens.pages.classifier import accuracy_table
+from bilens.pages.cuts import directions_figure, matrices_figure, network_figure
+from bilens.pages.layout import sections_of
+from bilens.read.bonds import BondReading, as_sum
+from bilens.sections import Picture, Section
+
+
+@sections_of.register
+def bond_sections(reading: BondReading) -> list[Section]:
+    """Return the accuracy by directions, the network of each class, and every direction."""
+    cut, shape, held = reading.cut_reading, reading.data.shape, reading.held_out
+    low, high = held.interval
+    networks, directions, matrices = [], [], []
+    for label in range(reading.data.n_classes):
+        draw = partial(network_figure, cut, label, shape)
+        networks.append([Picture(f"network-{label}", draw)])
+    for number in range(len(cut.cut.cores)):
+        draw = partial(directions_figure, cut, number, shape)
+        directions.append([Picture(f"directions-{number}", draw)])
+        draw = partial(matrices_figure, cut, number)
+        matrices.append([Picture(f"matrices-{number}", draw)])
+    curve = partial(kept_directions_figure, reading.by_rank, reading.accuracy, mark=reading.few)
+    accuracies = reading.accuracies()
+    table = accuracy_table(accuracies)
+    named = {reading.few, as_sum(reading.cut.ranks), reading.by_rank[-1][0]}
+    shown = accuracies[accuracies["directions at each bond"].isin(named)]
+    products = f"{len(cut.products):,} products of two coordinates"
+    enough = [k for k, share in reading.by_products if share >= reading.accuracy - reading.drop]
+    if enough:
+        products += f"; the {enough[0]:,} largest keep the accuracy within {reading.drop:.1%}"
+    # Names of the inputs that a metric uses.
+    inputs = {
+        "images": "the training images",
+        "gaussian": "a Gaussian of the images' mean and covariance",
+        "weights": "standard normal inputs",
+    }
+    return [
+        Section(reading.title, reading.answer(), [[Picture("kept-directions", curve)]]),
+        Section(
+            "How well it holds",
+            f"On {held.n_images:,} test images the model on {as_sum(reading.cut.ranks)} directions "
+            f"is right for {held.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
+            f"changes {held.changed:.1%} of the predictions of the whole model.",
+            [[accuracy_table(shown)]],
+        ),
+        Section("Accuracy by the number of directions", "", [[table]]),
+        Section(
+            "How fast the directions lose weight",
+            "Each layer's output reaches the next layer through a bond. The share of each of "
+            f"its directions is measured over {inputs[reading.metric]}, the largest first. A "
+            "diamond is the last direction that is kept.",
+            [[Picture("bonds", partial(bond_figure, reading))]],
+        ),
+        Section(
+            "The network of each class",
+            "For each class, from its logit on the right to the pixels: the products of two "
+            "coordinates that make up most of it, those that make up most of these, and so "
+            "on. A percentage belongs to a product, blue where it adds and red where it "
+            "subtracts: its share of the squared norm of what it is part of. One line into "
+            "it is a square. The same number is the same coordinate in every drawing. "
+            "Coordinates after the first layer show the test images where they are largest "
+            "and smallest.",
+            networks,
+        ),
+        Section(
+            "Every direction",
+            "The pixels of a coordinate of the input (blue where they go with it, red against "
+            "it); for any other, the strongest positive and negative eigenvector of its "
+            "interaction matrix, followed down to the pixels along the strongest ones below. "
+            "Then the test images at both ends of it and the logits that it raises and lowers "
+            "there: their change when the coordinate is set to zero.",
+            directions,
+        ),
+        Section(
+            "The layers, whole",
+            f"All {products}. One matrix for each coordinate that a layer makes, over the "
+            "coordinates that it reads; a colour goes by the square root of an entry.",
+            matrices,
+        ),
+    ]
+
+
+@checked
+def bond_figure(reading: BondReading) -> go.Figure:
+    """Draw the squared singular values of each bond, with a mark at the end of the cut."""
+    figure = new_figure()
+    # Shares below are rounding, or soon will be.
+    floor = 1e-8
+    colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
+    for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
+        color = colors[number % len(colors)]
+        name = f"layer {number} to {number + 1}" if number else "pixels to layer 1"
+        # A logarithmic axis has no place for zero.
+        shares = [share for share in bond.shares.tolist() if share > floor]
+        figure.add_scatter(
+            x=list(range(1, len(shares) + 1)),
+            y=shares,
+            mode="lines",
+            name=name,
+            line={"color": color, "width": 2},
+            hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
+        )
+        figure.add_scatter(
+            x=[rank],
+            y=[max(float(bond.shares[rank - 1]), floor)],
+            mode="markers",
+            marker={"color": color, "size": 11, "symbol": "diamond"},
+            hovertemplate=f"{name}: {rank} kept<extra></extra>",
+            showlegend=False,
+        )
+    figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
+    figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
+    alt = "Share of each direction of each bond, the largest first"
+    # Below the plot, where it covers no line on a phone either.
+    legend = {"orientation": "h", "x": 0, "y": -0.25, "xanchor": "left", "yanchor": "top"}
+    return dress(figure, height=380, alt=alt).update_layout(legend=legend, margin={"b": 90})
+
+
+@checked
+def kept_directions_figure(
+    by_rank: Sequence[tuple[int, float, float]], full: float, mark: int | None = None
+) -> go.Figure:
+    """Plot the test accuracy of uniform cuts against the number of directions of each bond.
+
+    `by_rank` comes from `rank_accuracies`; `mark` is a number of directions that is marked.
+    """
+    if not by_rank:
+        raise BilensError("by_rank is empty, expected at least one point")
+    rank, accuracies, errors = zip(*by_rank, strict=True)
+    figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
+    hover = "%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>"
+    figure.update_traces(customdata=errors, hovertemplate=hover)
+    if mark is not None:
+        kept = accuracies[rank.index(mark)]
+        place = {"x": log10(mark), "y": 100 * kept, "ax": 40, "ay": 28}
+        text = f"{mark}: {kept:.1%}"
+        figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
+    return figure

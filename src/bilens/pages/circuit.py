@@ -1,0 +1,179 @@
+"""The page of circuits: the answer with its picture, controls, templates, parts and sizes."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+
+from bilens.figures.canvas import BLUE, dress, new_figure
+from bilens.figures.plots import count_axis, heat_figure
+from bilens.pages.graph import NARROW, WIDE
+from bilens.pages.layout import plot_of, sections_of
+from bilens.read.flow.circuit_measures import Circuit, Measured
+from bilens.read.flow.circuit_reading import DRAWN, CircuitReading, edge_rows
+from bilens.sections import Picture, Section, Table
+
+
+@sections_of.register
+def circuit_sections(reading: CircuitReading) -> list[Section]:
+    """Return the answer with its picture, the controls, templates and parts, and sizes."""
+    heading, answers = reading.heading, " ".join(map(reading.answer, reading.circuits))
+    if reading.transfer:
+        tasks = [circuit.task for circuit in reading.circuits]
+        heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
+        answers = "\n".join(f"{c.task}: {reading.answer(c)}" for c in reading.circuits)
+    # It has room on a phone, too.
+    picture = Picture("circuit", partial(reading.plot, width=NARROW))
+    sections = [Section(heading, " ".join([answers, *reading.notes]), [[picture]])]
+
+    def add(title: str, text: str, frame: pd.DataFrame, *, folds: bool = False) -> None:
+        table = Table(frame, "", reading.formats)
+        sections.append(Section(title, text, [[table]], folded=folds and len(frame) > DRAWN))
+
+    for circuit in reading.circuits:
+        of_task = f" of {circuit.task}" if len(reading.circuits) > 1 else ""
+        if circuit.controls:
+            text = (
+                "The same search where there is nothing to find, beside the answer. A circuit "
+                "of what the model does not know restores the change as well: what tells it "
+                "apart are the questions that the model answers, and the mean change."
+            )
+            add(f"Controls{of_task}", text, _beside("search", circuit.controls))
+        if circuit.left_out:
+            text = (
+                "Each row is the circuit that the other templates find where one is left out, "
+                "on the questions of that one. These circuits share "
+                f"{circuit.similar:.0%} of their parts (mean Jaccard index)."
+            )
+            add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
+    # A single question measures itself, and its sentence has the two numbers.
+    if reading.circuits[0].questions[2]:
+        text = (
+            "Each row is a circuit on questions of a task that did not find it: the share of "
+            "the change that it restores, the ends of the interval of 95 %, and what is left "
+            "without it, with the parts in place that any circuit needs."
+        )
+        add("The answer in numbers", text, _answers(reading))
+    text = (
+        "Each part alone takes its value of the second text in the run of the first (noising: "
+        "share of the change that is lost), and that of the first in the run of the second "
+        "(denoising: share that is gained). Without it the tokens that it raises become less "
+        "probable."
+    )
+    add("Parts", text, reading.frame(), folds=True)
+    edges = [
+        {"task": circuit.task, **edge}
+        for circuit in reading.circuits
+        for edge in edge_rows(circuit)
+    ]
+    if edges:
+        text = (
+            "An edge is what one part writes for another one to read, from the embedding to "
+            "the logits. All other edges carry what they do on the second text. Shares are "
+            "integrated gradients."
+        )
+        add("Edges", text, _of_tasks(reading, pd.DataFrame(edges)), folds=True)
+    text = (
+        "The share that is restored on the questions that decide the size, by number of parts, "
+        "of each template."
+    )
+    if reading.graph is not None or reading.transfer:  # else it is the picture above
+        sections.append(
+            Section("Size", text, [[Picture("sizes", partial(_curves, reading))]], folded=True)
+        )
+    rows = []
+    for question in reading.finding:
+        names = (", ".join(tokens) for tokens in (question.tokens, question.minus))
+        texts = (str(question.text), *names)
+        rows.append((question.task, *texts, str(question.against)))
+    frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
+    table = Table(_of_tasks(reading, frame), "")
+    return [*sections, Section("Questions that found it", "", [[table]], folded=True)]
+
+
+@plot_of.register
+def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> go.Figure:
+    """Draw the circuit over the tokens of a question, or the matrix of several tasks.
+
+    Without a flow it is the share that is restored, by number of parts.
+
+    See `graph_plot` for the width.
+    """
+    if reading.transfer:
+        tasks = [circuit.task for circuit in reading.circuits]
+        values = torch.tensor([[x.restored.value for x in row] for row in reading.transfer])
+        title = "Share of the change restored"
+        return heat_figure(
+            values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
+        )
+    if reading.graph is None:
+        return _curves(reading)
+    caption = f"The strongest of {reading.circuits[0].size} parts, with their tokens"
+    return reading.graph.plot(caption, width=width)
+
+
+def _answers(reading: CircuitReading) -> pd.DataFrame:
+    """Return what each circuit does on the questions of each task."""
+    rows = []
+    measured = reading.transfer or ((reading.circuits[0].measured,),)
+    for circuit, row in zip(reading.circuits, measured, strict=True):
+        for other, x in zip(reading.circuits, row, strict=True):
+            of_tasks = {"circuit": circuit.task, "questions of": other.task}
+            numbers = {"parts": circuit.size, **_shares(x), "questions": x.questions}
+            rows.append(of_tasks | numbers)
+    frame = pd.DataFrame(rows)
+    return frame if reading.transfer else frame.drop(columns=["circuit", "questions of"])
+
+
+def _of_tasks(reading: CircuitReading, frame: pd.DataFrame) -> pd.DataFrame:
+    return frame if len(reading.circuits) > 1 else frame.drop(columns="task")
+
+
+def _curves(reading: CircuitReading) -> go.Figure:
+    figure = dress(new_figure(), height=320, title="Share restored, by number of parts")
+    for circuit in reading.circuits:
+        assert circuit.found is not None
+        counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
+        columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
+        for template, values in columns:
+            of = (circuit.task if len(reading.circuits) > 1 else "", template)
+            name = ", ".join(filter(None, of))
+            figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
+    count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
+    if len(figure.data) == 1:
+        figure.update_traces(line_color=BLUE)
+    # Beside the curves names would be cut on a phone.
+    figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
+    return figure.update_yaxes(title="share of the change")
+
+
+def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:
+    """Return the numbers of some circuits, a row each."""
+    rows = []
+    for of, circuit in circuits.items():
+        x, none = circuit.measured, circuit.found is not None and not circuit.holds
+        answers, right = (
+            "" if count is None else f"{count} of {x.questions}" for count in (x.answers, x.right)
+        )
+        rows.append(
+            {
+                name: of,
+                "the model answers": answers,
+                "mean change": x.change,
+                "parts": f"{circuit.size}{', none holds' * none}",
+                "restored": x.restored.value,
+                "left": x.left.value,
+                "closeness": x.closeness,
+                "answered with it alone": right,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _shares(measured: Measured) -> dict[str, float | None]:
+    restored = measured.restored
+    shares = {"restored": restored.value, "low": restored.low, "high": restored.high}
+    # An interval that there is not leaves no empty columns.
+    return {**{k: x for k, x in shares.items() if x is not None}, "left": measured.left.value}

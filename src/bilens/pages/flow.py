@@ -1,0 +1,182 @@
+"""The page of a flow: the answer with its graph, how well it holds, and its nodes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.checks import checked
+from bilens.figures.canvas import GREY, dress, new_figure
+from bilens.pages.graph import WIDE
+from bilens.pages.layout import plot_of, sections_of
+from bilens.read.flow.ablation import Ablation
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.nodes import node_frame, strongest_first
+from bilens.read.flow.reading import FlowPage, FlowReading
+from bilens.read.flow.weights import PartWeights
+from bilens.sections import FlowDrawing, Picture, Section, Table, plotly_text, signed
+
+
+@sections_of.register
+def flow_sections(reading: FlowReading) -> list[Section]:
+    """Return the answer with its graph, how well it holds, and the nodes."""
+    answer = " ".join([reading.answer, *reading.notes])
+    sections = [Section(reading.title, answer, [[FlowDrawing(asdict(reading.page))]])]
+    if ablated := reading.ablated:
+        how = (
+            "Each node's change was exchanged between the texts, in both directions; the mean "
+            "is shown."
+            if reading.flow.two_texts
+            else "Each node was removed from the running model, in which norms, patterns and "
+            "gates then change; the flow of one text holds them fixed."
+        )
+        # Only the paths are estimates, what is removed or exchanged is measured.
+        text = (
+            f"{how} All {len(reading.strongest)} heads and MLPs of the picture at once, heads "
+            f"with all of their sources: {signed(reading.together)}."
+        )
+        picture = Picture("interventions", lambda: ablation_figure(ablated))
+        sections.append(Section("How well it holds", text, [[picture]]))
+    how = (
+        "Positions are across, layers upwards. A square is a head: its line comes from the "
+        "token that it attends to. A circle is an MLP at a position, or a token. Area is "
+        "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
+        "weight on paths to the logit. A node is named by its effect in the running model: "
+        "next tokens that are more likely with it (raises) or less likely (lowers). At every "
+        "node as much flows in as flows out. Select a node to see its own edges."
+    )
+    if any(node.sink for node in reading.page.nodes):
+        names = " and ".join(f'"{reading.page.tokens[p]}" ({p})' for p in reading.page.sinks)
+        how += (
+            f" {names}: attention sink, dashed. Heads with nothing to move attend there, so "
+            "that flow through it says little about the text: compare it with the measured "
+            "effect."
+        )
+    nodes = Table(node_table(reading.flow, reading.page), "", reading.formats)
+    starts = Table(start_table(reading.page), "", reading.formats)
+    return [
+        *sections,
+        *(section for part in reading.opened for section in part.sections()),
+        Section("How to read the graph", how, folded=True),
+        Section("The strongest nodes", "", [[nodes]], reading.facts(), folded=True),
+        Section("Where it starts", "", [[starts]], folded=True),
+    ]
+
+
+@plot_of.register
+def answer_plot(reading: FlowReading, *, width: int = WIDE) -> go.Figure:
+    """Draw the graph of the strongest nodes over the tokens; see `graph_plot`."""
+    return reading.flow.plot(width=width)
+
+
+def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
+    """Return the strongest nodes, and the sum of all others."""
+    nodes = strongest_first(flow.nodes[: len(page.nodes) - 1])[:20]
+    frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
+    n = page.n_nodes - len(nodes)
+    others = page.sum - sum(node.flow for node in nodes)
+    sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
+    words = {name: "" for name in ("raises", "lowers", "from") if name in frame}
+    return pd.concat([frame, pd.DataFrame([row | words for row in sums])], ignore_index=True)
+
+
+def start_table(page: FlowPage) -> pd.DataFrame:
+    """Return the flow of each token, and of positions and biases, and their sum."""
+    # Between two texts most tokens are the same, and nothing starts there.
+    rows = [leaf for leaf in page.leaves if leaf[1]]
+    rows.append(("sum", sum(value for _, value in page.leaves)))
+    return pd.DataFrame(rows, columns=["starts at", "flow"])
+
+
+@checked
+def ablation_figure(ablations: Sequence[Ablation]) -> go.Figure:
+    """Plot predicted against actual change of the logit, for parts that were removed.
+
+    The title has Pearson's correlation. The largest changes have labels where there is room.
+    """
+    pairs = [[result.predicted, result.actual] for result in ablations]
+    changes = torch.tensor(pairs, dtype=torch.float64)
+    title = f"{len(ablations)} parts removed alone"
+    if len(ablations) > 2:
+        # A phone has room for as many letters.
+        title = f"{len(ablations)} parts alone: correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
+    figure = dress(new_figure(), height=420, title=title)
+    sides = _label_sides(changes)
+    # The address alone: the tokens are in the table.
+    addresses = [result.part.split(" ")[0] for result in ablations]
+    for kind in dict.fromkeys(result.kind for result in ablations):
+        members = [i for i, result in enumerate(ablations) if result.kind == kind]
+        figure.add_scatter(
+            x=[ablations[i].predicted for i in members],
+            y=[ablations[i].actual for i in members],
+            text=[plotly_text(addresses[i]) if i in sides else "" for i in members],
+            customdata=[plotly_text(ablations[i].part) for i in members],
+            mode="markers+text",
+            textposition=[sides.get(i, "middle right") for i in members],
+            textfont={"size": 10},
+            name=kind,
+            hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
+        )
+    values = changes.flatten().tolist() or [0.0, 1.0]
+    ends = [min(values), max(values)]
+    figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
+    figure.update_traces(marker={"size": 7}, selector={"mode": "markers+text"})
+    # Blue and red mean the sign elsewhere, so that kinds have other colours, for light and dark.
+    figure.update_layout(
+        colorway=["#1b9e77", "#9467bd", "#d98c1f", "#35978f", GREY],
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
+        margin_t=64,
+        title={"y": 0.97, "yanchor": "top"},
+    )
+    figure.update_xaxes(title="change of the logit that the flow predicts")
+    figure.update_yaxes(title="measured change")
+    return figure
+
+
+def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
+    """Return the side of its point on which a label has room, for ten of the largest changes.
+
+    Labels stay inside and lie on no other point or label; on the line only if nothing else is free.
+    """
+    if not len(changes):
+        return {}
+    low = changes.amin(0)
+    size = (changes.amax(0) - low).clamp(min=1e-9)
+    places = (changes - low) / size
+    # A label is about a third of the width of a phone, and a twentieth of the height.
+    width, height = box = places.new_tensor([0.35, 0.05])
+    offsets = {}
+    for side, across in (("right", width / 2), ("left", -width / 2)):
+        for name, up in (("middle", 0 * height), ("bottom", -height), ("top", height)):
+            offsets[f"{name} {side}"] = torch.stack([across, up])
+    sides: dict[int, str] = {}
+    centres: list[Tensor] = []
+    for i in changes.abs().amax(1).argsort(descending=True, stable=True).tolist():
+        free: list[tuple[bool, str, Tensor]] = []
+        for side, offset in offsets.items():
+            centre = places[i] + offset
+            on_points = ((places - centre).abs() < box / 2).all(-1)
+            on_points[i] = False
+            on_labels = any(bool(((centre - x).abs() < box).all()) for x in centres)
+            is_outside = bool((centre[0] - 0.5).abs() > 0.55 - width / 2)
+            if is_outside or on_labels or on_points.any():
+                continue
+            ends = centre[0] + torch.stack([-width / 2, width / 2])
+            line = (low[0] + size[0] * ends - low[1]) / size[1] - centre[1]
+            is_crossed = bool((line[0] < height / 2) & (line[1] > -height / 2))
+            free.append((is_crossed, side, centre))
+        if free and len(sides) < 10:
+            _, sides[i], centre = min(free, key=lambda place: place[0])
+            centres.append(centre)
+    return sides
+
+
+@sections_of.register
+def part_sections(reading: PartWeights) -> list[Section]:
+    """Return one section with all tables."""
+    tables = [Table(frame, name, reading.formats) for name, frame in reading.frames.items()]
+    return [Section(reading.title, "", [tables], reading.facts())]

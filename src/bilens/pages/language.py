@@ -1,0 +1,153 @@
+"""The pages of a language model: its summary, n-grams, heads, eigenvectors and texts."""
+
+from functools import partial
+from math import log
+
+import pandas as pd
+
+from bilens.figures.plots import spectrum_figure
+from bilens.pages.layout import sections_of
+from bilens.read.language.contexts import Continuation
+from bilens.read.language.heads import AttentionReading
+from bilens.read.language.names import in_words
+from bilens.read.language.ngrams import NGramReading
+from bilens.read.language.outputs import DirectionReading, LanguageReading
+from bilens.read.summary import LanguageSummary
+from bilens.sections import Picture, Section, Table
+
+
+@sections_of.register
+def summary_sections(reading: LanguageSummary) -> list[Section]:
+    """Return the flow, with the loss and the likeliest tokens beside how well it holds."""
+    graph, *others = reading.flow.sections()
+    measured = [section for section in others if not section.folded]
+    folded = [section for section in others if section.folded]
+    chance, text = _loss_in_words(reading)
+    pictures = [part for section in measured for part in section.parts]
+    text = " ".join([text, *(section.text for section in measured)])
+    table = Table(reading.next_tokens, "", reading.formats)
+    return [
+        Section(reading.title, chance + graph.text, graph.rows),
+        Section("How well it holds", text, [[*pictures, table]]),
+        *folded,
+    ]
+
+
+def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
+    """Return a warning about a model at chance, or nothing, and the loss."""
+    loss, even = reading.text_loss, log(reading.vocab_size)
+    if loss is None:
+        return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
+    at_chance = loss.loss > even - 2 * loss.error
+    return (
+        "The model is no better than guessing evenly among all tokens. " * at_chance,
+        f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
+        f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
+        f"guessing evenly has {even:.2f}.",
+    )
+
+
+@sections_of.register
+def direction_sections(reading: DirectionReading) -> list[Section]:
+    """Return the spectrum, and the texts of each eigenvector."""
+    title = f"Eigenvalues of {reading.direction.words}"
+    draw = partial(spectrum_figure, reading.all_eigenvectors, title=title)
+    return [
+        Section(
+            f"Eigenvectors of {reading.direction.words}",
+            f"The contribution of the MLP of layer {reading.layer} to this output is a sum of "
+            "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and "
+            "only ever raise it; N1, N2, ... have a negative one and only ever lower it. "
+            "Below each are the texts that it is most active in, with the token in brackets "
+            "whose successor is predicted. Colours show the contribution of each token, "
+            "through the residual stream or through attention: blue where positive, red where "
+            "negative; a line that is opened lists them, the largest first. They add up to "
+            "the activation.",
+            [[Picture("spectrum", draw)], *([part] for part in reading.texts())],
+        )
+    ]
+
+
+@sections_of.register
+def language_sections(reading: LanguageReading) -> list[Section]:
+    """Return the sections of all readings, and what they leave out."""
+    sections = []
+    for part in (*reading.directions, *reading.ngrams, reading.attention):
+        sections += part.sections()
+    reasons = ["other layers"] * (reading.model.n_layers > 1)
+    reasons += ["norms"] * reading.model.parts.has_norms
+    if reasons:
+        text = (
+            f"They are about the weights of layer {reading.attention.layer}, and ignore "
+            f"{' and '.join(reasons)}. They rank tokens, and their numbers are no logits."
+        )
+        sections.append(Section("What the sections about weights leave out", text))
+    if reading.left_out:
+        sections.append(Section("Parts that could not be read", " ".join(reading.left_out)))
+    return sections
+
+
+@sections_of.register
+def continuation_sections(reading: Continuation) -> list[Section]:
+    """Return the text."""
+    return [Section(reading.title, reading.text)]
+
+
+@sections_of.register
+def ngram_sections(reading: NGramReading) -> list[Section]:
+    """Return the tokens before and after, and the skip-trigrams of each head."""
+    token = in_words(reading.direction.token)
+    text = (
+        "The tokens that it follows and those that follow it, through the stream and the MLP, "
+        "in logits"
+    )
+    if reading.heads:
+        text += (
+            "; and for each head the pairs of an earlier token and the present one that raise "
+            "it most in the MLP"
+        )
+    text += f". {reading.left_out}" if reading.left_out else "."
+    sides = {f"before {token}": reading.preceding, f"after {token}": reading.following}
+    pairs = [ngram_table(frame, caption) for caption, frame in sides.items()]
+    heads = [ngram_table(f, f"head {number}") for number, f in enumerate(reading.heads)]
+    return [Section(f"N-grams of {reading.direction.words}", text, [pairs, heads])]
+
+
+@sections_of.register
+def attention_sections(reading: AttentionReading) -> list[Section]:
+    """Return the pairs of each head, its components, and what reads its output."""
+    text = (
+        "Most and least: pairs of a token (query) and one that it attends to (key), "
+        f"{reading.distance} earlier, by the head's pattern before any normalisation; under a "
+        "softmax by its exponent. Raises and lowers: the head's contribution to an output, "
+        "past the MLP, when it attends to a single token, in logits."
+    )
+    rows, components = [], []
+    for head, tables in reading.heads.items():
+        title = f"head {reading.layer}.{head}"
+        pairs = {name: frame for name, frame in tables.items() if name != "components"}
+        rows.append([ngram_table(frame, f"{title} {name}") for name, frame in pairs.items()])
+        components.append([Table(tables["components"], f"{title} components")])
+    return [
+        Section(f"Heads of layer {reading.layer}", text, rows),
+        Section(
+            "Singular components of the heads",
+            "Two tokens of equal sign raise the output, two of opposite sign lower it.",
+            components,
+        ),
+        Section(
+            "Which components read the output of heads",
+            "The norm of the product of a writer's and a reader's matrix, over the product of "
+            "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
+            "keys and values; L and R are the two sides of a bilinear layer.",
+            [[Table(reading.composition.frame())]],
+        ),
+    ]
+
+
+def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
+    """Return a table of tokens in words and their value, without the parts of the value."""
+    words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
+    shown = frame[words].map(in_words)
+    shown = shown.rename(columns={"virtual": "earlier token", "direct": "present token"})
+    return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})

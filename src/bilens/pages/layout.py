@@ -1,0 +1,84 @@
+"""What a reading shows, by its type: the sections of a page, and its picture.
+
+A reading of your own may register a page and a picture of its own:
+
+    @sections_of.register
+    def copying_sections(reading: CopyingReading) -> list[Section]: ...
+"""
+
+from functools import singledispatch
+from html import escape
+from importlib import import_module
+from typing import Any
+
+import plotly.express as px
+import plotly.graph_objects as go
+
+from bilens.analysis import Reading
+from bilens.paper.notebook import NotebookFigure
+from bilens.sections import Panel, Picture, Section, Table, plotly_text
+
+PAGES = {
+    "bilens.data.images": "images",
+    "bilens.read.bonds": "bonds",
+    "bilens.read.classifier": "classifier",
+    "bilens.read.deep": "deep",
+    "bilens.read.explanation": "explanation",
+    "bilens.read.flow.circuit_reading": "circuit",
+    "bilens.read.flow.graph": "graph",
+    "bilens.read.flow.reading": "flow",
+    "bilens.read.flow.weights": "flow",
+    "bilens.read.language.contexts": "language",
+    "bilens.read.language.heads": "language",
+    "bilens.read.language.ngrams": "language",
+    "bilens.read.language.outputs": "language",
+    "bilens.read.summary": "language",
+}
+"""Modules of this room by those of the readings that they show."""
+
+
+def import_page(reading: Reading) -> None:
+    """Import the module that registers how a reading of bilens is shown, if there is one.
+
+    Those of language models take seconds, which readings of images do without.
+    """
+    if name := PAGES.get(type(reading).__module__):
+        import_module(f"bilens.pages.{name}")
+
+
+@singledispatch
+def sections_of(reading: Reading) -> list[Section]:
+    """Return the content of a reading as sections of a page; by default its table and its plot."""
+    frame, row = reading.frame(), list[Panel]()
+    if len(frame.columns):
+        row.append(Table(frame, "", reading.formats))
+    if reading.axes:
+        row.append(Picture("plot", reading.plot))
+    return [Section(reading.title, reading.explanation, [row], reading.facts())]
+
+
+@singledispatch
+def plot_of(reading: Reading) -> go.Figure:
+    """Draw the picture of a reading; by default its main table, in plotly's default template."""
+    frame = reading.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
+    # Numbers are points of a line, names are bars.
+    is_line = frame[reading.axes["x"]].dtype.kind in "if"
+    drawn = (
+        px.line(frame, markers=True, **reading.axes) if is_line else px.bar(frame, **reading.axes)
+    )
+    return NotebookFigure(drawn)
+
+
+def notebook_view(reading: Reading) -> dict[str, Any]:
+    """Return what a notebook shows of a reading: its line and first rows, or else its picture.
+
+    The picture is as Plotly shows figures in this notebook, and beside it stands one without
+    scripts; the rows, if matplotlib is missing.
+    """
+    shown = {"text/plain": repr(reading), "text/html": reading._repr_html_()}
+    if reading.is_picture:
+        drawn = reading.plot()._repr_mimebundle_()
+        if "text/html" in drawn:
+            drawn["text/html"] = f"<p><code>{escape(repr(reading))}</code></p>" + drawn["text/html"]
+        shown |= {**drawn, "text/plain": repr(reading)}
+    return shown
