@@ -117,11 +117,13 @@ def test_a_result_shows_itself(results, name, text):
     result = results[name]
     assert repr(result).startswith(text)
     assert "\n" not in repr(result)
-    frame, page = result.frame(), result._repr_html_()
+    frame, page = result.frame(), result._repr_mimebundle_()["text/html"]
     assert len(frame)
     assert not frame[result.axes["y"]].isna().any()
-    assert page.count("<tr>") == 1 + min(10, len(frame))
-    assert ("of " + f"{len(frame):,} rows</p>" in page) == (len(frame) > 10)
+    assert ("<img" in page) == result.is_picture
+    if not result.is_picture:
+        assert page.count("<tr>") == 1 + min(10, len(frame))
+        assert ("of " + f"{len(frame):,} rows</p>" in page) == (len(frame) > 10)
     figure = result.plot()
     assert figure.data
     if name != "flow":  # a drawing of its own
@@ -155,7 +157,7 @@ def test_everything_is_derived_from_facts_and_columns():
     assert picture.name == "plot"
     assert list(picture.figure.data[0].x) == ['" &lt;s&gt;"', "0.1"]
     assert list(picture.figure.data[0].y) == [12.345, -0.5]
-    assert "<b>" not in scores._repr_html_().replace("&lt;b&gt;", "")
+    assert "<b>" not in scores._repr_mimebundle_()["text/html"].replace("&lt;b&gt;", "")
     assert Reading().record() == {}
     assert Reading().sections()[0].parts == []
 
@@ -205,16 +207,16 @@ def test_what_is_not_finite_or_zero_is_shown_too():
 def test_names_are_escaped():
     evil = "<script>alert(1)</script>"
     data = replace(digits(), name=evil, class_names=(evil, *"123456789"))
-    assert "<script>" not in data._repr_html_()
-    assert "&lt;script&gt;" in data._repr_html_()
+    assert "<script>" not in data._repr_mimebundle_()["text/html"]
+    assert "&lt;script&gt;" in data._repr_mimebundle_()["text/html"]
     assert "<script>" not in data.plot().to_json()
 
 
 def test_large_tensors_are_not_decomposed_to_be_shown():
     few, many = torch.ones(1, 3), torch.ones(1, 1025)
-    assert "<table" not in BilinearTensor(few, few, many.mT)._repr_html_()
-    assert "<table" in BilinearTensor(many, many, few.mT)._repr_html_()
-    assert "<table" not in QuadraticForm(many, many, torch.ones(1))._repr_html_()
+    assert "<table" not in BilinearTensor(few, few, many.mT)._repr_mimebundle_()["text/html"]
+    assert "<table" in BilinearTensor(many, many, few.mT)._repr_mimebundle_()["text/html"]
+    assert "<table" not in QuadraticForm(many, many, torch.ones(1))._repr_mimebundle_()["text/html"]
 
 
 def test_outputs_have_names(results):

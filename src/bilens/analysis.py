@@ -9,8 +9,8 @@ other parameters, with their types, defaults and lines in the docstring's Args, 
 `ImageData`, are loaded by the option `data`. Those of bilens are in `bilens.analyses`.
 
 A reading implements `facts` and `columns`, and everything else is derived. A console shows the
-line, a notebook the table, `bilens NAME --json` the record, and reports and the explorer the sections,
-which `bilens.pages` lays out by the type of the reading.
+line, a notebook the table, `bilens NAME --json` the record, and reports and the explorer the
+sections, which `bilens.pages` lays out by the type of the reading.
 """
 
 import inspect
@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -157,26 +156,6 @@ class Reading:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         shown: dict[str, Any] = self.shown_by.notebook_view(self)
         return shown
-
-    def _repr_html_(self) -> str:
-        table = self._table_html() if self.is_quick else ""
-        return f"<p><code>{escape(repr(self))}</code></p>{table}"
-
-    def _table_html(self) -> str:
-        """Return the first rows, escaped, with bars behind the numbers that are plotted."""
-        frame = self.frame()
-        if not len(frame.columns):
-            return ""
-        # Whole frames would fill a notebook.
-        shown = frame.head(10)
-        style = shown.style.hide(axis="index")
-        # Bars of zeros have no length to be a share of.
-        if self.axes and shown[self.axes["y"]].any():
-            bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
-            style = style.bar(subset=[self.axes["y"]], **bars)
-        numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
-        table: str = style.format(numbers, escape="html").to_html()
-        return table + (f"<p>10 of {len(frame):,} rows</p>" if len(frame) > 10 else "")
 
 
 @dataclass(frozen=True)

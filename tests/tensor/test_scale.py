@@ -176,7 +176,7 @@ def test_a_result_is_finite_or_refused(shape, dtype, size):
         assert result is None or result.isfinite().all(), name
     for name, read in READINGS.items():
         shown = unless_refused(
-            lambda t, read=read: (read(t).frame(), read(t)._repr_html_()), tensor
+            lambda t, read=read: (read(t).frame(), read(t)._repr_mimebundle_()["text/html"]), tensor
         )
         if shown is not None:
             assert np.isfinite(shown[0].select_dtypes("number").to_numpy(float)).all(), name

@@ -75,10 +75,26 @@ def notebook_view(reading: Reading) -> dict[str, Any]:
     The picture is as Plotly shows figures in this notebook, and beside it stands one without
     scripts; the rows, if matplotlib is missing.
     """
-    shown = {"text/plain": repr(reading), "text/html": reading._repr_html_()}
+    line, shown = f"<p><code>{escape(repr(reading))}</code></p>", dict[str, Any]()
     if reading.is_picture:
-        drawn = reading.plot()._repr_mimebundle_()
-        if "text/html" in drawn:
-            drawn["text/html"] = f"<p><code>{escape(repr(reading))}</code></p>" + drawn["text/html"]
-        shown |= {**drawn, "text/plain": repr(reading)}
-    return shown
+        shown = dict(reading.plot()._repr_mimebundle_())
+    if "text/html" not in shown and reading.is_quick:
+        shown["text/html"] = _rows_html(reading)
+    return {**shown, "text/plain": repr(reading), "text/html": line + shown.get("text/html", "")}
+
+
+def _rows_html(reading: Reading) -> str:
+    """Return the first rows, escaped, with bars behind the numbers that are plotted."""
+    frame = reading.frame()
+    if not len(frame.columns):
+        return ""
+    # Whole frames would fill a notebook.
+    shown = frame.head(10)
+    style = shown.style.hide(axis="index")
+    # Bars of zeros have no length to be a share of.
+    if reading.axes and shown[reading.axes["y"]].any():
+        bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
+        style = style.bar(subset=[reading.axes["y"]], **bars)
+    numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
+    table: str = style.format(numbers, escape="html").to_html()
+    return table + (f"<p>10 of {len(frame):,} rows</p>" if len(frame) > 10 else "")
