@@ -2,11 +2,13 @@
 
 from functools import partial
 from math import log
+from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from bilens.figures.plots import spectrum_figure
-from bilens.pages.layout import sections_of
+from bilens.pages.layout import plot_of, sections_of
 from bilens.read.language.contexts import Continuation
 from bilens.read.language.heads import AttentionReading
 from bilens.read.language.names import in_words
@@ -31,6 +33,12 @@ def summary_sections(reading: LanguageSummary) -> list[Section]:
         Section("How well it holds", text, [[*pictures, table]]),
         *folded,
     ]
+
+
+@plot_of.register
+def summary_plot(reading: LanguageSummary, **options: Any) -> go.Figure:
+    """Draw the graph of its flow; see `graph_plot`."""
+    return reading.flow.plot(**options)
 
 
 def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
