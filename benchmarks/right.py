@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from experiments.results import Recording, Row
 
 CIRCUITS, QUESTIONS = "read/flow/test_circuit_reading", "read/flow/test_questions"
+REFUSED = "read/flow/test_refusals"
 TABLES, FOLDERS, PICTURES = "test_question_files", "convert/test_folders", "data/test_class_folders"
 TOKENS, OPENED, REPORTS = "residual/test_tokens", "test_isolation", "pages/test_report"
 FRESH = (OPENED, "a_result_is_that_of_a_fresh_model_and_the_module_stays")
@@ -42,7 +43,7 @@ FAULTS: dict[int, Tests] = {
         ),
     ),
     7: ((CIRCUITS, "what_finds_does_not_measure", "tasks_do_not_measure_with_what_found_another"),),
-    8: (FIELDS, ("read/flow/test_patching", "what_cannot_be_patched_is_said")),
+    8: (FIELDS, (REFUSED, "what_cannot_be_patched_is_said")),
     9: (
         (
             OPENED,
@@ -52,8 +53,8 @@ FAULTS: dict[int, Tests] = {
         ),
     ),
     10: (
-        (CIRCUITS, "what_no_circuit_takes_is_refused_by_its_name"),
-        (QUESTIONS, "what_is_no_field_is_refused_by_its_name"),
+        (REFUSED, "what_no_circuit_takes_is_refused_by_its_name"),
+        (REFUSED, "what_is_no_field_is_refused_by_its_name"),
     ),
     11: (("read/test_own_stack", "no_analysis_reads_tensors_that_are_not_the_model"),),
     12: (CAPTIONS,),
@@ -61,7 +62,10 @@ FAULTS: dict[int, Tests] = {
     14: (("read/flow/test_weights", "a_head_of_differential_attention_has_its_outputs"),),
     15: ((OPENED, "layers_that_are_called_by_name_have_the_same_readings"),),
     16: (("test_analysis", "files_of_one_name_in_two_folders_are_two"),),
-    17: ((REPORTS, "a_report_of_readings_refuses_all_but_the_path", "a_report_needs_readings"),),
+    17: (
+        (REPORTS, "a_report_of_readings_refuses_all_but_the_path"),
+        ("pages/test_refusals", "a_report_needs_readings"),
+    ),
     18: ((OPENED, "passes_of_two_models_do_not_wait_for_each_other"),),
     19: (FRESH,),
     20: (
@@ -96,8 +100,8 @@ FAULTS: dict[int, Tests] = {
             CIRCUITS,
             "questions_that_the_model_answers_otherwise_are_left_out",
             "a_circuit_says_in_how_many_questions_its_answer_is_ahead",
-            "what_no_circuit_takes_is_refused_by_its_name",
         ),
+        (REFUSED, "what_no_circuit_takes_is_refused_by_its_name"),
         (TABLES, "what_is_no_question_is_refused_with_its_line"),
     ),
     32: (("convert/test_gguf_tokenizer",),),
@@ -160,7 +164,8 @@ FAULTS: dict[int, Tests] = {
     46: (("read/flow/test_interval",),),
     47: (("train/test_full_disk",),),
     48: (
-        (CIRCUITS, "what_no_circuit_takes_is_refused_by_its_name", "questions_may_come_one_by_one"),
+        (REFUSED, "what_no_circuit_takes_is_refused_by_its_name"),
+        (CIRCUITS, "questions_may_come_one_by_one"),
         (QUESTIONS, "questions_of_another_model_are_one_error"),
     ),
     49: (("train/test_kills", "a_kill_loses_nothing"), ("test_files", "an_error_leaves_no_folder")),

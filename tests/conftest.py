@@ -87,6 +87,14 @@ def work_of_processes(tmp_path_factory, testrun_uid):
     return folder
 
 
+@pytest.fixture(scope="session")
+def view():
+    """Return a view of a small transformer that all tests leave as it is."""
+    from tests.language import view_of  # noqa: PLC0415
+
+    return view_of(n_layers=2, norm="rms")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def freeze_what_stays():
     """Keep what a file's tests imported out of the collections that every training asks for."""

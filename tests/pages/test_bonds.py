@@ -1,9 +1,7 @@
 from dataclasses import replace
 
-import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.pages import network_figure
 from bilens.pages.bonds import bond_figure, kept_directions_figure
 from bilens.pages.cuts import directions_figure, matrices_figure
@@ -12,24 +10,6 @@ from bilens.read.cuts import LEAST_DRAWN, chosen_edges
 from tests.models import digit_bonds
 
 SHAPE = (8, 8)
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda read: matrices_figure(read.cut_reading, 2), "^layer=2, expected 0 to 1$"),
-        (lambda read: directions_figure(read.cut_reading, 2, SHAPE), "^bond=2, expected 0 to 1$"),
-        (lambda read: network_figure(read.cut_reading, 10, SHAPE), "^output=10, expected 0 to 9$"),
-        (lambda read: network_figure(read, 1, SHAPE), "^reading is .*BondReading, expected CutRe"),
-        (
-            lambda read: directions_figure(read.cut_reading, 0, (8,)),
-            r"^shape=\(8,\), expected 2 values",
-        ),
-    ],
-)
-def test_what_a_figure_cannot_show_is_named(draw, message):
-    with pytest.raises(BilensError, match=message):
-        draw(digit_bonds())
 
 
 def test_spectra_mark_where_the_cut_ends():

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.pages import tree_figure, write_report
 from bilens.read import read_bonds, read_deep
 from bilens.tensor import decompile
@@ -40,9 +39,3 @@ def test_the_report_of_a_deep_model(tmp_path):
         page.count("<details><summary><h2>") == len(bonds.sections()) + len(reading.sections()) - 2
     )
     assert "tree-0" in figures
-
-
-def test_misuse_is_explained(paths):
-    many = decompile(digit_model(n_layers=2).tensors(), torch.eye(10), 30)
-    with pytest.raises(BilensError, match="up to 24 paths of one direction; these are 30"):
-        tree_figure(many, (8, 8), title="")

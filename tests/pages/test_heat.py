@@ -1,7 +1,5 @@
-import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.pages import heat_figure
 
 
@@ -31,8 +29,3 @@ def test_names_that_do_not_fit_are_left_to_the_pointer():
     figure = heat_figure(torch.zeros(60, 2), [f"r{i}" for i in range(60)], ["a", "b"], title="")
     assert figure.layout.yaxis.ticktext in ((), None)
     assert figure.data[0].text[59][1] == "r59 · b"
-
-
-def test_each_row_and_column_has_a_name():
-    with pytest.raises(BilensError, match=r"values has shape \(2, 2\), with 2 names of rows and 1"):
-        heat_figure(torch.zeros(2, 2), ["a", "b"], ["x"], title="")

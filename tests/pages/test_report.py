@@ -192,24 +192,6 @@ def test_a_report_of_readings_refuses_all_but_the_path(reading, tmp_path, settin
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ([], r"source holds \[\], expected at least one reading"),
-        ([1], r"source holds \['int'\], expected at least one reading"),
-        ((), "expected at least one reading"),
-        ([None], r"source holds \['NoneType'\]"),
-        (None, "source is NoneType, expected a model that bilens.load returns"),
-        (5, "source is int, expected a model"),
-    ],
-)
-def test_a_report_needs_readings(source, message, tmp_path):
-    with pytest.raises(BilensError, match=message):
-        report(source, tmp_path / "page.html")
-    with pytest.raises(BilensError, match="readings has 0 and no section"):
-        write_report(tmp_path / "page.html", [], title="none")
-
-
 @pytest.mark.parametrize("width", [1200, 500])  # headless Chromium is never narrower than 500
 def test_the_page_works_in_a_browser(written, chrome, tmp_path, width):
     """No script fails, every figure is drawn, and nothing is wider than the window."""

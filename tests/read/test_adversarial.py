@@ -3,7 +3,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.read import attack, class_mask
 from bilens.tensor import Spectrum
 from tests.models import digit_model, digits
@@ -70,24 +69,3 @@ def test_no_mask_is_no_attack():
     nothing = attack(model, x, labels, torch.ones(64), label=0, norm=0.0)
     others = labels != 0
     assert nothing.fooled == pytest.approx(1 - model.accuracy(x[others], labels[others]))
-
-
-def test_misuse_is_explained():
-    model, data = digit_model(), digits()
-    x, labels, mask = data.test_images, data.test_labels, torch.ones(64)
-    with pytest.raises(BilensError, match=r"mask is .* \(63,\).* beside x \(360, 64\)"):
-        attack(model, x, labels, torch.ones(63), label=3, norm=1.0)
-    with pytest.raises(BilensError, match=r"mask has shape .* expected \(64,\), not all zero"):
-        attack(model, x, labels, torch.zeros(64), label=3, norm=1.0)
-    with pytest.raises(BilensError, match="norm=-1.0, expected a finite number, at least 0"):
-        attack(model, x, labels, mask, label=3, norm=-1.0)
-    with pytest.raises(BilensError, match="label=1000000000, expected 0 to 9"):
-        attack(model, x, labels, mask, label=10**9, norm=1.0)
-    with pytest.raises(BilensError, match="labels holds 1 to 10"):
-        attack(model, x, labels + 1, mask, label=3, norm=1.0)
-    threes = labels == 3
-    with pytest.raises(BilensError, match="no image of another class than label=3"):
-        attack(model, x[threes], labels[threes], mask, label=3, norm=1.0)
-    lowering = Spectrum(torch.tensor([-1.0, 0.0]), torch.eye(2), torch.zeros(2))
-    with pytest.raises(BilensError, match="without a positive eigenvalue whose eigenvector"):
-        class_mask(lowering)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import bilens
-from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.nn import ImageClassifier
 from bilens.read import (
     BondReading,
     accurate_ranks,
@@ -142,16 +141,6 @@ def test_curves_measure_ordinary_models():
     assert product_accuracies(plain, data)[-1][1] == pytest.approx(
         result.held_out.accuracy, abs=0.01
     )
-
-
-def test_misuse_is_explained():
-    model, data = digit_model(n_layers=2), digits()
-    with pytest.raises(BilensError, match="metric='cosine', expected one of images, gaussian"):
-        classifier_bonds(model, data, "cosine")  # type: ignore[arg-type]
-    with pytest.raises(BilensError, match="drop=-1, expected a finite number, at least 0 and"):
-        read_bonds(model, data, drop=-1)
-    with pytest.raises(NotBilinearError, match="gate relu"):
-        read_bonds(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)
 
 
 @pytest.mark.parametrize("metric", ["images", "gaussian", "weights"])

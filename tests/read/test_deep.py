@@ -3,9 +3,8 @@ import math
 import pytest
 import torch
 
-from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import path_accuracies, read_deep
+from bilens.read import read_deep
 from bilens.tensor import decompile
 from tests.models import digit_model, digits
 from tests.tensor.factors import normal
@@ -39,15 +38,6 @@ def test_more_paths_than_there_are():
     reading = read_deep(model, digits(), k=10_000)
     assert reading.by_paths[-1][0] == 10 * 3 * 3
     assert math.isclose(reading.by_paths[-1][1], reading.accuracy)
-
-
-def test_misuse_is_explained():
-    model, data = digit_model(n_layers=2), digits()
-    single = decompile(model.tensors(), torch.eye(10)[0], 5)
-    with pytest.raises(BilensError, match=r"batch shape \(\); expected one for each of the 10"):
-        path_accuracies(single, data, [1])
-    with pytest.raises(NotBilinearError, match="gate relu"):
-        read_deep(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)
 
 
 def test_the_paths_of_one_class():

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.read.language import (
     attention_pairs,
     attention_scores,
@@ -20,7 +19,6 @@ from bilens.read.language import (
     token_components,
 )
 from bilens.residual import Pass, ResidualModel
-from bilens.tensor import FactoredMatrix
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
@@ -248,47 +246,6 @@ def test_differential_heads_have_outputs_alone():
     result = read_attention(view_of(attention="differential"), layer=0, k=2).heads[0]
     assert [*result] == ["raises", "lowers", "components"]
     assert len(result["raises"]) == 2
-
-
-def scores(distance=1, position=None, **parts):
-    view = view_of(**parts)
-    return attention_scores(view, layer=0, distance=distance, position=position)[0]
-
-
-def components(matrix=None, **options):
-    matrix = scores()[0] if matrix is None else matrix
-    return token_components(view_of(), matrix, sides=("a", "b"), **options)
-
-
-REFUSALS = [
-    (lambda: attention_scores(view_of(), layer=1), "layer=1, expected 0 to 0"),
-    (lambda: scores(distance=-1), "distance=-1, expected a whole number, at least 0"),
-    (lambda: scores(positions="learned"), "position=None, but the model has learned positions"),
-    (lambda: scores(positions="shortformer", position=12), "position=12, expected 1 to 11"),
-    (lambda: scores(distance=3, position=2), "position=2, expected 3 or more"),
-    (lambda: head_outputs(view_of(positions="learned"), layer=0), "position=None"),
-    (
-        lambda: attention_pairs(view_of(attention="differential"), [0], layer=0),
-        "attention='differential' has a pattern that is not ordered by one number",
-    ),
-    (lambda: attention_pairs(view_of(), [4], layer=0), "head=4, expected 0 to 3"),
-    (lambda: attention_pairs(view_of(), [0], layer=0, k=0), "k=0, expected a whole number"),
-    (lambda: output_pairs(view_of(), [-1], layer=0), "head=-1, expected 0 to 3"),
-    (lambda: components(scores()), r"matrix is of shape \(4, 30, 30\), expected one table"),
-    (
-        lambda: components(FactoredMatrix(torch.ones(3, 1), torch.ones(1, 2))),
-        r"matrix is of shape \(3, 2\), expected one table",
-    ),
-    (lambda: components(among=[1, 2]), "expected one table of 2 tokens against 2"),
-    (lambda: components(k=31), "k=31, expected a whole number, 1 to 30"),
-    (lambda: components(components=5), "components=5, expected a whole number, 1 to 4"),
-]
-
-
-@pytest.mark.parametrize(("read", "message"), REFUSALS)
-def test_what_cannot_be_read_is_refused_by_name(read, message):
-    with pytest.raises(BilensError, match=message):
-        read()
 
 
 def test_later_layers_multiply_the_outputs_of_earlier_ones():

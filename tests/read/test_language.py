@@ -153,13 +153,6 @@ def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
     assert result.value.tolist() == pytest.approx(logits[numbers(result.token)].tolist())
 
 
-def test_learned_positions_are_asked_for():
-    view = view_of(positions="learned")
-    for read in (lambda: following(view, 3, layer=0), lambda: skip_trigrams(view, 3, 0, layer=0)):
-        with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
-            read()
-
-
 @given(
     part=part_of_trigram,
     head=st.integers(0, 3),
@@ -334,38 +327,6 @@ def test_directions_by_name():
     direction = TokenDirection("t3", ("t7", "t8"))
     assert str(direction) == "t3 minus t7, t8"
     torch.testing.assert_close(direction.vector(view), view.direction(3, [7, 8]))
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda v, s: bigrams(v, layer=0, part="ov"), "part='ov', expected one of direct, mlp"),
-        (lambda v, s: bigrams(v, layer=1), "layer=1, expected 0 to 0"),
-        (lambda v, s: skip_trigrams(v, 3, 4, layer=0), "head=4, expected 0 to 3"),
-        (lambda v, s: pair_trigrams(v, k=0), "k=0, expected a whole number, at least 1"),
-        (lambda v, s: bigrams(v, layer=0, among=[]), "among: expected numbers of tokens"),
-        (lambda v, s: bigrams(v, layer=0, among=[30]), "tokens from 0 to 29, at least one"),
-        (lambda v, s: top_contexts(v, s, [], layer=0), "texts is empty"),
-        (
-            lambda v, s: top_contexts(
-                v, v.mlp(0).interaction(v.W_U.T[:2]).eigh(2), [random_text()], layer=0
-            ),
-            r"spectrum is a batch of shape \(2,\), expected",
-        ),
-        (lambda v, s: read_stream(v, random_text(), 9, layer=0), "position=9, expected 0 to 8"),
-        (lambda v, s: split_logits(v, random_text(), -10), "position=-10, expected -9 to 8"),
-    ],
-)
-def test_bad_input_is_named(read, message):
-    view = view_of()
-    with pytest.raises(BilensError, match=message):
-        read(view, view.mlp(0).interaction(view.direction(3)).eigh(2))
-
-
-def test_what_needs_a_tensor_says_so():
-    view = family_view("llama")
-    with pytest.raises(NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"):
-        skip_trigrams(view, 3, 0, layer=0)
 
 
 def test_texts_of_any_length_have_contexts():

@@ -5,13 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError, NotBilinearError
+from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     TruncationCurve,
     explain,
     read_classifier,
-    read_deep,
     spectra,
     top_inputs,
     truncation_curve,
@@ -114,35 +113,3 @@ def test_spectra_rebuild_the_logits_and_any_sum_of_them(bias, basis, batch, seed
     sums = torch.eye(4).double() if directions is None else directions
     expected = torch.einsum("sc,...c->s...", model(x), sums)
     assert torch.allclose(rebuilt, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_misuse_is_explained():
-    data = digits()
-    spectrum = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=0).eigh()
-    with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
-        truncation_curve(spectrum, data.test_images, data.test_labels)
-    batch = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=range(10)).eigh()
-    with pytest.raises(BilensError, match=r"labels is .* \(3,\).* beside x \(360, 64\)"):
-        truncation_curve(batch, data.test_images, data.test_labels[:3])
-    with pytest.raises(BilensError, match="labels holds -1 to"):
-        truncation_curve(batch, data.test_images, data.test_labels - 1)
-    with pytest.raises(BilensError, match="logits holds NaN"):
-        truncation_curve(batch, data.test_images / 0, data.test_labels)
-    with pytest.raises(BilensError, match="labels is empty"):
-        truncation_curve(batch, data.test_images[:0], data.test_labels[:0])
-    with pytest.raises(BilensError, match=r"x is a tensor of shape \(2, 64\)"):
-        explain(batch, data.test_images[:2])
-    for wrong in ({"n_classes": -1}, {"k": 0}):
-        with pytest.raises(BilensError, match="expected a whole number, at least 1"):
-            explain(batch, data.test_images[0], **wrong)
-    with pytest.raises(BilensError, match="x holds NaN"):
-        explain(batch, data.test_images[0] * torch.nan)
-    with pytest.raises(BilensError, match="x holds NaN"):
-        top_inputs(batch, data.test_images * torch.nan)
-    with pytest.raises(BilensError, match="basis='PIXELS', expected one of model, pixels"):
-        read_classifier(digit_model(), data, basis="PIXELS")
-    for read in (read_classifier, read_deep):
-        with pytest.raises(BilensError, match=r"model is .*Linear, expected TensorChain"):
-            read(torch.nn.Linear(64, 10), data)
-    with pytest.raises(NotBilinearError, match="gate relu"):
-        read_classifier(ImageClassifier(ClassifierConfig(64, 10, gate="relu")), data)

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.read import shared_by_classes, shared_by_paths, spectra
 from bilens.tensor import Spectrum, cluster, decompile
 from tests.models import digit_model
@@ -73,8 +72,3 @@ def test_features_have_a_row_each():
         labels = {*row.raises.split(", "), *row.lowers.split(", ")} - {""}
         assert labels == {str(use.label) for use in feature.uses}
     assert shared.record()["shared features"] == len(shared.features)
-
-
-def test_misuse_is_explained():
-    with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
-        shared_by_classes(spectra(digit_model())[3])

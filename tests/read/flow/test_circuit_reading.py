@@ -14,7 +14,6 @@ from bilens.read.flow.case import make_cases
 from bilens.read.flow.circuit_measures import part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.sections import plain
-from tests.language import view_of
 from tests.read.flow.flows import answered
 
 # Of one template; the words differ.
@@ -22,11 +21,6 @@ MANY = [
     Question(f"t{a} t2 t{b} t4", "t5", ("t6",), f"t{a} t7 t{b} t4", "one")
     for a, b in [(1, 3), (2, 9), (3, 1), (4, 8), (8, 3), (9, 1), (5, 9), (6, 3), (7, 1), (6, 8)]
 ]
-
-
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
 
 
 @pytest.fixture(scope="module")
@@ -318,31 +312,6 @@ def test_the_picture_measures_the_parts_of_the_circuit(view, many):
     for node in measured:
         if node.kind != "token":
             assert (node.layer, node.number if node.kind == "head" else None) in parts
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": float("nan")}, "keep=nan, expected a finite number"),
-        ({"keep": float("inf")}, "keep=inf, expected a finite number"),
-        ({"keep": "0.9"}, "keep='0.9', expected a finite number"),
-        ({"keep": -0.1}, "keep=-0.1, expected a finite number, at least 0"),
-        ({"keep": 1.6}, "keep=1.6, expected a finite number, .* at most 1.15"),
-        ({"left": 1.5}, "left=1.5, expected a finite number"),
-        ({"left": "0.1"}, "left='0.1', expected a finite number"),
-        ({"controls": 1}, "controls=1, expected"),
-        ({"level": "foo"}, "level='foo', expected one of parts, edges"),
-        ({"questions": MANY[0]}, "questions"),
-        ({"questions": [MANY[0].text]}, "questions"),
-        ({"questions": []}, "there must be at least one"),
-        ({"questions": (x for x in ())}, "there must be at least one"),
-        ({"questions": (x for x in ["t1"])}, "questions holds a str, expected Questions"),
-        ({"model": torch.nn.Linear(2, 2)}, "model is torch.nn"),
-    ],
-)
-def test_what_no_circuit_takes_is_refused_by_its_name(view, options, message):
-    with pytest.raises(BilensError, match=message):
-        circuit(**{"model": view, "questions": MANY[:2], **options})
 
 
 def test_questions_may_come_one_by_one(view, right, many):

@@ -22,7 +22,7 @@ from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import read_questions
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, family_view
-from tests.language import random_model, toy_tokenizer, view_of
+from tests.language import random_model, toy_tokenizer
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient, write_questions
 
 # Two templates of one task; the words differ.
@@ -37,11 +37,6 @@ TEMPLATES = {
         for a, b in PAIRS
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
 
 
 @pytest.fixture(scope="module")
@@ -350,18 +345,3 @@ def test_questions_come_from_a_file(tmp_path, view):
         read_questions(path)
     with pytest.raises(BilensError, match="is no file and no task"):
         read_questions(tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "nothing is asked; expected either --prompt"),
-        ({"prompt": "t1", "questions": "a.tsv"}, "both ask; expected either --prompt"),
-        ({"prompt": "t1 t2", "token": "t3"}, "need a second text each"),
-        ({"prompt": "t4 t2", "token": "t3", "against": "t4"}, "against has"),
-        ({"prompt": "t4 t2", "token": "t3", "against": "t4 t2"}, "have the same logit"),
-    ],
-)
-def test_what_is_no_question_is_said(view, arguments, message):
-    with pytest.raises(BilensError, match=message):
-        language.circuit(view, **arguments)

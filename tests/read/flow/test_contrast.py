@@ -288,24 +288,3 @@ def test_given_embeddings_are_those_of_a_text(name):
     assert result.value == pytest.approx(expected.value, rel=1e-6)
     for a, b in zip(result.named, expected.named, strict=True):
         assert a.measured == pytest.approx(b.measured, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"against": "t4 t5"}, r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5"),
-        (
-            {"against": torch.zeros(2, 16).double()},
-            r"against has shape \(2, 16\), expected \(3, 16",
-        ),
-        ({"against": []}, "against holds no texts"),
-        ({"replace": {"t9": "t4"}}, "replace names 't9', which is not a word of 't4 t5 t6'"),
-        ({"replace": {"t4": "t9"}, "against": "t4 t5 t7"}, "expected one of them"),
-        ({"target": "probability"}, "target='probability' needs two runs"),
-        ({"target": "odds", "against": "t4 t5 t7"}, "target='odds', expected"),
-    ],
-)
-def test_what_does_not_fit_is_said(options, message):
-    view = view_of(attention="bilinear")
-    with pytest.raises(BilensError, match=message):
-        flow(view, "t4 t5 t6", "t3", minus="t7", **options)

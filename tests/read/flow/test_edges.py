@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.read.flow import circuit
 from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.edges import EdgeCases, EdgeGraph, find_edges
+from bilens.read.flow.edges import EdgeCases, find_edges
 from tests.families import exact_norms, family_view
 from tests.language import view_of
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient
@@ -42,13 +41,11 @@ def test_the_edges_between_some_parts_are_these_parts(name):
     torch.testing.assert_close(by_edges, by_parts, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_by_edges_are_central_differences():
-    view = view_of(n_layers=2, norm="rms")
+def test_gradients_by_edges_are_central_differences(view):
     check_gradient(EdgeCases(Cases.of(view, QUESTIONS[:3])))
 
 
-def test_edges_keep_what_is_asked_and_are_named():
-    view = view_of(n_layers=2, norm="rms")
+def test_edges_keep_what_is_asked_and_are_named(view):
     cases = Cases.of(view, QUESTIONS[:3])
     parts = torch.ones(cases.shape, dtype=torch.bool)
     parts[1, 0] = False
@@ -65,8 +62,7 @@ def test_edges_keep_what_is_asked_and_are_named():
     assert any(edge.source is None for edge in found.edges)
 
 
-def test_a_circuit_of_edges_is_a_part_of_the_reading():
-    view = view_of(n_layers=2, norm="rms")
+def test_a_circuit_of_edges_is_a_part_of_the_reading(view):
     reading = circuit(view, answered(view, QUESTIONS), keep=0.8, level="edges")
     found = reading.circuits[0].edges
     assert (
@@ -75,9 +71,3 @@ def test_a_circuit_of_edges_is_a_part_of_the_reading():
     table = next(s for s in reading.sections() if s.title == "Edges").rows[0][0].frame
     assert len(table) == len(found.edges)
     assert {"embedding", "logits"} <= {*table["from"], *table["to"]}
-
-
-def test_models_whose_parts_read_more_than_the_stream_are_refused():
-    view = family_view("neox")
-    with pytest.raises(BilensError, match="side by side"):
-        EdgeGraph(view)

@@ -5,9 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.read.language import TokenDirection
 from tests.families import EACH_READ, exact_norms, family_view, some_text
 from tests.language import parts, random_text, view_of
 from tests.read.flow.flows import DIRECTION, check, logit
@@ -43,17 +41,3 @@ def test_own_models_of_all_parts_flow(settings, mlp, position, two_texts):
     if two_texts:
         value -= logit(view, second[: position + 1])
     check(result, value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"position": 9}, "position=9, expected -9 to 8"),
-        ({"token": torch.zeros(3).double()}, "direction has 3 numbers, expected 16, the width"),
-        ({"token": TokenDirection("t99")}, "token='t99', expected a single token"),
-    ],
-)
-def test_what_cannot_be_split_is_said(change, message):
-    view = view_of()
-    with pytest.raises(BilensError, match=message):
-        flow(view, random_text(), **{"token": DIRECTION, **change})

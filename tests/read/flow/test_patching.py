@@ -148,18 +148,6 @@ def test_answers_of_several_tokens_are_sums_of_log_probabilities(minus):
     assert result.noising.shape == result.denoising.shape == (2, 5)
 
 
-def test_a_second_text_is_asked_for():
-    view = view_of()
-    with pytest.raises(BilensError, match="against and replace name the second run"):
-        patch(view, TWO[0], DIRECTION)
-
-
-def test_a_position_outside_of_the_text_is_an_error():
-    view = view_of()
-    with pytest.raises(BilensError, match="position=9, expected -9 to 8"):
-        patch(view, TWO[0], DIRECTION, 9, against=TWO[1])
-
-
 def test_eap_ig_of_questions_is_the_mean_over_them():
     view = view_of(n_layers=2)
     questions = [
@@ -208,12 +196,3 @@ def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(famil
         written = view.model.generate(ids[None], settings, attention_mask=mask)
         assert written[0].tolist() == longer.tolist()
     assert torch.equal(view.logits(ids[None])[0, -1], before)
-
-
-def test_what_cannot_be_patched_is_said():
-    view = view_of(n_layers=2)
-    message = "has the position 7, expected one of the 2 tokens of against"
-    with pytest.raises(BilensError, match=message), patched(view, ["mlp.0@7"], "t3 t4"):
-        pass
-    with pytest.raises(BilensError, match="no address of a part"), patched(view, ["x"], "t3"):
-        pass

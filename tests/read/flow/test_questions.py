@@ -291,33 +291,6 @@ def test_a_case_says_which_texts_the_model_answers(view):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"minus": "soup"}, "minus='soup', expected a list, each text"),
-        ({"target": "foo"}, "target='foo', expected one of logit, log-probability, probability"),
-        ({"position": 0.5}, "position=0.5, expected a whole number"),
-        ({"position": None}, "position=None, expected a whole number"),
-        ({"token": ""}, "token is empty"),
-        ({"token": 5}, "token=5, expected text"),
-        ({"text": ["t1", "t2"]}, "text="),
-        ({"text": torch.ones(3)}, "text is a tensor"),
-        ({"against": 3}, "against=3"),
-        ({"task": None}, "task=None, expected text"),
-        ({"vector": torch.ones(16)}, "token='t5' and minus=.*beside a vector"),
-        ({"vector": torch.ones(16), "token": "", "minus": ("t6",)}, "beside a vector"),
-        ({"vector": torch.ones(2, 8), "token": "", "minus": ()}, "vector is a tensor"),
-        (
-            {"vector": torch.ones(16), "token": "", "minus": (), "target": "probability"},
-            "target='probability' with a direction",
-        ),
-    ],
-)
-def test_what_is_no_field_is_refused_by_its_name(changes, message):
-    with pytest.raises(BilensError, match=message):
-        replace(BASE, **changes)
-
-
-@pytest.mark.parametrize(
     ("question", "message"),
     [
         (replace(BASE, position=99), "position=99, expected -4 to 3"),

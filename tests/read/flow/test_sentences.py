@@ -4,7 +4,6 @@ import re
 from math import log
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -242,31 +241,6 @@ def test_exchanged_names_exchange_the_texts():
     back = flow(VIEW, second, "t2", minus="t3", replace={"t2": "t3", "t3": "t2"})
     assert there.values == pytest.approx(back.values[::-1])
     assert there.value == pytest.approx(-back.value)
-
-
-@pytest.mark.parametrize(
-    ("replace", "message"),
-    [
-        ({"x": "y"}, "'x', which is not a word of 'a b'"),
-        ({"": "y"}, "'', which is not a word"),
-        ({"a": "b", "x": "y"}, "'x', which is not a word"),
-    ],
-)
-def test_words_that_are_not_there_are_named(replace, message):
-    with pytest.raises(BilensError, match=message):
-        replaced("a b", replace)
-
-
-@pytest.mark.parametrize("replace", ["t1", "t1=t2,t1=t3", "=t2", "t1=t2,,t2=t1"])
-def test_replacements_that_are_no_pairs_are_refused(replace):
-    with pytest.raises(BilensError, match=r"words as keys=key,was=is|an empty name"):
-        second_run(VIEW, FIRST, replace=replace)
-
-
-def test_several_texts_are_sent_to_what_takes_them():
-    with pytest.raises(BilensError, match="circuit and task_directions take several questions"):
-        flow(VIEW, [FIRST, SECOND], "t3")
-    flow(VIEW, torch.tensor([1, 2, 3]), "t3")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,6 @@ AT = 4
 MLP = Node("mlp", 0.0, 0, "mlp", AT)
 
 
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
-
-
 def flow_of(view, second):
     return flow(view, TEXTS[0], DIRECTION, against=second, ablate=0)
 
