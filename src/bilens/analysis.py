@@ -16,7 +16,7 @@ sections, which `bilens.pages` lays out by the type of the reading.
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -32,10 +32,10 @@ from bilens.sections import (
     Picture,
     Section,
     Table,
+    captioned,
     distinct,
     fact_text,
     named_figures,
-    plain,
 )
 
 __all__ = ["Columns", "ContextList", "Fact", "Percent", "Picture", "Reading", "Section"]
@@ -116,9 +116,10 @@ class Reading:
 
         Of several tables of one caption, the second has the number 2 after it, and so on.
         """
-        captioned = [(name, part) for name, part in self._captioned() if isinstance(part, Table)]
-        names = distinct(name for name, _ in captioned)
-        return {name: table.frame for name, (_, table) in zip(names, captioned, strict=True)}
+        parts = captioned(self.sections())
+        tables = [(name, part.frame) for name, part in parts if isinstance(part, Table)]
+        names = distinct(name for name, _ in tables)
+        return dict(zip(names, (frame for _, frame in tables), strict=True))
 
     def figures(self) -> dict[str, "go.Figure"]:
         """Return the figures of its sections by the names of the files that they are saved as."""
@@ -128,27 +129,10 @@ class Reading:
         return ({"graph": self.plot()} if has_graph else {}) | named_figures(parts)
 
     def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON: the facts, each table as rows, and each text as lines.
-
-        No entry takes the place of another of its name; see `tables`.
-        """
-        entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in self.facts()]
-        for name, part in self._captioned():
-            rows = plain(part.frame) if isinstance(part, Table) else list(map(asdict, part.lines))
-            entries.append((name, rows))
-        names = distinct(name for name, _ in entries)
-        return dict(zip(names, (value for _, value in entries), strict=True))
-
-    def _captioned(self) -> list[tuple[str, Table | ContextList]]:
-        """Return its tables and texts with their captions or else the section's title."""
-        captioned: list[tuple[str, Table | ContextList]] = []
-        for section in self.sections():
-            for part in section.parts:
-                if isinstance(part, Table):
-                    captioned.append((part.caption or section.title, part))
-                elif isinstance(part, ContextList):
-                    captioned.append((part.title, part))
-        return captioned
+        """Return its numbers for JSON; see `bilens.pages.record_of`."""
+        self.shown_by.import_page(self)
+        record: dict[str, Any] = self.shown_by.record_of(self)
+        return record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"

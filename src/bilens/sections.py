@@ -235,6 +235,18 @@ def distinct(names: Iterable[str], joint: str = " ") -> list[str]:
     return result
 
 
+def captioned(sections: Iterable[Section]) -> list[tuple[str, Table | ContextList]]:
+    """Return the tables and texts of sections with their captions or else the section's title."""
+    parts: list[tuple[str, Table | ContextList]] = []
+    for section in sections:
+        for part in section.parts:
+            if isinstance(part, Table):
+                parts.append((part.caption or section.title, part))
+            elif isinstance(part, ContextList):
+                parts.append((part.title, part))
+    return parts
+
+
 def named_figures(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
     """Return the figures of the pictures among parts of a page, by distinct names."""
     pictures = [part for part in parts if isinstance(part, Picture)]

@@ -13,7 +13,7 @@ COMPUTES = ("tensor", "kernels", "nn", "data", "residual", "convert", "train", "
 DRAWS = ("plotly", "matplotlib", "html", "jinja2", "bilens.figures", "bilens.pages", "bilens.paper")
 
 
-@pytest.mark.parametrize("shown_by", [layout.sections_of, layout.plot_of])
+@pytest.mark.parametrize("shown_by", [layout.sections_of, layout.plot_of, layout.record_of])
 def test_what_is_registered_is_found_by_the_module_of_the_reading(shown_by):
     for path in (SOURCE / "pages").glob("[a-z]*.py"):
         import_module(f"bilens.pages.{path.stem}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from bilens.pages.cuts import network_figure
     from bilens.pages.explanation import explanation_figure, shared_figure
     from bilens.pages.flow import ablation_figure
-    from bilens.pages.layout import plot_of, sections_of
+    from bilens.pages.layout import plot_of, record_of, sections_of
     from bilens.pages.page import report, write_page, write_report
     from bilens.paper.sheet import save_figure, save_figures
 else:  # Pages of language models import transformers, which takes seconds.
@@ -27,6 +27,7 @@ __all__ = [
     "network_figure",
     "path_figure",
     "plot_of",
+    "record_of",
     "report",
     "save_figure",
     "save_figures",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from math import log10
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -12,7 +13,7 @@ from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
 from bilens.figures.plots import accuracy_curve
 from bilens.pages.classifier import accuracy_table
 from bilens.pages.cuts import directions_figure, matrices_figure, network_figure
-from bilens.pages.layout import sections_of
+from bilens.pages.layout import facts_and_tables, record_of, sections_of
 from bilens.read.bonds import BondReading, as_sum
 from bilens.sections import Picture, Section
 
@@ -148,3 +149,15 @@ def kept_directions_figure(
         text = f"{mark}: {kept:.1%}"
         figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
     return figure
+
+
+@record_of.register
+def bond_record(reading: BondReading) -> dict[str, Any]:
+    """Return its numbers for JSON: the directions of each bond and the interval as lists."""
+    lists = {"directions": reading.cut.ranks, "95 % interval": reading.held_out.interval}
+    record = facts_and_tables(reading) | {name: list(numbers) for name, numbers in lists.items()}
+    tables = [rows for rows in record.values() if rows and isinstance(rows, list)]
+    for row in (row for rows in tables for row in rows if isinstance(row, dict)):
+        if row.get("directions at each bond") == as_sum(reading.cut.ranks):
+            row["directions at each bond"] = list(reading.cut.ranks)
+    return record

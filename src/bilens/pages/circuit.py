@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -10,10 +11,12 @@ import torch
 from bilens.figures.canvas import BLUE, dress, new_figure
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.pages.graph import NARROW, WIDE
-from bilens.pages.layout import plot_of, sections_of
+from bilens.pages.layout import plot_of, record_of, sections_of
 from bilens.read.flow.circuit_measures import Circuit, Measured
-from bilens.read.flow.circuit_reading import DRAWN, CircuitReading, edge_rows
-from bilens.sections import Picture, Section, Table
+from bilens.read.flow.circuit_reading import DRAWN, CircuitReading
+from bilens.read.flow.interval import Interval
+from bilens.read.flow.patching import parts_in
+from bilens.sections import Picture, Section, Table, plain
 
 
 @sections_of.register
@@ -64,9 +67,7 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
     )
     add("Parts", text, reading.frame(), folds=True)
     edges = [
-        {"task": circuit.task, **edge}
-        for circuit in reading.circuits
-        for edge in edge_rows(circuit)
+        {"task": circuit.task, **edge} for circuit in reading.circuits for edge in _edges(circuit)
     ]
     if edges:
         text = (
@@ -177,3 +178,114 @@ def _shares(measured: Measured) -> dict[str, float | None]:
     shares = {"restored": restored.value, "low": restored.low, "high": restored.high}
     # An interval that there is not leaves no empty columns.
     return {**{k: x for k, x in shares.items() if x is not None}, "left": measured.left.value}
+
+
+@record_of.register
+def circuit_record(reading: CircuitReading) -> dict[str, Any]:
+    """Return all numbers for JSON, those of each circuit, and the matrix of several tasks.
+
+    Of the matrix rows are circuits, and columns the questions of a task.
+    """
+    record: dict[str, Any] = {
+        "prompt": reading.texts[0].strip("“”"),
+        "against": reading.texts[1].strip("“”"),
+        "number": reading.question.number,
+        "values": list(reading.values),
+        "number of parts": reading.n_parts,
+        "keep": reading.limits[0],
+        "left at most": reading.limits[1],
+        "circuits": [_record(circuit) for circuit in reading.circuits],
+        "notes": list(reading.notes),
+    }
+    if reading.transfer:
+        record["transfer"] = [[x.restored.value for x in row] for row in reading.transfer]
+        record["transfer left"] = [[x.left.value for x in row] for row in reading.transfer]
+    return record
+
+
+def _record(circuit: Circuit) -> dict[str, Any]:
+    """Return the numbers of a circuit for JSON."""
+    assert circuit.found is not None
+    ordering, deciding, measuring = circuit.questions
+    numbers: dict[str, Any] = {
+        "task": circuit.task,
+        "holds": circuit.holds,
+        **_numbers(circuit.measured),
+        "questions that order": ordering,
+        "questions that decide the size": deciding,
+        "questions that measure": measuring,
+        "of other templates": circuit.of_other_templates,
+        "the other way round": circuit.opposite,
+        "answered otherwise": list(circuit.wrong),
+        "repeated": circuit.repeated,
+        "parts": [],
+        "parts for half": circuit.half,
+        "sizes": [
+            {"size": size, "restored": list(shares)}
+            for size, shares in sorted(circuit.found.sizes.items())
+        ],
+        "templates": [{"template": name, **_numbers(x)} for name, x in circuit.by_template.items()],
+        "similar": circuit.similar,
+        "circuits of a template": [
+            {"template": name, **_record(own)} for name, own in circuit.own.items()
+        ],
+    }
+    for key, name, circuits in (
+        ("left out", "template", circuit.left_out),
+        ("controls", "control", circuit.controls),
+    ):
+        numbers[key] = [
+            {name: of, "size": x.size, "holds": x.found and x.holds, **_numbers(x.measured)}
+            for of, x in circuits.items()
+        ]
+    needed, core = parts_in(circuit.needed), parts_in(circuit.core)
+    for effect in circuit.effects:
+        row = {name: x for name, x in vars(effect).items() if name != "part"}
+        other = circuit.exchanged.get(effect.part)
+        numbers["parts"].append(
+            {
+                "part": str(effect.part),
+                **plain(row),
+                "needed": effect.part in needed,
+                "core": effect.part in core,
+                "exchanged for": None if other is None else str(other),
+            }
+        )
+    if circuit.edges is not None:
+        numbers |= {
+            "edges": _edges(circuit),
+            "edges between the parts": circuit.edges.candidates,
+            **_interval("restored by edges", "restored by edges ", circuit.edges.restored),
+        }
+    return numbers
+
+
+def _numbers(measured: Measured) -> dict[str, Any]:
+    return {
+        **_interval("restored", "", measured.restored),
+        **_interval("left", "left ", measured.left),
+        "closeness": measured.closeness,
+        "right": measured.right,
+        "questions": measured.questions,
+        "model answers": measured.answers,
+        "mean change": measured.change,
+    }
+
+
+def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | None]:
+    return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}
+
+
+def _edges(circuit: Circuit) -> list[dict[str, Any]]:
+    """Return a row for each edge of a circuit."""
+    rows = []
+    for edge in circuit.edges.edges if circuit.edges is not None else ():
+        rows.append(
+            {
+                "from": "embedding" if edge.source is None else str(edge.source),
+                "to": ", ".join(map(str, edge.readers)) or "logits",
+                "through": edge.role or "input",
+                "share": edge.share,
+            }
+        )
+    return rows

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
-from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas
-from bilens.pages.layout import plot_of
+from bilens.pages.layout import facts_and_tables, plot_of, record_of, table_plot
 from bilens.read.chain import predict
 from bilens.read.explanation import Explanation, SharedFeature, SharedFeatures, explain
 from bilens.sections import Picture, Section, plotly_text, signed
@@ -91,7 +91,7 @@ def _wrapped(names: Sequence[str]) -> list[str]:
 def explanation_plot(reading: Explanation) -> go.Figure:
     """Draw an image, and the eigenvectors that move its highest logits most."""
     if reading.shape is None:
-        return plot_of.dispatch(Reading)(reading)
+        return table_plot(reading)
     return explanation_figure(reading, reading.shape, reading.class_names, title=reading.title)
 
 
@@ -160,3 +160,13 @@ def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
     if (~right).any():
         examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
     return examples
+
+
+@record_of.register
+def explanation_record(reading: Explanation) -> dict[str, Any]:
+    """Return its numbers for JSON; classes and eigenvectors have theirs."""
+    record = facts_and_tables(reading)
+    for row in record[reading.title]:
+        row["class"] = int(row["class"])
+        row["term"] = int(row["term"]) if row["term"].isdigit() else row["term"]
+    return record

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,7 +13,7 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.figures.canvas import GREY, dress, new_figure
 from bilens.pages.graph import WIDE
-from bilens.pages.layout import plot_of, sections_of
+from bilens.pages.layout import plot_of, record_of, sections_of
 from bilens.read.flow.ablation import Ablation
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import node_frame, strongest_first
@@ -180,3 +181,14 @@ def part_sections(reading: PartWeights) -> list[Section]:
     """Return one section with all tables."""
     tables = [Table(frame, name, reading.formats) for name, frame in reading.frames.items()]
     return [Section(reading.title, "", [tables], reading.facts())]
+
+
+@record_of.register
+def flow_record(reading: FlowReading) -> dict[str, Any]:
+    """Return the graph for JSON, with the effect of the strongest parts at once."""
+    parts = [str(part) for part in reading.strongest]
+    together = {"parts": parts, "change": reading.together}
+    text: dict[str, Any] = {"prompt": reading.question.text, "against": reading.other}
+    text |= {"preferred": reading.preferred, "answer": reading.answer, "notes": reading.notes}
+    weights = [part.record() for part in reading.opened]
+    return {**text, "together": together, **asdict(reading.page), "weights": weights}

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from bilens.figures.plots import spectrum_figure
-from bilens.pages.layout import plot_of, sections_of
+from bilens.pages.layout import facts_and_tables, plot_of, record_of, sections_of
 from bilens.read.language.contexts import Continuation
 from bilens.read.language.heads import AttentionReading
 from bilens.read.language.names import in_words
@@ -159,3 +159,15 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     shown = frame[words].map(in_words)
     shown = shown.rename(columns={"virtual": "earlier token", "direct": "present token"})
     return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
+
+
+@record_of.register
+def continuation_record(reading: Continuation) -> dict[str, Any]:
+    """Return the text for JSON."""
+    return {"text": reading.text}
+
+
+@record_of.register
+def summary_record(reading: LanguageSummary) -> dict[str, Any]:
+    """Return the numbers for JSON, with the graph of the flow."""
+    return {**facts_and_tables(reading), "flow": reading.flow.record()}

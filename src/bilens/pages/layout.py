@@ -1,4 +1,4 @@
-"""What a reading shows, by its type: the sections of a page, and its picture.
+"""What a reading shows, by its type: the sections of a page, a picture, and a record for JSON.
 
 A reading of your own may register a page and a picture of its own:
 
@@ -6,6 +6,7 @@ A reading of your own may register a page and a picture of its own:
     def copying_sections(reading: CopyingReading) -> list[Section]: ...
 """
 
+from dataclasses import asdict
 from functools import singledispatch
 from html import escape
 from importlib import import_module
@@ -16,7 +17,7 @@ import plotly.graph_objects as go
 
 from bilens.analysis import Reading
 from bilens.paper.notebook import NotebookFigure
-from bilens.sections import Panel, Picture, Section, Table, plotly_text
+from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain, plotly_text
 
 PAGES = {
     "bilens.data.images": "images",
@@ -59,7 +60,12 @@ def sections_of(reading: Reading) -> list[Section]:
 
 @singledispatch
 def plot_of(reading: Reading) -> go.Figure:
-    """Draw the picture of a reading; by default its main table, in plotly's default template."""
+    """Draw the picture of a reading; by default its main table."""
+    return table_plot(reading)
+
+
+def table_plot(reading: Reading) -> go.Figure:
+    """Draw the main table of a reading, in plotly's default template."""
     frame = reading.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
     # Numbers are points of a line, names are bars.
     is_line = frame[reading.axes["x"]].dtype.kind in "if"
@@ -67,6 +73,25 @@ def plot_of(reading: Reading) -> go.Figure:
         px.line(frame, markers=True, **reading.axes) if is_line else px.bar(frame, **reading.axes)
     )
     return NotebookFigure(drawn)
+
+
+@singledispatch
+def record_of(reading: Reading) -> dict[str, Any]:
+    """Return the numbers of a reading for JSON; by default its facts, tables and texts."""
+    return facts_and_tables(reading)
+
+
+def facts_and_tables(reading: Reading) -> dict[str, Any]:
+    """Return the facts of a reading, each table as rows, and each text as lines.
+
+    No entry takes the place of another of its name; see `Reading.tables`.
+    """
+    entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in reading.facts()]
+    for name, part in captioned(reading.sections()):
+        rows = plain(part.frame) if isinstance(part, Table) else list(map(asdict, part.lines))
+        entries.append((name, rows))
+    names = distinct(name for name, _ in entries)
+    return dict(zip(names, (value for _, value in entries), strict=True))
 
 
 def notebook_view(reading: Reading) -> dict[str, Any]:

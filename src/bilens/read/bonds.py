@@ -95,16 +95,6 @@ class BondReading(Reading):
             ("drop", self.drop),
         ]
 
-    def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON: the directions of each bond and the interval as lists."""
-        lists = {"directions": self.cut.ranks, "95 % interval": self.held_out.interval}
-        record = super().record() | {name: list(numbers) for name, numbers in lists.items()}
-        tables = [rows for rows in record.values() if rows and isinstance(rows, list)]
-        for row in (row for rows in tables for row in rows if isinstance(row, dict)):
-            if row.get("directions at each bond") == as_sum(self.cut.ranks):
-                row["directions at each bond"] = list(self.cut.ranks)
-        return record
-
     def frame(self) -> "pd.DataFrame":
         """Return a row for each direction of each bond."""
         return self.bonds.frame()

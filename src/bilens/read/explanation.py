@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -209,14 +209,6 @@ class Explanation(Reading):
                 rows.append((label, str(number), activation))
             rows.append((label, "all others", part.remainder))
         return pd.DataFrame(rows, columns=["class", "term", "activation"])
-
-    def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON; classes and eigenvectors have theirs."""
-        record = super().record()
-        for row in record[self.title]:
-            row["class"] = int(row["class"])
-            row["term"] = int(row["term"]) if row["term"].isdigit() else row["term"]
-        return record
 
 
 @detached

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -86,10 +86,6 @@ class LanguageSummary(Reading):
             ("standard error", round(loss.error, 3)),
             ("perplexity", round(float(torch.tensor(loss.loss).exp()), 2)),
         ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the numbers for JSON, with the graph of the flow."""
-        return {**super().record(), "flow": self.flow.record()}
 
 
 @detached

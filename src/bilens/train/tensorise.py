@@ -62,7 +62,7 @@ class Agreement:
     top1: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tensorised(Reading):
     """Agreement of a model with the original on each held-out text, after each stage."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -28,13 +28,13 @@ from bilens.read.flow.circuit_measures import (
 from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, Cases
 from bilens.read.flow.edges import find_edges
 from bilens.read.flow.graph import FlowGraph
-from bilens.read.flow.interval import LEAST, Interval
+from bilens.read.flow.interval import LEAST
 from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import quoted
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, plain, signed
+from bilens.sections import Fact, signed
 
 DRAWN = 15
 """Nodes of the picture."""
@@ -134,27 +134,6 @@ class CircuitReading(Reading):
         if circuit.repeated:
             text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
-
-    def record(self) -> dict[str, Any]:
-        """Return all numbers for JSON, those of each circuit, and the matrix of several tasks.
-
-        Of the matrix rows are circuits, and columns the questions of a task.
-        """
-        record: dict[str, Any] = {
-            "prompt": self.texts[0].strip("“”"),
-            "against": self.texts[1].strip("“”"),
-            "number": self.question.number,
-            "values": list(self.values),
-            "number of parts": self.n_parts,
-            "keep": self.limits[0],
-            "left at most": self.limits[1],
-            "circuits": [_record(circuit) for circuit in self.circuits],
-            "notes": list(self.notes),
-        }
-        if self.transfer:
-            record["transfer"] = [[x.restored.value for x in row] for row in self.transfer]
-            record["transfer left"] = [[x.left.value for x in row] for row in self.transfer]
-        return record
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each part of each circuit, the largest effect first."""
@@ -379,94 +358,6 @@ def is_similar(a: Case, b: Case) -> bool:
     """Return whether two questions are of one template: half of their tokens agree in order."""
     tokens, others = (case.passes[0].ids[case.row].tolist() for case in (a, b))
     return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
-
-
-def _record(circuit: Circuit) -> dict[str, Any]:
-    """Return the numbers of a circuit for JSON."""
-    assert circuit.found is not None
-    ordering, deciding, measuring = circuit.questions
-    numbers: dict[str, Any] = {
-        "task": circuit.task,
-        "holds": circuit.holds,
-        **_numbers(circuit.measured),
-        "questions that order": ordering,
-        "questions that decide the size": deciding,
-        "questions that measure": measuring,
-        "of other templates": circuit.of_other_templates,
-        "the other way round": circuit.opposite,
-        "answered otherwise": list(circuit.wrong),
-        "repeated": circuit.repeated,
-        "parts": [],
-        "parts for half": circuit.half,
-        "sizes": [
-            {"size": size, "restored": list(shares)}
-            for size, shares in sorted(circuit.found.sizes.items())
-        ],
-        "templates": [{"template": name, **_numbers(x)} for name, x in circuit.by_template.items()],
-        "similar": circuit.similar,
-        "circuits of a template": [
-            {"template": name, **_record(own)} for name, own in circuit.own.items()
-        ],
-    }
-    for key, name, circuits in (
-        ("left out", "template", circuit.left_out),
-        ("controls", "control", circuit.controls),
-    ):
-        numbers[key] = [
-            {name: of, "size": x.size, "holds": x.found and x.holds, **_numbers(x.measured)}
-            for of, x in circuits.items()
-        ]
-    needed, core = parts_in(circuit.needed), parts_in(circuit.core)
-    for effect in circuit.effects:
-        row = {name: x for name, x in vars(effect).items() if name != "part"}
-        other = circuit.exchanged.get(effect.part)
-        numbers["parts"].append(
-            {
-                "part": str(effect.part),
-                **plain(row),
-                "needed": effect.part in needed,
-                "core": effect.part in core,
-                "exchanged for": None if other is None else str(other),
-            }
-        )
-    if circuit.edges is not None:
-        numbers |= {
-            "edges": edge_rows(circuit),
-            "edges between the parts": circuit.edges.candidates,
-            **_interval("restored by edges", "restored by edges ", circuit.edges.restored),
-        }
-    return numbers
-
-
-def _numbers(measured: Measured) -> dict[str, Any]:
-    return {
-        **_interval("restored", "", measured.restored),
-        **_interval("left", "left ", measured.left),
-        "closeness": measured.closeness,
-        "right": measured.right,
-        "questions": measured.questions,
-        "model answers": measured.answers,
-        "mean change": measured.change,
-    }
-
-
-def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | None]:
-    return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}
-
-
-def edge_rows(circuit: Circuit) -> list[dict[str, Any]]:
-    """Return a row for each edge of a circuit."""
-    rows = []
-    for edge in circuit.edges.edges if circuit.edges is not None else ():
-        rows.append(
-            {
-                "from": "embedding" if edge.source is None else str(edge.source),
-                "to": ", ".join(map(str, edge.readers)) or "logits",
-                "through": edge.role or "input",
-                "share": edge.share,
-            }
-        )
-    return rows
 
 
 def _counted(count: int, thing: str) -> str:

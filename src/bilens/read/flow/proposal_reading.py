@@ -12,7 +12,7 @@ from bilens.read.flow.question import Question
 from bilens.sections import Fact
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ProposalReading(Reading):
     """Questions that a model proposes, as lines of a file of questions."""
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pandas as pd
 from torch import Tensor
@@ -324,15 +324,6 @@ class FlowReading(Reading):
         """Return the strongest nodes, those that are measured first."""
         nodes = self.flow.nodes[: len(self.page.nodes) - 1]
         return node_frame(strongest_first(nodes), self.flow.tokens)
-
-    def record(self) -> dict[str, Any]:
-        """Return the graph for JSON, with the effect of the strongest parts at once."""
-        parts = [str(part) for part in self.strongest]
-        together = {"parts": parts, "change": self.together}
-        text: dict[str, Any] = {"prompt": self.question.text, "against": self.other}
-        text |= {"preferred": self.preferred, "answer": self.answer, "notes": self.notes}
-        weights = [part.record() for part in self.opened]
-        return {**text, "together": together, **asdict(self.page), "weights": weights}
 
 
 @checked

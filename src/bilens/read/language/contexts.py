@@ -268,10 +268,6 @@ class Continuation(Reading):
     def facts(self) -> list[Fact]:
         return [("", self.text)]
 
-    def record(self) -> dict[str, Any]:
-        """Return the text for JSON."""
-        return {"text": self.text}
-
 
 @checked
 def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirection]:
