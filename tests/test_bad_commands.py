@@ -41,6 +41,10 @@ COMMANDS = {
         **{"--n-layers": ["-1"], "--d-model": ["9" * 20], "--data-dir": ["."]},
         **{"--epochs": ["0"], "--learning-rate": ["nan"], "--beta": ["0.5"]},
     },
+    **{
+        f"{reading} --output out.json": {"--data": ["modular-7", "modular-8"]}
+        for reading in ("eigenvectors images", "explain images", "paths deep", "bonds deep")
+    },
     "process model --output out": {"--steps": ["x", "💥"], "--device": DEVICES},
 }
 """Commands, and bad values of their options."""
@@ -94,6 +98,30 @@ def damaged(folder: Path, name: str, content: bytes) -> Path:
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
     (target / name).write_bytes(content)
     return target
+
+
+@pytest.mark.parametrize("command", ["decompose", "ngrams --token t3", "report", "process"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_of_a_model_is_no_folder(command, name, here, capsys):
+    first, *words = command.split()
+    message = outcome([first, f"model/{name}", *words], capsys)
+    assert f"model/{name} is a file, expected the folder of a model, such as model" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("images --paths 3", "a model of several layers, without --bonds"),
+        ("images --bonds --basis pixels", "a model of one layer, without --bonds"),
+        ("deep --basis pixels", "a model of one layer, without --bonds"),
+        ("deep --bonds --paths 3", "a model of several layers, without --bonds"),
+        ("deep --drop 0.1", "--bonds"),
+        ("images --metric weights", "--bonds"),
+    ],
+)
+def test_what_an_option_needs_is_said(words, needed, here, capsys):
+    message = outcome(["decompose", *words.split()], capsys)
+    assert f"has no effect here, expected {needed}; leave it out" in message
 
 
 READ = {

@@ -126,7 +126,7 @@ def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
 
 def test_options_of_a_model_of_the_other_depth_are_refused(run, deep_run, capsys):
     for of, option, value in ((run, "paths", "5"), (deep_run, "basis", "pixels")):
-        message = f"--{option}={value} has no effect without --bonds on this model"
+        message = f"--{option}={value} has no effect here, expected a model of"
         assert message in refusal(capsys, "decompose", of, f"--{option}", value)
 
 

@@ -124,10 +124,10 @@ def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--drop 0.1", "drop=0.1 has no effect without --bonds"),
-        ("--metric weights", "metric=weights has no effect without --bonds"),
-        ("--bonds --paths 5", "paths=5 has no effect with --bonds"),
-        ("--bonds --basis pixels", "basis=pixels has no effect with --bonds"),
+        ("--drop 0.1", "drop=0.1 has no effect here, expected --bonds"),
+        ("--metric weights", "metric=weights has no effect here, expected --bonds"),
+        ("--bonds --paths 5", "paths=5 has no effect here, expected a model of several"),
+        ("--bonds --basis pixels", "basis=pixels has no effect here, expected a model of one"),
     ],
 )
 def test_options_without_effect_are_refused_before_any_work(options, message, capsys):

@@ -1,5 +1,6 @@
 """Weights of any size have the results of those of size 1; NaN is an error."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from bilens.tensor import (
     decompile,
     expected_cosine,
     expected_inner,
+    function_bonds,
 )
 from tests.tensor.factors import close, normal, random_matrix, random_tensor, shapes
 
@@ -148,7 +150,7 @@ NUMBERS = {
     "coverage": lambda t: cluster(torch.eye(len(t.out)), t.out[:, 0].abs()).coverage,
 }
 TOO_LARGE = (
-    "beyond the range of torch.float|beyond float64|outside of the range of float64|zero along|"
+    "beyond the range of torch|beyond float64|outside of the range of float64|zero along|"
     "all zero|leave the range of floating-point"
 )
 
@@ -181,6 +183,46 @@ def test_a_result_is_finite_or_refused(shape, dtype, size):
         if shown is not None:
             assert np.isfinite(shown[0].select_dtypes("number").to_numpy(float)).all(), name
             assert not re.search(r"\b(nan|inf)", shown[1]), name
+
+
+OF_CHAINS = {
+    "bonds": lambda c, u: bonds(c, u).norm,
+    "certificate": lambda c, u: bonds(c, u).certificate(1),
+    "error": lambda c, u: bonds(c, u).error(1),
+    "gaussian_error": lambda c, u: bonds(c, u).gaussian_error(1),
+    "function_bonds": lambda c, u: function_bonds(c, u, normal(9, 2)).norm,
+    "expected_inner": lambda c, u: expected_inner(c, c[-2:]),
+    "expected_cosine": lambda c, u: expected_cosine(c, c[:4]),
+    "decompile": lambda c, u: decompile(c, u).effective.abs().max(),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 6, 7, 8, 60, 61, 300])
+def test_models_of_any_depth(depth):
+    """A result is finite, or the refusal is a sentence: degrees double with each layer."""
+    eye = torch.eye(2, dtype=torch.float64)
+    layers = [BilinearTensor(eye, eye)] * depth
+    for name, read in OF_CHAINS.items():
+        try:
+            result = read(layers, torch.ones(2))
+        except BilensError as error:
+            refusal = str(error)
+        else:
+            assert np.isfinite(float(result)), name
+            continue
+        assert re.search(
+            "layers|leaves|operations needed|mean square of|beyond the range", refusal
+        ), name
+        assert len(refusal) < 400, name
+
+
+@pytest.mark.parametrize("depth", range(1, 8))
+def test_moments_of_any_degree(depth):
+    """The chain of one number squares it `depth` times, and E[x^(2m)] = (2m - 1)!!."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    chain = [BilinearTensor(one, one)] * depth
+    expected = float(math.prod(range(1, 2 ** (depth + 1), 2)))
+    assert expected_inner(chain, chain).item() == pytest.approx(expected)
 
 
 @given(st.integers(-280, 280), st.integers(-280, 280))

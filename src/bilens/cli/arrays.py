@@ -50,7 +50,7 @@ def decompose(
     """
     options = {"basis": basis, "paths": paths, "drop": drop, "metric": metric}
     given = {name: value for name, value in options.items() if value is not None}
-    _check_effects(given, ("drop", "metric") if bonds else ("basis", "paths"), bonds=bonds)
+    _check_effects(given, ("drop", "metric") if bonds else ("basis", "paths"))
 
     from bilens.inputs import loader
     from bilens.models import load
@@ -65,7 +65,7 @@ def decompose(
         )
     name = "bonds" if bonds else "paths" if len(model.layers) > 1 else "eigenvectors"
     if not bonds:
-        _check_effects(given, ("paths" if name == "paths" else "basis",), bonds=bonds)
+        _check_effects(given, ("paths" if name == "paths" else "basis",))
     settings = given | {"data_dir": data_dir} | ({} if paths is None else {"k": paths})
     reading = find_analysis(name).run(model, settings, loader(model, run_dir), source=run_dir)
     show_reading(reading)
@@ -74,12 +74,14 @@ def decompose(
     return reading.record()
 
 
-def _check_effects(given: Mapping[str, Any], names: Collection[str], *, bonds: bool) -> None:
+def _check_effects(given: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise if an option was given that is for other models, or for another reading of them."""
+    layers = {"basis": "a model of one layer", "paths": "a model of several layers"}
     for name, value in given.items():
         if name not in names:
-            with_bonds = f"with{'' if bonds else 'out'} --bonds"
+            needed = f"{layers[name]}, without --bonds" if name in layers else "--bonds"
             raise BilensError(
-                f"--{name}={value} has no effect {with_bonds} on this model; leave it out"
+                f"--{name}={value} has no effect here, expected {needed}; leave it out"
             )
 
 

@@ -131,6 +131,11 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
             )
             raise CheckpointError(f"{source} holds no {name}; {about}")
         return check_downloaded(path)
+    if os.path.isfile(source):  # noqa: PTH113  as above
+        raise CheckpointError(
+            f"{source} is a file, expected the folder of a model, such as {Path(source).parent}, "
+            "or a .gguf file"
+        )
     try:
         validate_repo_id(str(source))
         return Path(hf_hub_download(str(source), name, **{**hub, **hub_options(source)}))

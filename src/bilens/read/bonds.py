@@ -239,7 +239,7 @@ def read_bonds(
         BilensError: the model differs from its tensors.
     """
     data = data.to("cpu")
-    chain.check_reproduces(model, chain.input_tensors(model), data.test_images)
+    chain.check_reproduces(model, chain.input_tensors(model), data)
     bonds_of: dict[BondKind, Bonds] = {
         "tree": classifier_bonds(model, data, metric),
         "function": classifier_function_bonds(model, data, metric),

@@ -104,10 +104,20 @@ def share_right(logits: Float[Tensor, "samples classes"], labels: Int[Tensor, " 
 
 
 def check_reproduces(
-    model: TensorChain, tensors: Sequence[BilinearTensor], x: Float[Tensor, "samples n_in"]
+    model: TensorChain, tensors: Sequence[BilinearTensor], data: ImageData
 ) -> None:
-    """Raise BilensError if a chain of tensors, from inputs to logits, differs from its model."""
-    x = x[:COMPARED]
+    """Raise BilensError if a chain of tensors, from inputs to logits, differs from its model.
+
+    They are compared on test images, which have to be of the model's size and classes.
+    """
+    n_inputs, n_classes = tensors[0].n_in - tensors[0].constant, tensors[-1].n_out
+    if (data.n_inputs, data.n_classes) != (n_inputs, n_classes):
+        raise BilensError(
+            f"data={data.name!r} has images of {data.shape[0]}x{data.shape[1]} pixels in "
+            f"{data.n_classes} classes, but the model reads {n_inputs} pixels and tells "
+            f"{n_classes} classes apart; expected the data of its training, or other data like it"
+        )
+    x = data.test_images[:COMPARED].to(tensors[0].left.device)
     logits, outputs = predict(model, x), x
     for tensor in tensors:
         outputs = tensor(outputs)

@@ -107,10 +107,11 @@ class ClassifierReading(Reading):
 
     def facts(self) -> list[Fact]:
         accuracies = self.curve.accuracy
+        few = min(10, len(accuracies))
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            ("with 10 eigenvectors a class", Percent(accuracies[min(10, len(accuracies)) - 1])),
+            (f"with {few} eigenvectors a class", Percent(accuracies[few - 1])),
             *chain.size_facts(self.model),
             *self.spectrum.facts(),
         ]
@@ -154,7 +155,7 @@ def read_classifier(
     spectrum = spectra(model, basis=basis)
     data = data.to(spectrum.values.device)
     # Eigenvectors of a tensor that is not the model would look as plausible.
-    chain.check_reproduces(model, chain.input_tensors(model), data.test_images)
+    chain.check_reproduces(model, chain.input_tensors(model), data)
     return ClassifierReading(
         model=model,
         data=data,
@@ -281,7 +282,6 @@ def read_explanation(
     if isinstance(image, int):
         image = data.test_images[check_index("image", image, len(data.test_images))]
     spectrum = spectra(model)
-    tensors = chain.input_tensors(model)
-    chain.check_reproduces(model, tensors, data.test_images.to(spectrum.vectors.device))
+    chain.check_reproduces(model, chain.input_tensors(model), data)
     split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
     return replace(split, shape=data.shape, class_names=data.class_names)

@@ -47,7 +47,7 @@ class DeepReading(Reading):
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
             *chain.size_facts(self.model),
-            *self.paths.facts(),
+            *(fact for fact in self.paths.facts() if fact[0] != "layers"),
         ]
 
     def frame(self) -> "pd.DataFrame":
@@ -97,7 +97,7 @@ def read_deep(model: TensorChain, data: ImageData, k: int = 1000) -> DeepReading
     """
     tensors = chain.input_tensors(model)
     data = data.to(tensors[0].left.device)
-    chain.check_reproduces(model, tensors, data.test_images)
+    chain.check_reproduces(model, tensors, data)
     directions = torch.eye(data.n_classes, device=tensors[0].left.device)
     # A small model has fewer paths than asked for, and is read completely.
     n_leaves = count_leaves(minimal_chain(tensors, directions)[0], directions)

@@ -247,6 +247,11 @@ class Bonds(Reading):
         That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
         """
         self._check_tree()
+        if len(self.bonds) > 6:
+            raise BilensError(
+                f"the model has {len(self.bonds)} layers; from 7 on the bound leaves float64: "
+                "sample x instead"
+            )
         m, r = 2 ** len(self.bonds), self.bonds[0].k
         factor = 0.0
         # Degree j of the Hermite expansion: j inputs stay free, the others are joined in k pairs.
@@ -307,6 +312,11 @@ def bonds(
     Source: Dooms et al. 2025, arXiv 2504.02667, appendix G, with dense cores at O(n^4) a layer.
     """
     layers = joined(tensors, directions)
+    if len(layers) > 60:
+        raise BilensError(
+            f"tensors has {len(layers)} layers, expected at most 60: the tree of more has so many "
+            "leaves that they cannot be counted"
+        )
     chain = [BilinearTensor(t.left, t.right, t.out).to(torch.float64) for t in layers]
     E = checked_embedding(chain[0], embedding)
     sizes = E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T

@@ -310,12 +310,13 @@ def n_monomials(k: int, degree: int) -> int:
 @lru_cache(maxsize=64)
 def monomials(k: int, degree: int) -> Int[Tensor, "monomials k"]:
     """Return the exponents of each monomial, in order."""
+    small = torch.int8 if degree < 128 else torch.int16
     if k == 1:
-        return torch.tensor([[degree]], dtype=torch.int8)
+        return torch.tensor([[degree]], dtype=small)
     blocks = []
     for first in range(degree + 1):
         others = monomials(k - 1, degree - first)
-        firsts = torch.full((len(others), 1), first, dtype=torch.int8)
+        firsts = torch.full((len(others), 1), first, dtype=small)
         blocks.append(torch.cat([firsts, others], 1))
     return torch.cat(blocks)
 
@@ -351,7 +352,7 @@ def deep_inner(
         # Monomials of matched variables are orthogonal, so a sum over products replaces a matrix.
         weights = torch.ones(len(exponents)).to(cosines)
         for i, cosine in enumerate(cosines):
-            powers = [factorial(power) * cosine**power for power in range(degree + 1)]
+            powers = [float(factorial(power)) * cosine**power for power in range(degree + 1)]
             weights *= torch.stack(powers)[exponents[:, i].long()]
         shared = [_first_variables(parts[degree], degree, k) for parts in (of_a, of_b)]
         total += (shared[0] * shared[1] * weights).sum()
@@ -379,6 +380,11 @@ def _check_cost(
     spans: tuple[Tensor, Tensor],
     max_operations: float,
 ) -> None:
+    if min(len(a), len(b)) > 7:
+        raise BilensError(
+            f"a and b have {len(a)} and {len(b)} layers; moments of polynomials of the degree of 8 "
+            "or more leave float64. Compare models of fewer layers, or sample x"
+        )
     costs, terms = zip(*map(_cost, (a, b), spans), strict=True)
     if sum(costs) > max_operations:
         read = " and ".join(str(span.shape[1]) for span in spans)
@@ -393,12 +399,13 @@ def _check_cost(
 def _cost(chain: Sequence[BilinearTensor], span: Tensor) -> tuple[float, int]:
     """Return the number of operations for a model, and the number of its terms."""
     variables = span.shape[1] + chain[0].constant
-    cost = 0.0
+    cost, largest = 0.0, 10**100
+    # Degrees double with each layer: those of deep models leave the range of floats.
     for i, tensor in enumerate(chain):
-        terms = n_monomials(variables, 2**i)
+        terms = min(largest, n_monomials(variables, 2 ** min(i, 100)))
         # An addition to a table takes as long as 600 multiplications in a matrix product.
         cost += terms**2 / 2 * tensor.n_out * (2 * tensor.n_in + 600)
-    return cost, n_monomials(variables, 2 ** len(chain))
+    return cost, min(largest, n_monomials(variables, 2 ** min(len(chain), 100)))
 
 
 def written_out(chain: Sequence[BilinearTensor], k: int, *, constant: bool) -> Polynomials:

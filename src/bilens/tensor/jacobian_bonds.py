@@ -103,11 +103,8 @@ def function_bonds(
     split = x.tensor_split(min(10, len(x)))
     batches = [_batch_moments(chain, W, batch, E, measure=measure) for batch in split]
     moments = _mean(batches)
-    if not 0 < moments.square < torch.inf:
-        raise BilensError(
-            f"The model's outputs along the directions have a mean square of {moments.square:.3g} "
-            "on x; choose other directions or inputs, or scale its weights"
-        )
+    if not moments.square > 0:
+        raise size_error(moments.square)
     result = balanced_bonds(chain, W, moments, E)
     # Batches are compared in the coordinates of all samples: their own would differ by rotations.
     errors = _standard_errors(principal_bonds(moments), batches)
@@ -183,12 +180,23 @@ def _block_moments(
         # The sum over outputs and samples is one Gram matrix, so J itself is never stored.
         flat = gradient.flatten(0, 1)
         gradients.append(flat.T @ flat / n)
+    square = float((A @ outputs[..., None]).square().sum() / n)
+    if not square < torch.inf:
+        raise size_error(square)
     return Moments(
         vectors=tuple(h.T @ h / n for h in vectors),
         gradients=tuple(reversed(gradients)),
         cross=x.T @ vectors[0] / n,
-        square=float((A @ outputs[..., None]).square().sum() / n),
+        square=square,
         n_samples=n,
+    )
+
+
+def size_error(square: float) -> BilensError:
+    """Return the error of outputs that are all zero, or so large that their square is infinite."""
+    return BilensError(
+        f"The model's outputs along the directions have a mean square of {square:.3g} on x; choose "
+        "other directions or inputs, or scale its weights"
     )
 
 

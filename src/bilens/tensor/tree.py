@@ -1,5 +1,6 @@
 """Deep models: the tree of eigenvectors from output directions to the input, and its paths."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -197,8 +198,10 @@ def decompile(
     chain, basis = minimal_chain(tensors, directions)
     n_leaves = count_leaves(chain, directions)
     if n_leaves > max_leaves:
+        # Python writes out no number of thousands of digits.
+        count = f"{n_leaves:,}" if n_leaves < 10**15 else f"10^{math.log10(n_leaves):.0f}"
         raise BilensError(
-            f"The tree has {n_leaves:,} leaves; the limit is max_leaves={max_leaves:,}. "
+            f"The tree has {count} leaves; the limit is max_leaves={max_leaves:,}. "
             "Bonds describe such a model without a tree; in Python, max_leaves is this limit."
         )
     if k is not None:
