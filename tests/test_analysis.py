@@ -1,15 +1,15 @@
 """Analyses are registered by name, with their model and their settings."""
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from bilens.analyses import find_analysis, load_file
+from bilens.analyses import built_in, find_analysis, load_file
 from bilens.analysis import Analysis, Reading, analysis
-from bilens.cli.readings import write_reading
+from bilens.cli.readings import analysis_command, write_reading
 from bilens.errors import BilensError
 from bilens.explore.pages import ImagePage
 from bilens.files import file_names
@@ -93,6 +93,44 @@ def test_files_register_analyses(tmp_path):
         load_file(tmp_path / "empty.py")
     with pytest.raises(BilensError, match="is not a Python file"):
         load_file(tmp_path / "missing.py")
+
+
+TAKEN_BY_COMMANDS = {
+    option.name.replace("-", "_")
+    for entry in built_in().values()
+    for option in analysis_command(entry).parameters
+    if option.name not in {own.name for own in entry.options}
+} - {"model", "figure", "width", "viewer", "save_graph", "arrays"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("", "unread: its function has no parameter, expected the model as its first"),
+        ("model", "unread: parameter model is no single one with a type, expected one such as"),
+        ("model: object, k=3", "unread: parameter k=3 is no single one with a type"),
+        ("model: object, *rest: int", r"unread: parameter \*rest: int is no single one"),
+        ("model: object, **rest: int", r"unread: parameter \*\*rest: int is no single one"),
+        *(
+            (f"model: object, {name}: str = ''", f"unread: parameter {name}: str = '' has the name")
+            for name in sorted({*TAKEN_BY_COMMANDS, "data", "data_dir", "json", "help", "version"})
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_options_are_refused(parameters, message, tmp_path):
+    path = tmp_path / "unread.py"
+    function = f"def read({parameters}) -> Reading:\n    return Reading()\n"
+    path.write_text(FILE.partition("ngrams =")[0] + f'@analysis("unread")\n{function}')
+    with pytest.raises(BilensError, match=message):
+        load_file(path)
+
+
+def test_what_is_no_reading_is_refused():
+    def read_number(model: Any) -> Any:
+        return 3
+
+    with pytest.raises(BilensError, match="number returned int, expected a subclass of Reading"):
+        Analysis("number", read_number).run(object(), {}, lambda *_: None)
 
 
 def test_files_of_one_name_in_two_folders_are_two(tmp_path):

@@ -193,7 +193,7 @@ class Analysis:
 
     def fits(self, model: object) -> bool:
         """Return True if it reads models of this kind."""
-        return isinstance(model, self.on)
+        return self.on is Any or isinstance(model, self.on)
 
     def run(
         self, model: Any, settings: Mapping[str, Any], load: Load, *, source: str | Path = ""
@@ -221,7 +221,35 @@ class Analysis:
             if values[name] is REQUIRED:
                 line = help_lines(self.read).get(name, "see its help")
                 raise BilensError(f"{self.name} needs {name}: {line}")
-        return self.read(model, **values)
+        reading = self.read(model, **values)
+        if not isinstance(reading, Reading):
+            raise BilensError(
+                f"{self.name} returned {type(reading).__name__}, expected a subclass of Reading"
+            )
+        return reading
+
+
+TAKEN = ("data", "data_dir", "device", "help", "json", "low_memory", "output", "version")
+"""Options that every command of an analysis has, or that data brings."""
+
+
+def check_parameters(name: str, function: Callable[..., Any]) -> None:
+    """Raise unless the parameters of a function, the model and then options, can be read."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise BilensError(f"{name}: its function has no parameter, expected the model as its first")
+    for parameter in parameters:
+        is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if not is_one or parameter.annotation is REQUIRED:
+            raise BilensError(
+                f"{name}: parameter {parameter} is no single one with a type, expected one such as "
+                "model: ResidualModel, the first, or k: int = 10"
+            )
+        if parameter.name in TAKEN and not _data_kind(parameter):
+            raise BilensError(
+                f"{name}: parameter {parameter} has the name of an option that every command has; "
+                "rename it"
+            )
 
 
 def _data_kind(parameter: inspect.Parameter) -> str:
@@ -255,6 +283,7 @@ def analysis(name: str) -> Callable[[Function], Function]:
         )
 
     def register(function: Function) -> Function:
+        check_parameters(name, function)
         entry, known = Analysis(name, function), REGISTERED.get(name)
         # A cell of a notebook that runs again replaces its own analysis.
         if known and known.is_built_in is not entry.is_built_in:

@@ -59,8 +59,9 @@ def train_images(
         bilens train images --seeds 5 --n-layers 2 --output runs/five
 
     Args:
-        data: digits (bundled, 8x8), mnist, fashion-mnist, hub:owner/name, or a folder: of class
-            folders with PNG or JPEG images, or of four IDX files.
+        data: digits (bundled, 8x8), mnist, fashion-mnist, modular-59 (addition, also of another
+            number), hub:owner/name, or a folder: of class folders with pictures, of four IDX
+            files, or of parquet files.
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
             environment variable BILENS_DATA, and without that the Hugging Face hub.
         output: run directory; by default runs/NAME-OF-THE-DATA.
@@ -121,8 +122,8 @@ def train_language(
         bilens train language --data stories.txt --preset tiny --report-to tensorboard
 
     Args:
-        data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
-            jsonl file, or a folder of them.
+        data: grammar or deep-grammar (synthetic languages made on the spot), tinystories, or a
+            text, parquet or jsonl file, or a folder of them.
         preset: grammar or tiny (minutes on two cores), story (an hour), paper (a GPU) or 500m
             (several GPUs): values of the settings below. By default grammar for the grammar and
             tiny for other data.
