@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.residual import Moment, Pass, ResidualModel, queries_keys
+from bilens.residual import Moment, Pass, ResidualModel
 from bilens.residual.sums import mlp_output, sum_of_parts
 
 SOFTMAX_ROUNDING = 1e-6
@@ -101,7 +101,7 @@ def _check_patterns(case: FamilyCase) -> None:
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
         n = case.of_text.layer(number).attn_n[0]
-        rows = [queries_keys(view, number, n[[t]], t)[0] for t in range(time)]
+        rows = [view.queries_keys(number, n[[t]], t)[0] for t in range(time)]
         q, k = map(torch.cat, zip(*rows, strict=True))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
@@ -120,7 +120,7 @@ def _check_scores(case: FamilyCase) -> None:
 
         def scored(x: Tensor, at: int, layer: int = number) -> list[tuple[Tensor, Tensor]]:
             # The score of biases and positions is no part of QK.
-            with_x, without = (queries_keys(view, layer, y, at) for y in (x, 0 * x))
+            with_x, without = (view.queries_keys(layer, y, at) for y in (x, 0 * x))
             return [(q - q0, k - k0) for (q, k), (q0, k0) in zip(with_x, without, strict=True)]
 
         pairs = zip(view.qk(number, distance), scored(a, distance), scored(b, 0), strict=True)

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.language.contexts import _run_texts
-from bilens.residual import Pass, ResidualModel, queries_keys
+from bilens.residual import Pass, ResidualModel
 from bilens.testing import sum_of_parts
 from tests.families import FAMILIES, TIME, some_text, tiny
 from tests.language import random_model
@@ -77,7 +77,7 @@ def test_queries_and_keys_are_those_of_a_text_of_any_length(kind):
     view = ResidualModel(rotating(kind))
     of_text = Pass.of(view, some_text()[0], patterns=True)
     n = of_text.layer(0).attn_n[0]
-    rows = [queries_keys(view, 0, n[[at]], at, length=TIME)[0] for at in range(TIME)]
+    rows = [view.queries_keys(0, n[[at]], at, length=TIME)[0] for at in range(TIME)]
     q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
     unseen = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
     score = torch.einsum("thd,shd->hts", q, k).masked_fill(unseen, -torch.inf)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bilens.errors import BilensError
-from bilens.residual import Family, Pass, ResidualModel, queries_keys, register_family
+from bilens.residual import Family, Pass, ResidualModel, register_family
 from bilens.residual.families import FAMILIES
 from bilens.testing import check_family
 
@@ -140,6 +140,6 @@ def test_queries_and_keys_of_ones_own(made):
     check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
     of_text = Pass.of(view, ids, patterns=True)
-    [(q, k)] = queries_keys(view, 0, of_text.layer(0).attn_n[0], 0)
+    [(q, k)] = view.queries_keys(0, of_text.layer(0).attn_n[0], 0)
     scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
     torch.testing.assert_close(scores.softmax(-1), of_text.pattern(0)[0])

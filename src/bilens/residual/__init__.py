@@ -8,14 +8,5 @@ from bilens.residual.families import Family, register_family
 from bilens.residual.layers import Moment
 from bilens.residual.model import ResidualModel
 from bilens.residual.passes import Pass
-from bilens.residual.queries import queries_keys
 
-__all__ = [
-    "Family",
-    "Moment",
-    "Pass",
-    "ResidualModel",
-    "queries_keys",
-    "register_family",
-    "token_site",
-]
+__all__ = ["Family", "Moment", "Pass", "ResidualModel", "register_family", "token_site"]

@@ -19,10 +19,10 @@ from bilens.nn import Gate
 from bilens.residual.families import check_merged, config_numbers, known_families, parts_of
 from bilens.residual.layers import Layer, check_ids
 from bilens.residual.places import find_places, is_causal_model, known_places
-from bilens.residual.queries import query_key_maps
+from bilens.residual.queries import ScoredRows, query_key_maps, scored_rows
 from bilens.residual.running import first_input, run, wide_passes
 from bilens.residual.tokens import check_text, ids_within_text, text_ids
-from bilens.settings import Place
+from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
 
@@ -302,6 +302,15 @@ class ResidualModel:
             )
         return mlp.factors(slope)
 
+    @property
+    def is_bilinear(self) -> bool:
+        """True if the first layer's MLP is a tensor, whose eigenvectors can be read."""
+        try:
+            self.mlp(0)
+        except NotBilinearError:
+            return False
+        return True
+
     def ov(self, layer: int) -> FactoredMatrix:
         """Return W_V W_O of every head, without biases: attending to a row n adds n OV.
 
@@ -328,13 +337,48 @@ class ResidualModel:
 
         Source: Elhage et al. 2021, as for `ov`.
         """
-        answered = query_key_maps(self, layer, 0)
-        # Each needs a pass of the model up to the layer.
-        asked = query_key_maps(self, layer, distance) if distance else answered
+        self.layer(layer)  # as its weights are now
+        answered = query_key_maps(self.model, self.parts, layer, 0)
+        asked = answered
+        if distance:  # which takes another pass of the model up to the layer
+            asked = query_key_maps(self.model, self.parts, layer, distance)
         return tuple(
             FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
             for (q, _), (_, k) in zip(asked, answered, strict=True)
         )
+
+    @torch.no_grad()
+    def queries_keys(
+        self,
+        layer: int,
+        n: Float[Tensor, "rows d_model"],
+        position: Place,
+        length: Count | None = None,
+    ) -> ScoredRows:
+        """Return queries and keys of normalised rows at one position.
+
+        They include biases, norms of queries and keys, rotation and the scores' scale.
+
+        Args:
+            layer: number of the layer.
+            n: the rows.
+            position: of the rows.
+            length: number of tokens of the text, by which some models choose the frequencies of
+                rotary positions; by default the position is the last one.
+
+        Returns:
+            One or two pairs of (rows, heads, d_head), whose inner products are the scores.
+
+        Raises:
+            BilensError: the rows do not have the width of the stream.
+        """
+        if n.shape[-1] != self.d_model:
+            raise BilensError(
+                f"n has shape {tuple(n.shape)}, expected a last axis of {self.d_model}, the width "
+                "of the stream"
+            )
+        x = self.layer(layer).heads.applied(n)
+        return scored_rows(self.model, self.parts, layer, x, position, length)
 
     # Texts.
 

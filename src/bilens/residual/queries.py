@@ -7,36 +7,35 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
+from bilens.residual.layers import Parts
 from bilens.residual.running import attention_call, run
-from bilens.settings import Count, Place
 
 ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
 
-@detached
-def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
+def query_key_maps(model: nn.Module, parts: Parts, layer: int, position: int) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
     They include rotation, the scores' scale and the gains of norms of queries and keys. They are
     one or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases and of
-    positions that are vectors. `view` is a `ResidualModel`.
+    positions that are vectors.
     """
-    norm = view.layer(layer).heads.norm
-    basis = torch.eye(view.d_model, dtype=view.parts.dtype, device=view.device)
+    heads = parts.layers[layer].heads
+    basis = torch.eye(heads.out.n_out, dtype=parts.dtype, device=heads.out.stored.device)
     zero = torch.zeros_like(basis[:1])
-    if norm is not None:
-        basis = norm.folded(basis, None)[0].T
-        bias = norm.bias()
+    if heads.norm is not None:
+        basis = heads.norm.folded(basis, None)[0].T
+        bias = heads.norm.bias()
         zero = zero if bias is None else bias[None]
         basis = basis + zero
     # The maps are run, not read: only the modules know their rotation. They are affine in the rows
     # as long as norms of queries and keys only multiply by their gain, so the row of zeros has the
     # constant.
-    pairs = _from_stream(view, layer, torch.cat([basis, zero]), position, linear=True)
+    rows = torch.cat([basis, zero])
+    pairs = scored_rows(model, parts, layer, rows, position, linear=True)
 
     def without_bias(rows: Tensor) -> Tensor:
         return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])
@@ -44,45 +43,17 @@ def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
     return [(without_bias(q), without_bias(k)) for q, k in pairs]
 
 
-@detached
-def queries_keys(
-    view: Any,
+def scored_rows(
+    model: nn.Module,
+    parts: Parts,
     layer: int,
-    n: Float[Tensor, "rows d_model"],
-    position: Place,
-    length: Count | None = None,
+    x: Float[Tensor, "n d_model"],
+    position: int,
+    length: int | None = None,
+    *,
+    linear: bool = False,
 ) -> ScoredRows:
-    """Return queries and keys of normalised rows at one position.
-
-    They include biases, norms of queries and keys, rotation and the scores' scale.
-
-    Args:
-        view: a `ResidualModel`.
-        layer: number of the layer.
-        n: the rows.
-        position: of the rows.
-        length: number of tokens of the text, by which some models choose the frequencies of rotary
-            positions; by default the position is the last one.
-
-    Returns:
-        One or two pairs of (rows, heads, d_head), whose inner products are the scores.
-
-    Raises:
-        BilensError: the rows do not have the width of the stream.
-    """
-    if n.shape[-1] != view.d_model:
-        raise BilensError(
-            f"n has shape {tuple(n.shape)}, expected a last axis of {view.d_model}, the width of "
-            "the stream"
-        )
-    x = view.layer(layer).heads.applied(n)
-    return _from_stream(view, layer, x, position, length, linear=False)
-
-
-def _from_stream(
-    view: Any, layer: int, x: Tensor, position: int, length: int | None = None, *, linear: bool
-) -> ScoredRows:
-    """Return queries and keys of a layer for rows (n, d_model) at one position.
+    """Return queries and keys of a layer for rows that its maps read at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
     queries. Keys that heads share are repeated for each of them. With `linear` norms of queries and
@@ -91,15 +62,17 @@ def _from_stream(
     at_once = 8192  # rows that go through a layer
     if len(x) > at_once:
         batches = x.split(at_once)
-        parts = [_from_stream(view, layer, y, position, length, linear=linear) for y in batches]
+        several = [
+            scored_rows(model, parts, layer, y, position, length, linear=linear) for y in batches
+        ]
         pairs = []
-        for of_batches in zip(*parts, strict=True):
+        for of_batches in zip(*several, strict=True):
             queries, keys = zip(*of_batches, strict=True)
             pairs.append((torch.cat(queries), torch.cat(keys)))
         return pairs
-    heads, model = view.parts.layers[layer].heads, view.model
-    if view.parts.queries_keys is not None:
-        return view.parts.queries_keys(heads.module, x, position)
+    heads = parts.layers[layer].heads
+    if parts.queries_keys is not None:
+        return parts.queries_keys(heads.module, x, position)
     # Each row is a text of one token, at the given position.
     rows = x[:, None].to(heads.out.stored.dtype)
     if hasattr(heads.module, "queries_keys"):

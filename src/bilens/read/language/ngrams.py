@@ -43,9 +43,9 @@ from bilens.read.language.names import (
     token_range,
     top_pairs,
 )
-from bilens.residual import Moment, ResidualModel, queries_keys
+from bilens.read.language.sums import check_alone, check_heads, check_mlp
+from bilens.residual import Moment, ResidualModel
 from bilens.residual.layers import Parts
-from bilens.residual.sums import check_alone, check_heads, check_mlp
 from bilens.sections import Fact
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
@@ -118,7 +118,7 @@ def attention_scores(
 
     def rows_at(at: int) -> list[tuple[Tensor, Tensor]]:
         n = _attention_input(model, layer, model.parts.embedded(tokens, at))
-        return queries_keys(model, layer, n, at)
+        return model.queries_keys(layer, n, at)
 
     # Each side at its own position, since rotary positions turn them apart.
     pairs = zip(rows_at(position), rows_at(position - distance), strict=True)

@@ -15,8 +15,8 @@ from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import NGramReading, read_ngrams
 from bilens.read.language.stream import Sources
+from bilens.read.language.sums import check_mlp
 from bilens.residual import ResidualModel
-from bilens.residual.sums import check_mlp
 from bilens.sections import ContextLine, ContextList, Fact, eigenvector_names
 from bilens.settings import Count
 from bilens.tensor import Spectrum

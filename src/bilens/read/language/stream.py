@@ -12,10 +12,10 @@ from torch.nn import functional
 from bilens.analysis import Reading
 from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names
+from bilens.read.language.sums import check_split
 from bilens.residual import Moment, Pass, ResidualModel
 from bilens.residual.layers import MLP, folded_output
 from bilens.residual.on_text import LayerOnText
-from bilens.residual.sums import check_split
 from bilens.sections import Fact
 from bilens.tensor import FactoredMatrix
 
