@@ -21,7 +21,7 @@ from bilens.read.language import TokenDirection
 from bilens.read.language.contexts import example_directions
 from bilens.read.language.names import exact_names, in_words
 from bilens.read.language.outputs import model_facts
-from bilens.read.summary import LARGE_VOCABULARY, example_of
+from bilens.read.summary import LARGE_VOCABULARY, example_of, is_bilinear
 from bilens.residual import ResidualModel
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
@@ -126,7 +126,7 @@ class LanguagePage:
         # All pairs of a large vocabulary would take minutes a head.
         fixed = {"among": self.frequent, "position": 1 if positions else None}
         # Eigenvectors and n-grams are those of one layer, whose MLP is a tensor.
-        names = ["ngrams", "contexts"] if corpus is not None and model.is_bilinear else []
+        names = ["ngrams", "contexts"] if corpus is not None and is_bilinear(model) else []
         fields = {"token": "token", "minus": "minus", "layer": "layer", "prompt": "flow_prompt"}
         data = [] if corpus is None else [corpus]
         # Several threads read a model of their own, which is asked for each time.

@@ -12,7 +12,7 @@ from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.read.bonds import recorded_settings
 from bilens.read.language import TokenDirection, read_language
-from bilens.read.summary import read_summary
+from bilens.read.summary import is_bilinear, read_summary
 from bilens.residual import ResidualModel
 
 
@@ -69,7 +69,7 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 def _language_readings(
     model: ResidualModel, given: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
 ) -> list[Reading]:
-    reads_layer = "layer" in given or model.is_bilinear
+    reads_layer = "layer" in given or is_bilinear(model)
     names = {"token", "minus", "prompt", "against", "layer"} | ({"among"} if reads_layer else set())
     _check_effects(given, names, added)
     # Any model has a flow; its loss and contexts need texts.

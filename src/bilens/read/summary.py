@@ -15,7 +15,7 @@ from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.data.texts import write_out
-from bilens.errors import BilensError
+from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.question import likely_answer
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, exact_names, in_words, token_names
@@ -304,3 +304,12 @@ def contrasting_text(
     after = last_streams(model, torch.stack([*fitting.values()]))
     logits = logit_of(model, direction.vector(model))(after)
     return list(fitting)[int(logits.argmin())]
+
+
+def is_bilinear(model: ResidualModel) -> bool:
+    """Return True if the first layer's MLP is a tensor, whose eigenvectors can be read."""
+    try:
+        model.mlp(0)
+    except NotBilinearError:
+        return False
+    return True

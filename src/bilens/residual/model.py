@@ -302,15 +302,6 @@ class ResidualModel:
             )
         return mlp.factors(slope)
 
-    @property
-    def is_bilinear(self) -> bool:
-        """True if the first layer's MLP is a tensor, whose eigenvectors can be read."""
-        try:
-            self.mlp(0)
-        except NotBilinearError:
-            return False
-        return True
-
     def ov(self, layer: int) -> FactoredMatrix:
         """Return W_V W_O of every head, without biases: attending to a row n adds n OV.
 
