@@ -196,3 +196,25 @@ def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(famil
         written = view.model.generate(ids[None], settings, attention_mask=mask)
         assert written[0].tolist() == longer.tolist()
     assert torch.equal(view.logits(ids[None])[0, -1], before)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "squared"])
+@pytest.mark.parametrize("other", ["t8", "t3 t8", "t3 t8 t7", "t3 t8 t7 t5 t4"])
+@pytest.mark.parametrize("parts", [["head.0.1", "mlp.1"], ["mlp.0@0", "head.1.2@0"]])
+def test_a_patched_text_in_pieces_has_the_logits_of_the_whole(attention, other, parts):
+    view = view_of(n_layers=2, attention=attention)
+    model, ids = view.model, view.ids("t3 t4 t7 t5 t9 t6")[None]
+    first = len(view.ids(other))
+    with torch.no_grad(), patched(view, parts, other):
+        whole = view.logits(ids)
+        for size in range(1, 7 - first):  # of the pieces after the first, longer and shorter
+            pieces = ids.split([first, *[size] * ((6 - first) // size), (6 - first) % size], 1)
+            cache, logits = None, []
+            for piece in filter(torch.Tensor.numel, pieces):
+                output = model(piece, past_key_values=cache, use_cache=True)
+                cache, logits = output[-1], [*logits, output.logits]
+            torch.testing.assert_close(torch.cat(logits, 1), whole.to(logits[0]))
+        message = f"the text has {first - 1} tokens, expected at least {first}, as against has"
+        if first > 1:
+            with pytest.raises(BilensError, match=message):
+                view.logits(ids[:, : first - 1])

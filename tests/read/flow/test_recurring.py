@@ -117,6 +117,9 @@ def test_remainders_of_two_positions_do_not_cancel():
     assert share_held([moves], [twice])[0] == 0
     still = Moves(0 * one, one)
     assert share_held([moves, still], [twice])[1].tolist() == [0]
+    share, shares = share_held([still], [twice])
+    assert share == 0
+    assert shares.tolist() == [0]
 
 
 def test_a_layer_that_writes_one_direction_has_it():

@@ -105,6 +105,8 @@ FLOWS = {
     r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5": flow_of(against="t4 t5"),
     r"against has shape \(2, 16\), expected \(3, 16": flow_of(against=torch.zeros(2, 16).double()),
     "against holds no texts": flow_of(against=[]),
+    "against: ids holds the number 30, expected": flow_of(against=torch.tensor([4, 5, 30])),
+    "against: text=' ' holds no token": flow_of(against=["t4 t5 t7", " "]),
     "replace names 't9', which is not a word of 't4 t5 t6'": flow_of(replace={"t9": "t4"}),
     "expected one of them": flow_of(replace={"t4": "t9"}, against="t4 t5 t7"),
     "target='probability' needs two runs": flow_of(target="probability"),

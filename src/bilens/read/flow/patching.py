@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import Cache
 
 from bilens.analysis import Reading
 from bilens.checks import detached
@@ -18,7 +19,7 @@ from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.options import Target
 from bilens.read.flow.case import make_cases
-from bilens.read.flow.question import Against, Question, replaced, token_hints
+from bilens.read.flow.question import Against, Question, replaced, second_ids, token_hints
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
@@ -178,12 +179,19 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
         against: the other text; the first text has at least as many tokens.
 
     Raises:
-        BilensError: an address is not one of the model, or its position is not in the other text.
+        BilensError: an address is not one of the model, or its position is not in the other text;
+            or in a pass of this block, the text has fewer tokens than the other one.
     """
-    other = Pass.of(model, model.ids(against)[None])
+    other = Pass.of(model, second_ids(model, against)[None])
     time, texts, choosing = other.ids.shape[1], [1], Choosing()
-    before: list[tuple[nn.Module, Callable[..., Any]]] = []
-    after: list[tuple[nn.Module, Callable[..., Any]]] = []
+    is_start = [True]  # whether a pass has the start of the text, and no token after a cache of it
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
+        is_start[0] = not any(cache.get_seq_length() for cache in caches)
+
+    def end(*_: Any) -> None:
+        is_start[0] = True  # layers that run by themselves have the whole text
 
     def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         texts[0] = len(first_input(args, kwargs))
@@ -210,6 +218,8 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
     def choose(exchange: Exchange, number: int, places: Tensor) -> Tensor:
         return exchange(by_text(places, 1, texts[0])[0], number=number).reshape(places.shape)
 
+    before: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, begin)]
+    after: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, end)]
     for address in parts:
         part = Part.parse(address, model)
         if part.position is not None and part.position >= time:
@@ -218,7 +228,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
                 "tokens of against, counted from 0"
             )
         ((site, function),) = exchanged(part._replace(position=None), other)
-        exchange = partial(_at_start, function, part.position, time)
+        exchange = partial(_at_start, function, part.position, time, is_start)
         before.append((model.places.layers[site.layer].module, count))
         match site.place:
             case "input":
@@ -240,11 +250,21 @@ Exchange = Callable[..., Tensor]
 
 
 def _at_start(
-    function: Callable[..., Any], position: int | None, time: int, x: Tensor, **given: Any
+    function: Callable[..., Any],
+    position: int | None,
+    time: int,
+    is_start: Sequence[bool],
+    x: Tensor,
+    **given: Any,
 ) -> Tensor:
     """Return a value that is changed at a position of the text, or at all of them."""
+    if not is_start[0]:
+        return x
     if x.shape[1] < time:
-        return x  # a token that is written, after a cache of the text
+        raise BilensError(
+            f"the text has {x.shape[1]} tokens, expected at least {time}, as against has; take "
+            "texts of equally many tokens"
+        )
     changed = function(x[:, :time], **given)
     if changed is None:
         return x

@@ -199,7 +199,7 @@ class Question(CheckedSettings):
         # Vectors of positions would differ at the end, and no part takes them over.
         moves = parts is None or bool(parts.positions or parts.hidden_positions)
         if any_length and not moves and self.position == -1 and is_text(self.against):
-            second, embeddings = model.ids(self.against), None
+            second, embeddings = second_ids(model, self.against), None
         else:
             # Later tokens are not read.
             other, embeddings = second_text(model, model.ids(self.text), self.against)
@@ -328,7 +328,7 @@ def likely_answer(model: ResidualModel, text: str, second: Against | None = None
     """
     likely = model.logits(model.ids(text)[None])[0, -1].topk(2).indices.tolist()
     if isinstance(second, str):
-        after_second = int(model.logits(model.ids(second)[None])[0, -1].argmax())
+        after_second = int(model.logits(second_ids(model, second)[None])[0, -1].argmax())
         likely = [likely[0], after_second if after_second != likely[0] else likely[1]]
     return TokenDirection.of(model, *likely)
 
@@ -337,6 +337,14 @@ def is_text(against: Against) -> TypeGuard[str | Tensor]:
     """Return whether a second run is a text or its tokens' numbers, and no embeddings."""
     is_ids = isinstance(against, Tensor) and not against.is_floating_point()
     return is_ids or isinstance(against, str)
+
+
+def second_ids(model: ResidualModel, against: str | Tensor) -> Int[Tensor, " time"]:
+    """Return the token ids of a second text, which errors name `against`."""
+    try:
+        return model.ids(against)
+    except BilensError as error:
+        raise BilensError(f"against: {error}") from None
 
 
 def second_text(
@@ -348,12 +356,12 @@ def second_text(
         BilensError: it does not fit the text or the model.
     """
     if is_text(against):
-        return _of_equal_length(model, ids, model.ids(against)), None
+        return _of_equal_length(model, ids, second_ids(model, against)), None
     if isinstance(against, Tensor):
         return ids, _fitted(model, ids, against)
     if not against:
         raise BilensError("against holds no texts, expected at least one")
-    texts = [_of_equal_length(model, ids, model.ids(text)) for text in against]
+    texts = [_of_equal_length(model, ids, second_ids(model, text)) for text in against]
     return ids, torch.stack([model.places.rows(row) for row in texts]).mean(0)
 
 

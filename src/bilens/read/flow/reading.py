@@ -155,7 +155,7 @@ def _leaves(flow: Flow) -> dict[str, float]:
 
 def _counts(most: int) -> list[int]:
     """Return counts that grow by 1.3 at each step, up to all; that of a picture is among them."""
-    counts = {1, most, min(DRAWN, most)}
+    counts = {min(1, most), most, min(DRAWN, most)}
     step = 1
     while step < most:
         counts.add(step)
@@ -244,14 +244,16 @@ class FlowReading(Reading):
     def answer(self) -> str:
         """The answer: what is preferred, where it starts, the parts that carry it, their effect."""
         flow, two = self.flow, self.flow.two_texts
+        quantity = "change" if two else "value"
         starts = [node for node in flow.nodes if node.kind == "token"]
+        if not starts:
+            return f"{self.preference} The {quantity} starts at no token."
         start = max(starts, key=lambda node: abs(node.flow)).position or 0
         carried: dict[str, float] = defaultdict(float)
         for node in flow.nodes:
             if node.measured is not None and node.part is not None:
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
-        quantity = "change" if two else "value"
         text = f"The {quantity} starts mostly at “{flow.tokens[start].strip()}”"
         if parts:
             n, left = len(self.strongest), signed(self.left)

@@ -99,7 +99,8 @@ def share_held(
             left[layer] += (flow - of_layer.flows(changes, adjoints).sum(-1)).abs().sum()
             whole[layer] += flow.abs().sum()
     shares = torch.where(whole > 0, 1 - left / whole.clamp_min(1e-300), 0)
-    return 1 - float(left.sum() / whole.sum()), shares
+    total = float(whole.sum())
+    return 1 - float(left.sum()) / total if total else 0.0, shares
 
 
 @detached
@@ -118,8 +119,8 @@ def task_directions(
 
     Raises:
         BilensError: there are fewer than two different questions of a task, one of them finds and
-            measures in two tasks or has no second text, texts do not fit, or the number is the same
-            after both.
+            measures in two tasks or has no second text, texts do not fit, the number is the same
+            after both, or no flow passes through MLPs.
         MemoryLimitError: there are more questions than fit into memory.
     """
     cases = make_cases(model, questions)
@@ -142,6 +143,11 @@ def task_directions(
     counts = len(finding), len(cases) - len(finding)
     held, shares = share_held(moves[len(finding) :], found)
     places = _strongest(cases[: len(finding)], moves, found)[:strongest]
+    if not places:
+        raise BilensError(
+            "no flow between the texts of the questions that find passes through an MLP, expected "
+            "texts whose change does; `bilens circuit` finds heads too"
+        )
     r2, parts = _measured(cases, moves, found, places, counts[0])
     return TaskDirections(
         tuple(found),
