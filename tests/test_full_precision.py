@@ -3,14 +3,22 @@
 import inspect
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 import bilens.read
 import bilens.tensor
+from bilens.analysis import Reading
+from bilens.convert import process
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read.flow import circuit, eap_ig, edit_heads, flow, patch, task_directions
+from bilens.read.language import following, generate_text, split_logits, top_contexts
+from bilens.residual import Pass
 from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
+from tests.language import view_of
 from tests.models import digits
 
 N = 300
@@ -108,6 +116,38 @@ READ = {
     "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.spectra(m)).weight),
 }
 
+VIEW = view_of(n_layers=2)
+FLOW = flow(VIEW, "t3 t4 t5", "t6", minus="t7", against="t3 t8 t5", ablate=0)
+TASK = [FLOW.question, replace(FLOW.question, text="t4 t4 t5", against="t4 t8 t5")]
+
+
+def of_frame(result: Reading | pd.DataFrame) -> torch.Tensor:
+    """Return the numbers of a table, or of a reading's main table."""
+    frame = result if isinstance(result, pd.DataFrame) else result.frame()
+    return numbers(*frame.select_dtypes("number").to_numpy(float, na_value=0).flatten())
+
+
+LANGUAGE = {
+    "flow": lambda: (of_frame(FLOW.top(9)), FLOW.top(9).edges),
+    "measured flow": lambda: of_frame(flow(VIEW, "t3 t4 t5", "t6", minus="t7")),
+    "patch": lambda: patch(VIEW, "t3 t4 t5", "t6", minus="t7", against="t3 t8 t5").heads,
+    "circuit": lambda: of_frame(circuit(VIEW, [FLOW.question], level="edges", controls=True)),
+    "directions of a task": lambda: of_frame(task_directions(VIEW, TASK, k=2)),
+    "EAP-IG": lambda: eap_ig(VIEW, TASK).of_questions,
+    "n-grams": lambda: of_frame(following(VIEW, "t3", layer=0, k=4)),
+    "paths of a logit": lambda: split_logits(VIEW, VIEW.ids("t3 t4 t5")).total(),
+    "text": lambda: VIEW.ids(generate_text(VIEW, "t3 t4", tokens=5)),
+    "heads": lambda: (VIEW.qk(0, 2)[0].dense(), VIEW.ov(0).dense()),
+    "edit": lambda: edit_heads(VIEW, 0, [1]).model.state_dict()["blocks.0.attn.out.weight"],
+    "patterns": lambda: Pass.of(VIEW, "t3 t4", patterns=True).pattern(0),
+    "contexts": lambda: numbers(
+        top_contexts(
+            VIEW, VIEW.mlp(0).interaction(VIEW.direction("t3")).eigh(1), ["t3 t4"], layer=0
+        )[0][0].activation
+    ),
+    "processed": lambda: process(VIEW.model)[0].state_dict()["embed.weight"],
+}
+
 
 @contextmanager
 def default_dtype(dtype: torch.dtype):
@@ -128,9 +168,9 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS)
-@pytest.mark.parametrize("name", [*TENSOR, *READ])
+@pytest.mark.parametrize("name", [*TENSOR, *READ, *LANGUAGE])
 def test_surroundings_change_nothing(name, around, model):
-    compute = TENSOR[name] if name in TENSOR else lambda: READ[name](model)
+    compute = (TENSOR | LANGUAGE).get(name) or (lambda: READ[name](model))
     digits()
     expected = compute()
     with SURROUNDINGS[around]():

@@ -32,8 +32,9 @@ def checked(decorated: Decorated) -> Decorated:
 
     Decorates a public function, or every public method of a class. See `bilens.settings.checker`.
     Arrays of a call must agree in the axes that they share. Autocast is switched off: weights are
-    read in their own precision even where the surrounding training computes in a lower one. So is
-    the inference mode of torch, in which there are no gradients.
+    read in their own precision even where the surrounding training computes in a lower one. So are
+    the inference mode of torch, in which there are no gradients, and another default device, which
+    would part new arrays from those of the model.
 
     Raises:
         BilensError: (by the function) an argument does not fit, or a decomposition fails. The
@@ -75,6 +76,8 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 stack.enter_context(torch.no_grad())
                 args = tuple(map(_ordinary, args))
                 kwargs = {name: _ordinary(value) for name, value in kwargs.items()}
+            if not torch.empty(0).is_cpu:  # tells the default device faster than its name
+                stack.enter_context(torch.device("cpu"))
             for device in ("cpu", "cuda", "mps", "xpu"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))

@@ -115,6 +115,15 @@ def test_readings_of_weights_refuse_a_patched_forward_pass(name):
     PATCHED[name](view)
 
 
+def test_compiled_models_are_refused_by_the_way_that_works():
+    model = tiny("llama")
+    with pytest.raises(BilensError, match="is compiled, .* and read the model"):
+        ResidualModel(torch.compile(model, backend="eager"))
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    with pytest.raises(BilensError, match="layers.0 is compiled, .* and read the model"):
+        ResidualModel(model)
+
+
 def test_readings_of_weights_refuse_hooks_of_all_modules():
     view = ResidualModel(tiny("llama"))
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)

@@ -428,18 +428,18 @@ def check_unhooked(model: nn.Module) -> None:
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         if hooks:
             _check_hooks(name or "the model", hooks)
+        # Hooks, which record streams, have no effect in compiled code.
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            raise BilensError(
+                f"{name or 'the model'} is compiled, so that streams cannot be recorded in it. Use "
+                "compiled = torch.compile(model) in place of model.compile(), and read the model"
+            )
         forward = vars(module).get("forward")
         if forward is not None and not hasattr(module, "_hf_hook") and not _is_known(forward):
             raise BilensError(
                 f"{name or 'the model'} has a forward pass of its own, "
                 f"{getattr(forward, '__qualname__', forward)}, in place of that of its class: "
                 "readings of weights cannot see its effect. Remove it: del module.forward"
-            )
-        # Set by Module.compile(); hooks, which record streams, have no effect in compiled code.
-        if module._compiled_call_impl is not None:
-            raise BilensError(
-                f"{name or 'the model'} is compiled, so that streams cannot be recorded in it. Use "
-                "compiled = torch.compile(model) in place of model.compile(), and read the model"
             )
 
 

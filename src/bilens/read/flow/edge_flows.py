@@ -30,7 +30,7 @@ class Edges:
     ) -> None:
         self.adjoints, self.row, self.nodes = adjoints, row, nodes
         self.at, self.unembedding = at, unembedding
-        self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
+        self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64, device="cpu")
         # Adjoints of the number that each node has already met: at streams and embeddings.
         self.reading: dict[int, Sums] = {}
         self.changes: dict[int, Tensor] = {}  # of the outputs of nodes

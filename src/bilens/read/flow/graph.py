@@ -134,7 +134,7 @@ class Flow(Reading):
         def add(kind: NodeKind, flows: Tensor, *axes: int | None) -> None:
             """Add an array whose axes are some of the four numbers of a place, by their order."""
             index = flows.nonzero()
-            places = torch.full((len(index), 4), -1)
+            places = torch.full((len(index), 4), -1, device="cpu")
             for axis, number in enumerate(axes):
                 places[:, number] = index[:, axis].cpu()
             arrays.append((kind, flows[tuple(index.T)].cpu(), places))
