@@ -104,6 +104,12 @@ def small_corpus(texts: int = 40, length: int = 8) -> Corpus:
     return Corpus("grammar", grammar.tokenizer(), train, validation)
 
 
+def grammar_view(**parts: Any) -> ResidualModel:
+    """Return a model with random weights in the words of the grammar."""
+    tokenizer = small_corpus().tokenizer
+    return ResidualModel(random_model(vocab_size=len(tokenizer), **parts), tokenizer)
+
+
 def small_config(**changes: Any) -> LanguageConfig:
     size = len(Grammar().vocabulary)
     sizes = {"vocab_size": size, "d_model": 16, "n_heads": 2, "d_hidden": 20, "n_ctx": 8}

@@ -28,7 +28,8 @@ def refused(
 
     @pytest.mark.parametrize(("call", "words"), rows)
     def test(request, call, words):
-        wanted = [x for x in signature(call).parameters.values() if x.default is x.empty]
+        parameters = signature(call).parameters.values()
+        wanted = [x for x in parameters if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
         args = [given()] if given else [request.getfixturevalue(x.name) for x in wanted]
         with pytest.raises(error, match=words):
             call(*args)

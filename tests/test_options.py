@@ -17,7 +17,7 @@ from bilens.pages.page import report
 from bilens.question_files import written_names
 from bilens.residual import ResidualModel
 from tests.command_line import refusal
-from tests.language import random_model, small_corpus, toy_tokenizer
+from tests.language import grammar_view, random_model, small_corpus, toy_tokenizer
 from tests.models import digits
 
 FUTURE = """
@@ -101,9 +101,7 @@ def test_texts_and_images_that_are_loaded_are_taken():
     )
     assert reading.order == "activation"
     assert reading.data.name == data.name
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
-    view = ResidualModel(model, corpus.tokenizer)
+    corpus, view = small_corpus(), grammar_view(n_ctx=8)
     settings = {"token": "lily", "k": 2}
     reading = find_analysis("contexts").run(view, settings, lambda *_: corpus)
     assert len(reading.contexts[0]) == 2

@@ -20,7 +20,7 @@ from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
-from tests.language import random_model, random_text, small_corpus, toy_tokenizer
+from tests.language import grammar_view, random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
 
 
@@ -83,10 +83,8 @@ def results():
 
 def language_results():
     corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
-    reading = read_language(
-        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))], layer=0
-    )
+    directions = [TokenDirection("lily", ("tom",))]
+    reading = read_language(grammar_view(n_ctx=8), corpus, directions, layer=0)
     return {"language": reading, "direction": reading.directions[0], "attention": reading.attention}
 
 

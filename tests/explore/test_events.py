@@ -13,18 +13,15 @@ from bilens.explore.pages import LanguagePage, LanguageState
 from bilens.explore.screen import AT_ONCE, Screen, write_address
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import remove
-from bilens.residual import ResidualModel
-from tests.language import random_model, small_corpus
+from tests.language import grammar_view, small_corpus
 
 TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
 
 
 @pytest.fixture(scope="module")
 def screen() -> Screen:
-    corpus = small_corpus()
     # Without a tensor there are no panels, which other tests open.
-    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2, mlp="swiglu")
-    page = LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
+    page = LanguagePage(grammar_view(n_layers=2, mlp="swiglu"), small_corpus())
     page.start = replace(page.start, circuit=False)
     with gr.Blocks():
         return page.screen()

@@ -11,9 +11,8 @@ from bilens.read.flow import Question, circuit, read_flow
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import shown_tokens
 from bilens.read.summary import read_summary
-from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
-from tests.language import random_model, small_corpus, view_of
+from tests.language import grammar_view, small_corpus, view_of
 from tests.models import digits, small_model
 
 ABOUT = "bilens circuit model.gguf --questions questions.tsv --level parts · 26 November 2026"
@@ -58,11 +57,8 @@ def tasks_page(path: Path) -> None:
 
 
 def summary_page(path: Path) -> None:
-    corpus = small_corpus()
-    model = ResidualModel(
-        random_model(vocab_size=len(corpus.tokenizer), n_layers=2), corpus.tokenizer
-    )
-    write_report(path, [read_summary(model, corpus)], title="grammar, read from its weights")
+    summary = read_summary(grammar_view(n_layers=2), small_corpus())
+    write_report(path, [summary], title="grammar, read from its weights")
 
 
 def classifier_page(path: Path) -> None:

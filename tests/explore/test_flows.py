@@ -11,22 +11,15 @@ from bilens.explore.flows import LARGEST, FlowOf, FlowView, _minus
 from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
 from tests.explore.browser import visiting
-from tests.language import random_model, small_corpus
+from tests.language import grammar_view
 
 TEXT = "once lily ate"
 
 
-def grammar_model() -> ResidualModel:
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
-    return ResidualModel(model, corpus.tokenizer)
-
-
 @pytest.fixture(scope="module")
 def view() -> FlowView:
-    return FlowView(grammar_model(), TEXT)
+    return FlowView(grammar_view(n_layers=2), TEXT)
 
 
 def test_the_graph_is_that_of_the_flow(view):
@@ -78,7 +71,7 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, again
 
 def test_the_mean_is_that_of_the_texts():
     texts = [torch.tensor([3, 4, 5]), torch.tensor([6, 7])]
-    view = FlowView(grammar_model(), TEXT, texts)
+    view = FlowView(grammar_view(n_layers=2), TEXT, texts)
     _, graph = view.page(FlowOf(TEXT, "lily", mean=True))
     mean = view.model.W_E[3:8].mean(0)
     expected = flow(view.model, TEXT, view.direction(FlowOf(TEXT, "lily")), against=mean)
@@ -120,25 +113,6 @@ def test_tokens_that_come_twice_are_told_apart(view):
     assert {name for name in names if name.startswith("token@")} == {
         f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)
     }
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ((TEXT, "lilly", ()), "flow_token: expected a single token of the vocabulary"),
-        ((TEXT, "lily", ("<b>",)), "flow_minus: expected a single token of the vocabulary"),
-        (("  ", "lily", ()), "flow_prompt: .*holds no token that the model knows"),
-        ((TEXT, "", (), "", "tom=ben"), "flow_replace: .*'tom', which is not a word of"),
-        ((TEXT, "", (), "", "lily"), "flow_replace: replace='lily', expected words as keys=key"),
-        ((TEXT, "", (), "once tom ate", "lily=ben"), "flow_replace: .*each name the second run"),
-        ((TEXT, "", (), "once tom ate", "", True), "flow_against: .*each name the second run"),
-        ((TEXT, "", (), "", "", False, "probability"), "flow_target: expected a second run"),
-        (("once " * 30, "", ()), "flow_prompt: .*has 30 tokens, expected up to 12"),
-    ],
-)
-def test_what_cannot_be_split_is_said_where_it_was_typed(view, asked, message):
-    with pytest.raises(StateError, match=message):
-        view.check(FlowOf(*asked))
 
 
 def test_what_would_take_minutes_is_refused(view, monkeypatch):

@@ -23,14 +23,12 @@ from bilens.residual import ResidualModel
 from bilens.sections import Picture
 from tests.explore.browser import visiting
 from tests.families import tiny
-from tests.language import random_model, small_corpus
+from tests.language import grammar_view, small_corpus
 from tests.models import digit_model, digits, small_model
 
 
 def language_page(**parts) -> LanguagePage:
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer), **parts)
-    return LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
+    return LanguagePage(grammar_view(**parts), small_corpus())
 
 
 def panel_of(page, name):
@@ -117,12 +115,11 @@ def test_it_opens_with_two_texts_of_as_many_tokens():
 
 
 def test_without_texts_it_has_flows_and_circuits(tmp_path):
-    corpus = small_corpus()
-    model = random_model(vocab_size=len(corpus.tokenizer))
-    page = LanguagePage(ResidualModel(model, corpus.tokenizer), None)
+    view = grammar_view()
+    page = LanguagePage(view, None)
     page.checked(replace(page.start, flow_prompt="once lily ate", flow_against="once tom ate"))
     assert not page.panels
-    save_model(tmp_path, model.float(), corpus.tokenizer)
+    save_model(tmp_path, view.model.float(), view.tokenizer)
     assert isinstance(explorer(tmp_path), Explorer)
     with pytest.raises(BilensError, match="is the folder of data; give data too"):
         explorer(tmp_path, data_dir=tmp_path)
@@ -159,21 +156,6 @@ def test_what_needs_a_tensor_has_no_panel_and_no_control():
     assert not {"token", "minus", "layer"} & screen.controls.keys()
     added = LanguagePage(page.model, corpus, [find_analysis("heads")])
     assert [panel.analysis.name for panel in added.panels] == ["heads"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (("lilly",), "token: expected a single token of the vocabulary; .*the nearest are lily"),
-        (("lily", ("<script>",)), "minus: expected a single token of the vocabulary"),
-        (("lily", (), 1), "layer: 1 is not a whole number from 0 to 0"),
-        (("lily", (), 0, "  "), "flow_prompt: .*holds no token that the model knows"),
-    ],
-)
-def test_a_state_that_the_model_has_not(changes, message):
-    page = language_page()
-    with pytest.raises(StateError, match=message):
-        page.checked(type(page.start)(*changes))
 
 
 def test_a_language_model_in_the_browser(language_site, browser):

@@ -18,7 +18,6 @@ from bilens.data import fit_drawing
 from bilens.data.images import ink_of
 from bilens.errors import BilensError
 from bilens.explore.panels import ReadingPanel
-from bilens.explore.screen import StateError
 from bilens.explore.sketchpad import pack_drawing, read_sketch, unpack_input
 from tests.explore.browser import visiting
 from tests.models import digit_model, digits
@@ -44,14 +43,6 @@ def test_a_drawing_has_an_address():
     assert read_sketch("drawn-x", digits()) == "drawn-x"
 
 
-@pytest.mark.parametrize(
-    "text", ["test-360", "test-²", "../../etc/passwd", "drawn-!!!", "drawn-AAAA"]
-)
-def test_what_is_no_image_of_the_data_is_refused(text):
-    with pytest.raises(StateError, match="neither a test image from 0 to 359 nor a drawing of 64"):
-        unpack_input(text, digits())
-
-
 def test_an_address_cannot_fill_the_memory():
     bomb = base64.urlsafe_b64encode(zlib.compress(bytes(10**8), 9)).decode()
     tracemalloc.start()
@@ -60,22 +51,6 @@ def test_an_address_cannot_fill_the_memory():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 10**6
-
-
-@pytest.mark.parametrize(
-    "sheet",
-    [
-        "data:image/png;base64,A",
-        "data:image/png;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSk+",
-        sketch(Image.new("L", (20, 20)), "GIF"),
-        sketch(Image.new("L", (1025, 1))),
-    ],
-    ids=["no base64", "svg", "gif", "large"],
-)
-def test_a_sheet_that_is_not_a_picture_is_refused(sheet):
-    message = "input: the drawing is not a picture of up to 1024 pixels"
-    with pytest.raises(StateError, match=message):
-        read_sketch(sheet, digits())
 
 
 def test_a_packed_drawing_is_exact_to_a_level():

@@ -141,17 +141,6 @@ def test_a_finished_run_stays_as_it_is(trained, caplog):
     assert before.items() <= times(run).items()
 
 
-def test_misuse_is_explained():
-    with pytest.raises(BilensError, match="64 pixels and 10 classes; the model reads 32"):
-        train(config=ClassifierConfig(32, 10))
-    with pytest.raises(BilensError, match="resume=True needs the run directory"):
-        train(resume=True)
-    with pytest.raises(
-        BilensError, match=r"seeds=\[1, 1\], expected at least one and none of them"
-    ):
-        train_classifiers(CONFIG, digits(), BRIEF, [1, 1])
-
-
 @pytest.mark.parametrize("rate", [1e6, 1e12])
 def test_divergence_is_an_error_and_saves_no_model(tmp_path, rate):
     """At the higher rate the one step of the training has a finite loss still."""

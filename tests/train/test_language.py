@@ -241,24 +241,3 @@ def test_float16_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(BilensError, match="precision='fp16' needs a GPU; expected 'bf16' or 'floa"):
         train(tmp_path, training)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"vocab_size": 5}, "tokenizer of grammar has 72 tokens; the model has vocab_size=5"),
-        ({"n_ctx": 4}, "texts of grammar are 8 tokens long; the model has n_ctx=4"),
-    ],
-)
-def test_a_corpus_that_does_not_fit_is_refused(tmp_path, config, message):
-    with pytest.raises(BilensError, match=message):
-        train(tmp_path, config=small_config(**config))
-
-
-def test_a_batch_is_shared_out_evenly(tmp_path):
-    with pytest.raises(BilensError, match="batch_size=8 cannot be shared out evenly over 1 proc"):
-        train(tmp_path, replace(TRAINING, accumulate=3))
-    with pytest.raises(
-        BilensError, match="batch_size=100000, expected at most 40, the texts of gr"
-    ):
-        train(tmp_path, replace(TRAINING, batch_size=100_000))

@@ -59,30 +59,6 @@ def test_a_copy_has_the_logits_of_its_original(name):
     torch.testing.assert_close(copy(texts()).logits, model(texts()).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [
-        ("gemma2", "norms after attention"),
-        ("gpt2", "learned positions, MLPs without gates, LayerNorms"),
-        ("qwen3", "norms of queries and keys"),
-        ("mistral", "widths do not add up"),
-        ("own-none", "shortformer positions"),
-        ("own-mixed", "attention other than softmax, mixed values"),
-    ],
-)
-def test_a_part_that_a_copy_lacks_is_an_error(name, missing):
-    with pytest.raises(BilensError, match=missing):
-        as_language_model(tiny(name))
-
-
-def test_scaled_rotary_positions_are_refused():
-    # Sixteen tokens would not tell: the scales act over thousands.
-    model = tiny("llama")
-    model.config.rope_parameters = model.config.rope_parameters | {"rope_type": "llama3"}
-    with pytest.raises(BilensError, match="scaled rotary positions"):
-        as_language_model(model)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_copy_that_computes_something_else_is_an_error(dtype):
     as_language_model(tiny("llama").to(dtype))

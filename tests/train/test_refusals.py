@@ -1,13 +1,27 @@
-"""Settings that no model or training has are named, with what is expected."""
+"""What trainings refuse: bad settings, data that do not fit, and models without a tensor."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
-import pytest
+import torch
 
-from bilens.errors import BilensError
+from bilens.convert.language_model import as_language_model
 from bilens.nn import ClassifierConfig
 from bilens.nn.language import LanguageConfig
-from bilens.train import AnnealTraining, ClassifierTraining, LanguageTraining
+from bilens.train import (
+    AnnealTraining,
+    ClassifierTraining,
+    LanguageTraining,
+    train_classifier,
+    train_classifiers,
+)
+from bilens.train.language import train_language
+from bilens.train.linearise import linearise
+from tests.families import VOCAB, tiny
+from tests.language import small_config, small_corpus
+from tests.models import digits
+from tests.refusals import refused
 
 CLASSIFIERS = [
     ({"n_layers": 0}, "n_layers=0, expected a whole number, at least 1 and at most 1024"),
@@ -67,6 +81,12 @@ ANNEALINGS = [
     ({"length": 8, "batch_size": 4, "tokens": 31}, "tokens=31, expected at least 32, one step of"),
     ({"annealing": 0}, "annealing=0, expected a finite number, above 0 and at most 1"),
 ]
+
+
+def call(make, settings):
+    make(**settings)
+
+
 SETTINGS = [
     (lambda **changed: ClassifierConfig(**{"n_inputs": 4, "n_classes": 2, **changed}), CLASSIFIERS),
     (LanguageConfig, LANGUAGE_MODELS),
@@ -75,10 +95,81 @@ SETTINGS = [
     (AnnealTraining, ANNEALINGS),
 ]
 
-
-@pytest.mark.parametrize(
-    ("make", "changed", "words"), [(make, *case) for make, cases in SETTINGS for case in cases]
+BAD = [(make, f"^{words}", bad) for make, cases in SETTINGS for bad, words in cases]
+test_bad_settings_are_named = refused(
+    {
+        words: [partial(call, make, bad) for make, other, bad in BAD if other == words]
+        for _, words, _ in BAD
+    }
 )
-def test_bad_settings_are_named(make, changed, words):
-    with pytest.raises(BilensError, match=f"^{words}"):
-        make(**changed)
+
+BRIEF, WORDS = ClassifierTraining(epochs=1), LanguageTraining(batch_size=8)
+CLASSIFIER = ClassifierConfig(64, 10, d_model=24, image_shape=(8, 8))
+
+
+def train_words(training=WORDS, **config):
+    return lambda tmp_path: train_language(
+        small_config(**config), small_corpus(), training, tmp_path, use_cpu=True
+    )
+
+
+def texts(n=3):
+    return torch.randint(VOCAB, (n, 12), generator=torch.Generator().manual_seed(0))
+
+
+def lines(**changed):
+    def fit():
+        given = {"texts": texts(), "held_out": texts(), **changed}
+        linearise(tiny("llama"), given.pop("texts"), given.pop("held_out"), **given)
+
+    return fit
+
+
+def copied(name, **settings):
+    def copy():
+        model = tiny(name)
+        for key, value in settings.items():
+            setattr(model.config, key, getattr(model.config, key) | value)
+        as_language_model(model)
+
+    return copy
+
+
+TRAINED = {
+    "64 pixels and 10 classes; the model reads 32": lambda: train_classifier(
+        ClassifierConfig(32, 10), digits(), BRIEF
+    ),
+    "resume=True needs the run directory": lambda: train_classifier(
+        CLASSIFIER, digits(), BRIEF, resume=True
+    ),
+    r"seeds=\[1, 1\], expected at least one and none of them": lambda: train_classifiers(
+        CLASSIFIER, digits(), BRIEF, [1, 1]
+    ),
+    "tokenizer of grammar has 72 tokens; the model has vocab_size=5": train_words(vocab_size=5),
+    "texts of grammar are 8 tokens long; the model has n_ctx=4": train_words(n_ctx=4),
+    "batch_size=8 cannot be shared out evenly over 1 proc": train_words(
+        replace(WORDS, accumulate=3)
+    ),
+    "batch_size=100000, expected at most 40, the texts of gr": train_words(
+        replace(WORDS, batch_size=100_000)
+    ),
+}
+test_what_cannot_be_trained_is_named = refused(TRAINED)
+CONVERTED = {
+    r"layers=\[2\], expected some of 0 to 1": lines(layers=[2]),
+    r"layers=\[\], expected some of 0 to 1": lines(layers=[]),
+    "budget=-1.0, expected a finite number, at least 0 and .* or none": lines(budget=-1.0),
+    r"texts holds the number \d+, expected token ids from 0 to": lines(texts=texts() + VOCAB),
+    r"held_out holds the number -\d+, expected token ids": lines(held_out=texts() - VOCAB),
+    r"shape \(3, 1\), expected at least one text of two": lines(texts=texts()[:, :1]),
+    r"held_out has shape \(0, 12\), expected at least one text of tw": lines(held_out=texts(0)),
+    "norms after attention": copied("gemma2"),
+    "learned positions, MLPs without gates, LayerNorms": copied("gpt2"),
+    "norms of queries and keys": copied("qwen3"),
+    "widths do not add up": copied("mistral"),
+    "shortformer positions": copied("own-none"),
+    "attention other than softmax, mixed values": copied("own-mixed"),
+    # Sixteen tokens would not tell: the scales act over thousands.
+    "scaled rotary positions": copied("llama", rope_parameters={"rope_type": "llama3"}),
+}
+test_what_cannot_be_made_bilinear_is_named = refused(CONVERTED)
