@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bilens.cli import main
+from bilens.cli import COMMANDS as ALL_COMMANDS
+from bilens.cli import commands_of, main
 from tests.command_line import work_beside, write_sources
 from tests.nightly import nightly
 
@@ -44,6 +46,10 @@ COMMANDS = {
     **{
         f"{reading} --output out.json": {"--data": ["modular-7", "modular-8"]}
         for reading in ("eigenvectors images", "explain images", "paths deep", "bonds deep")
+    },
+    "tensorise model --output out --length 8": {
+        **{"--data-dir": ["."], "--data-share": ["0.3"]},
+        **{"--attention": ["softmax --pattern-steps 3"], "--mlp": ["gated --layer-steps 3"]},
     },
     "process model --output out": {"--steps": ["x", "💥"], "--device": DEVICES},
 }
@@ -88,7 +94,10 @@ def outcome(command: list[str], capsys) -> str:
 def test_bad_values(command, here, capsys):
     for option, values in COMMANDS[command].items():
         for value in values:
-            assert outcome([*command.split(), option, value], capsys), (option, value)
+            # A pair of options is written as one value of the first.
+            words = re.split(r" (?=--[a-z])", f"{option} {value}")
+            pairs = [word for pair in words for word in pair.split(" ", 1)]
+            assert outcome([*command.split(), *pairs], capsys), (option, value)
 
 
 def damaged(folder: Path, name: str, content: bytes) -> Path:
@@ -98,6 +107,22 @@ def damaged(folder: Path, name: str, content: bytes) -> Path:
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
     (target / name).write_bytes(content)
     return target
+
+
+def test_values_of_a_list_are_never_replaced(capsys):
+    """A second `--data` would leave the first unread, without a word."""
+    kinds = {"train": ["images", "language"]}
+    tried = set()
+    for name in ALL_COMMANDS:
+        for kind, command in commands_of(name).items():
+            for option in command.lists:
+                flag = f"--{option.replace('_', '-')}"
+                words = [name, *[kind] * (name in kinds), "model", flag, "a", f"{flag}=b"]
+                assert f"{flag} stands twice, expected all of its values" in outcome(words, capsys)
+                tried.add(f"{name} {flag}")
+    listed = {"linearise --data", "linearise --layers", "process --steps", "report --add"}
+    assert listed <= tried
+    assert not {"flow --figure", "bonds --arrays"} & tried
 
 
 @pytest.mark.parametrize("command", ["decompose", "ngrams --token t3", "report", "process"])

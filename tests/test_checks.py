@@ -104,6 +104,9 @@ def test_what_does_not_fit_is_named(wrong, message):
     with pytest.raises(BilensError, match=f"^{message}") as caught:
         read(**{"x": X, **wrong})
     assert caught.value.__cause__ is caught.value.__context__ is None
+    # Shapes of other arrays say nothing about a value that should be none.
+    said = str(caught.value)
+    assert "a tensor of" in said or " beside " not in said
 
 
 @checked

@@ -119,6 +119,8 @@ def names_data(source: str | Path) -> bool:
 def check_folder(data_dir: str | Path | None, *data: str) -> None:
     """Raise if a folder is named in which nothing is looked up, of one set of data or several."""
     looked_up = {*KNOWN, *HUB}
+    if data_dir is not None and not data:
+        raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
     if data_dir is not None and not looked_up.intersection(data):
         raise BilensError(
             f"data_dir={str(data_dir)!r} has no effect on data={', '.join(data)!r}: it is the "

@@ -160,6 +160,9 @@ ARGUMENTS = {
     "^n_ctx=1, expected a whole number, at least 2": documents(n_ctx=1),
     "^shortest=9, expected a whole number, 1 to 8, tokens of a": documents(shortest=9, n_ctx=8),
     "^validation_share=1.0, expected a finite number, above 0": documents(validation_share=1.0),
+    "^data='grammar' is a language with tokens of its own, .*; expected tinystories, or": (
+        lambda: load_documents("grammar", TOKENS)
+    ),
     "expected a row of 100 to 200 tokens": documents(shortest=100, n_ctx=200),
     "ink is empty: expected a drawing": lambda: fit_drawing(np.zeros((9, 9)), digits()),
     "^seed=-1, expected a whole number, at least 0": lambda: load_images("digits", seed=-1),

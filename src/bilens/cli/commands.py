@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import tyro
 
@@ -47,6 +47,11 @@ class Command:
         return cls(function, inspect.getdoc(function) or "", parameters)
 
     @property
+    def lists(self) -> list[str]:
+        """Parameters of several values after one option, of which a second would replace them."""
+        return [p.name for p in self.parameters if is_list(p.annotation)]
+
+    @property
     def parser(self) -> Callable[..., Call]:
         """A function of the same parameters for tyro, which runs what it has read."""
 
@@ -65,6 +70,18 @@ class Command:
         return call
 
 
+APPENDED = get_args(tyro.conf.UseAppendAction[tuple[Path, ...]])[1]
+"""Mark of an option that may be given several times."""
+
+
+def is_list(kind: Any) -> bool:
+    """Return True for the type of an option whose values all stand after it, perhaps none."""
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return APPENDED not in parts[1:] and is_list(parts[0])
+    return get_origin(kind) is tuple or any(map(is_list, parts))
+
+
 class UsageError(BilensError):
     """A value of an option that its command does not take."""
 
@@ -77,6 +94,12 @@ def read_words(
     `about` is the help of several commands together.
     """
     settings: dict[str, Any] = {"prog": prog, "config": (tyro.conf.OmitArgPrefixes,)}
+    for name in {name for command in commands.values() for name in command.lists}:
+        flag = f"--{name.replace('_', '-')}"
+        if sum(word.partition("=")[0] == flag for word in words) > 1:
+            raise UsageError(
+                f"{flag} stands twice, expected all of its values after one: {flag} A B"
+            )
     if len(commands) == 1:
         (command,) = commands.values()
         return tyro.cli(command.parser, args=words, registry=NUMBERS, **settings)

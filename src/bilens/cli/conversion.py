@@ -16,6 +16,7 @@ from bilens.cli.console import (
     own_place,
     show_table,
 )
+from bilens.cli.training import check_effects
 from bilens.errors import BilensError
 from bilens.options import StepName
 from bilens.sections import signed
@@ -272,6 +273,18 @@ def tensorise(
         low_memory: leave weights and streams in files, except for those of one layer.
     """
     output = own_place(output, _place("tensor", model), resume=resume)
+    squared = ("attention", ("squared",))
+    needs = {
+        "pattern_steps": squared,
+        "pattern_batch": squared,
+        "layer_steps": ("mlp", ("bilinear",)),
+    }
+    check_effects(training, needs)
+    if not data and training.data_share != TENSORISING.data_share:
+        raise BilensError(
+            f"data_share={training.data_share} has no effect without data; add --data, or leave it "
+            "out"
+        )
 
     from bilens.processes import this_process
     from bilens.train import tensorise as stages

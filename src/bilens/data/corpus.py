@@ -162,6 +162,11 @@ def load_documents(
     Source: Pearce et al. 2024, appendix D, where texts have 384 to 512 tokens.
     """
     check_count("shortest", shortest or 1, n_ctx, "tokens of a row")
+    if str(name) in LANGUAGES:
+        raise DataError(
+            f"data={str(name)!r} is a language with tokens of its own, on which a model is trained "
+            f"from scratch; expected {', '.join(HUB)}, or the path of texts"
+        )
     bare = tokenize(tokenizer, "a")[:1] != [tokenizer.bos_token_id]
     # A tokenizer that begins texts marks where each starts; without that the end has to.
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
