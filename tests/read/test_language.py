@@ -13,6 +13,7 @@ from bilens.read.language import (
     bigrams,
     contribution,
     following,
+    generate_text,
     pair_trigrams,
     preceding,
     read_ngrams,
@@ -369,3 +370,16 @@ def test_a_split_shows_itself():
     assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
     assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())
     assert record["most likely"] == frame.token[0]
+
+
+@pytest.mark.parametrize("length", [1, 11, 12])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "rotary", "learned", "shortformer"])
+def test_a_written_text_ends_where_the_model_reads_no_further(kind, length):
+    own = kind not in ("gpt2", "llama")
+    view = view_of(positions=kind) if own else family_view(kind)
+    prompt = " ".join(["t3"] * length)
+    endless, few = ({"temperature": 0.7, "seed": 1, "tokens": n} for n in (100, 1))
+    # One that ends itself, by t2, is no case.
+    view.model.generation_config.eos_token_id = view.model.config.eos_token_id = None
+    assert len(generate_text(view, prompt, **few).split()) <= length + 1
+    assert length <= len(generate_text(view, prompt, **endless).split()) <= 13

@@ -119,12 +119,12 @@ def learned(read, *args):
     return lambda: read(view_of(positions="learned"), *args, layer=0)
 
 
-def contexts(direction, texts):
+def contexts(direction, texts, **sizes):
     """Return the contexts of a spectrum along a direction, which a function of the view makes."""
 
     def read(view):
         spectrum = view.mlp(0).interaction(direction(view)).eigh(2)
-        top_contexts(view, spectrum, texts, layer=0)
+        top_contexts(view, spectrum, texts, layer=0, **sizes)
 
     return read
 
@@ -137,6 +137,8 @@ LANGUAGE = {
     "among: expected numbers of tokens": lambda view: bigrams(view, layer=0, among=[]),
     "tokens from 0 to 29, at least one": lambda view: bigrams(view, layer=0, among=[30]),
     "texts is empty": contexts(lambda view: view.direction(3), []),
+    "batch_size=0, expected": contexts(lambda view: view.direction(3), ["t3"], batch_size=0),
+    "batch_size=-1, expected": contexts(lambda view: view.direction(3), ["t3"], batch_size=-1),
     r"spectrum is a batch of shape \(2,\), expected": contexts(
         lambda view: view.W_U.T[:2], [random_text()]
     ),

@@ -355,7 +355,7 @@ class Pass(Reading):
                 )
                 for number, stream in zip(batch, streams, strict=True):
                     results[number] = stream
-        return torch.stack(results)
+        return torch.stack(results) if results else self.stream.new_empty(0, *self.stream.shape)
 
     def run_layer(self, number: int, changes: Sequence[Change] = (), copies: int = 1) -> None:
         """Run one layer on its own stream, in copies side by side, with the same changes of all.

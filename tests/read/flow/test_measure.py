@@ -76,6 +76,13 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale, ag
     assert abs(effect.actual) > 1e-3
 
 
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_no_node_has_no_effect(against):
+    view = view_of(**STRAIGHT)
+    assert measure(view, flow(view, TWO[0], DIRECTION, against=against, ablate=0), []) == []
+    assert Pass.of(view, TWO).changed([]).shape == (0, *TWO.shape, view.d_model)
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
     view, (first, second) = family_view(name), some_text()[:2]

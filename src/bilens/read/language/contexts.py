@@ -52,7 +52,7 @@ def top_contexts(
     *,
     layer: int,
     k: Count = 8,
-    batch_size: int = 32,
+    batch_size: Count = 32,
 ) -> list[list[Context]]:
     """Find the k contexts of largest |activation| for every eigenvector.
 
@@ -238,7 +238,7 @@ def generate_text(
     temperature: NotNegative = 0.7,
     seed: Seed = 0,
 ) -> str:
-    """Continue a text until the model ends it, by at most `tokens` tokens.
+    """Continue a text until the model ends it or has read its longest text, by at most `tokens`.
 
     Temperature 0 takes the most likely token each time, and 1 samples from the model's
     probabilities. The seed does not affect other random numbers of the process.
@@ -247,7 +247,9 @@ def generate_text(
     # Temperatures below count as 0: logits divided by them would leave the range of numbers.
     draws = temperature > 1e-6
     drawing = {"temperature": temperature, "top_k": 0} if draws else {}
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=draws, **drawing)
+    # The last token is written and not read.
+    room = max_tokens(model.model.config) - given.shape[1] + 1
+    config = GenerationConfig(max_new_tokens=min(tokens, room), do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []
     # Sampling draws from torch's own generator, which the caller may have seeded.
     with torch.random.fork_rng(devices), fresh(model.model):
