@@ -3,10 +3,12 @@
 import ast
 from importlib import import_module
 
+import plotly.graph_objects as go
 import pytest
 
 from bilens.analysis import Reading
-from bilens.pages import layout
+from bilens.pages import layout, plot_of, sections_of
+from bilens.sections import Section, fact_text
 from tests.source import SOURCE, nodes_of_files
 
 COMPUTES = ("tensor", "kernels", "nn", "data", "residual", "convert", "train", "read")
@@ -36,3 +38,25 @@ def test_no_room_that_computes_draws():
             for name in names:
                 assert not name.startswith(DRAWS), (path, name)
                 assert name.rpartition(".")[2] not in ("go", "px"), (path, name)
+
+
+def test_a_reading_of_ones_own_registers_its_page_and_picture():
+    class Scores(Reading):
+        def facts(self):
+            return [("heads", 2)]
+
+    class Others(Scores):
+        pass
+
+    @sections_of.register
+    def _(reading: Scores) -> list[Section]:
+        return [Section("Scores", fact_text(*reading.facts()[0]))]
+
+    @plot_of.register
+    def _(reading: Scores) -> go.Figure:
+        return go.Figure(layout_title_text=reading.title)
+
+    for reading in (Scores(), Others()):
+        assert [section.text for section in reading.sections()] == ["2 heads"]
+        assert reading.plot().layout.title.text == type(reading).__name__
+        assert reading.record() == {"heads": 2}
