@@ -63,6 +63,8 @@ def run(context: RecipeContext) -> Outcome:
     config = model.model.config
     corpus = context.corpus("tinystories", config.n_ctx, config.vocab_size)
     girl, quote = (read_ngrams(model, direction.token, layer=0) for direction in (GIRL, QUOTE))
+    frames = (girl.preceding, girl.following, *quote.heads)
+    before, after, *ending = map(pd.DataFrame, frames)
     direct, mlp = bigrams(model, layer=0, part="direct"), bigrams(model, layer=0, part="mlp")
     counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
     frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
@@ -75,10 +77,7 @@ def run(context: RecipeContext) -> Outcome:
         "validation_loss": validation_loss(model.model, corpus),
         "training_tokens": len(corpus.train) * config.n_ctx * preset.training.epochs,
         "story": generate_text(model, PROMPT),
-        "table_1": {
-            "preceding": list(girl.preceding.token),
-            "following": list(girl.following.token),
-        },
+        "table_1": {"preceding": list(before.token), "following": list(after.token)},
         "table_6": {"direct": _records(direct), "mlp": _records(mlp)},
         "table_7": {
             f"head {head}": {
@@ -86,16 +85,16 @@ def run(context: RecipeContext) -> Outcome:
                 "the_same_among_frequent_tokens": _talk(model, head, frequent),
                 "top": _records(frame),
             }
-            for head, frame in enumerate(quote.heads)
+            for head, frame in enumerate(ending)
         },
         "source": {"talk_before_comma_or_colon_of_100": 99, "parameters": 22_020_096},
     }
     tables = [
-        _ngram_table(girl.preceding, "before girl"),
-        _ngram_table(girl.following, "after girl"),
+        _ngram_table(before, "before girl"),
+        _ngram_table(after, "after girl"),
         _ngram_table(direct, "bigrams, residual"),
         _ngram_table(mlp, "bigrams, MLP"),
-        *(_ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(quote.heads)),
+        *(_ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(ending)),
     ]
     contexts = [part for reading in directions for part in _contexts(reading)]
     figures = {

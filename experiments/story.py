@@ -166,7 +166,7 @@ def fitting(model: ResidualModel, stories: Iterable[str]) -> tuple[list[bool], l
 
     words = [*VERBS, *NOUNS]
     readings = [read_ngrams(model, word, layer=0) for word in words]
-    strongest = [(str(one.preceding.token[0]), str(one.following.token[0])) for one in readings]
+    strongest = [(one.preceding["token"][0], one.following["token"][0]) for one in readings]
     draws = Random(0).choices(list(single), [*single.values()], k=2 * len(words))
     random = list(zip(draws[::2], draws[1::2], strict=True))
     found = [

@@ -51,7 +51,7 @@ def test_plain_settings_become_arguments():
     settings = {"token": "t3", "minus": "t4,t5", "layer": 1, "k": 3, "among": 10, "unknown": 1}
     reading = find_analysis("ngrams").run(model, settings, nothing)
     assert str(reading.direction) == "t3 minus t4, t5"
-    assert (reading.layer, len(reading.preceding)) == (1, 3)
+    assert (reading.layer, len(reading.preceding["token"])) == (1, 3)
     tokens = {f"t{number}" for number in range(10)}
     assert set(reading.heads[0]["virtual"]) <= tokens
 

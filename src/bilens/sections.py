@@ -9,8 +9,9 @@ from html import escape
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Union
 
+from bilens.lazy_imports import pd
+
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
 Fact = tuple[str, str | float]
@@ -78,20 +79,25 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A data frame with a caption, whose cells are formatted by column.
+    """A table with a caption, whose cells are formatted by column.
 
     Attributes:
-        frame: The rows.
+        columns: The cells, by column or as a data frame.
         caption: Text above it.
         formats: Format of a column by its name, such as ".2%"; by default numbers of a column have
             the same number of decimals.
         words: Number of columns of words, which come first; by default those without numbers.
     """
 
-    frame: "pd.DataFrame"
+    columns: "Columns | pd.DataFrame"
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     words: int | None = None
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """The cells as a data frame."""
+        return pd.DataFrame(self.columns)
 
     @property
     def header(self) -> list[str]:

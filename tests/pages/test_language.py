@@ -113,6 +113,7 @@ def test_tables_hold_tokens_and_the_value():
     table = ngram_table(result.heads[0], "head")
     assert table.header == ["earlier token", "present token", "logits"]
     assert ngram_table(bigrams(model, layer=0), "mlp").header == ["input", "output", "logits"]
-    table = ngram_table(result.following, "after")
+    after = result.following
+    table = ngram_table(after, "after")
     assert table.header == ["token", "logits"]
-    assert table.rows[0] == (result.following.token[0], f"{result.following.value[0]:.2f}")
+    assert table.rows[0] == (after["token"][0], f"{after['value'][0]:.2f}")

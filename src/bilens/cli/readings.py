@@ -172,7 +172,7 @@ def show_reading(reading: Reading) -> None:
     for section in reading.sections():
         for part in section.parts:
             if isinstance(part, Table):
-                table = replace(part, frame=part.frame.head(rows))
+                table = replace(part, columns=part.frame.head(rows))
                 caption = part.caption or section.title
                 show_table(table.header, table.rows, caption, words=table.is_word)
                 if len(part.frame) > rows:

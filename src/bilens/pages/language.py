@@ -4,7 +4,6 @@ from functools import partial
 from math import log
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from bilens.figures.plots import spectrum_figure
@@ -12,10 +11,10 @@ from bilens.pages.layout import facts_and_tables, plot_of, record_of, sections_o
 from bilens.read.language.contexts import Continuation
 from bilens.read.language.heads import AttentionReading
 from bilens.read.language.names import in_words
-from bilens.read.language.ngrams import NGramReading
+from bilens.read.language.ngrams import NGramReading, words_of
 from bilens.read.language.outputs import DirectionReading, LanguageReading
 from bilens.read.summary import LanguageSummary
-from bilens.sections import Picture, Section, Table
+from bilens.sections import Columns, Picture, Section, Table
 
 
 @sections_of.register
@@ -153,12 +152,11 @@ def attention_sections(reading: AttentionReading) -> list[Section]:
     ]
 
 
-def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
+def ngram_table(table: Columns, caption: str) -> Table:
     """Return a table of tokens in words and their value, without the parts of the value."""
-    words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    shown = frame[words].map(in_words)
-    shown = shown.rename(columns={"virtual": "earlier token", "direct": "present token"})
-    return Table(shown.assign(logits=frame["value"]), caption, {"logits": "z.2f"})
+    named = {"virtual": "earlier token", "direct": "present token"}
+    words = {named.get(name, name): cells for name, cells in words_of(table).items()}
+    return Table({**words, "logits": table["value"]}, caption, {"logits": "z.2f"})
 
 
 @record_of.register

@@ -17,7 +17,7 @@ from bilens.nn import ATTENTIONS
 from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.ngrams import attention_scores, check_position, head_outputs
 from bilens.residual import Moment, ResidualModel
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, stacked
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
 
@@ -65,19 +65,21 @@ class Composition(Reading):
             ("baseline", self.baseline),
         ]
 
-    def frame(self, k: int = 20) -> pd.DataFrame:
+    def columns(self) -> Columns:
+        """Return the 20 pairs of highest score; see `pairs`."""
+        return self.pairs(20)
+
+    def pairs(self, k: Count) -> Columns:
         """Return the k pairs of highest score, and the excess of each over the baseline."""
         scores = self.scores.nan_to_num(-1).flatten()
         order = scores.argsort(descending=True, stable=True)[: min(k, int((scores >= 0).sum()))]
         rows, columns = order // len(self.readers), order % len(self.readers)
-        return pd.DataFrame(
-            {
-                "writer": [self.writers[i] for i in rows.tolist()],
-                "reader": [self.readers[i] for i in columns.tolist()],
-                "score": scores[order].tolist(),
-                "excess": (scores[order] - self.baseline).tolist(),
-            }
-        )
+        return {
+            "writer": [self.writers[i] for i in rows.tolist()],
+            "reader": [self.readers[i] for i in columns.tolist()],
+            "score": scores[order].tolist(),
+            "excess": (scores[order] - self.baseline).tolist(),
+        }
 
 
 @detached
@@ -185,7 +187,7 @@ class AttentionReading(Reading):
         composition: composition scores of the model.
     """
 
-    heads: dict[int, dict[str, pd.DataFrame]]
+    heads: dict[int, dict[str, Columns]]
     layer: int
     distance: int
     composition: Composition
@@ -195,10 +197,10 @@ class AttentionReading(Reading):
     def facts(self) -> list[Fact]:
         return [("layer", self.layer), ("heads", len(self.heads))]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return the outputs that each head raises most: key, output, and value."""
-        frames = [tables["raises"].assign(head=head) for head, tables in self.heads.items()]
-        return pd.concat(frames, ignore_index=True)
+        raises = {head: tables["raises"] for head, tables in self.heads.items()}
+        return stacked({**x, "head": [head] * len(x["key"])} for head, x in raises.items())
 
 
 @checked
@@ -232,14 +234,14 @@ def read_attention(
     numbers = range(model.n_heads) if heads is None else heads
     # A head writes at the query what it reads at the key, `distance` before it.
     key_position = None if position is None else position - distance
-    tables: dict[int, dict[str, pd.DataFrame]] = {head: {} for head in numbers}
+    frames: dict[int, dict[str, pd.DataFrame]] = {head: {} for head in numbers}
     # A difference of two softmaxes does not order pairs by one number.
     if ATTENTIONS[model.parts.attention].product:
         attends = attention_pairs(
             model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
         )
         for head, pairs in zip(numbers, attends, strict=True):
-            tables[head] = {"attends most": pairs.highest, "attends least": pairs.lowest}
+            frames[head] = {"attends most": pairs.highest, "attends least": pairs.lowest}
     matrices = head_outputs(model, layer=layer, position=key_position, among=among)
     outputs = output_pairs(model, numbers, layer=layer, k=k, position=key_position, among=among)
     sides = ("key", "output")
@@ -247,7 +249,11 @@ def read_attention(
         svd = token_components(
             model, matrices[head], sides=sides, components=components, k=k, among=among
         )
-        tables[head] |= {"raises": pairs.highest, "lowers": pairs.lowest, "components": svd}
+        frames[head] |= {"raises": pairs.highest, "lowers": pairs.lowest, "components": svd}
+    tables = {
+        head: {name: frame.to_dict("list") for name, frame in of_head.items()}
+        for head, of_head in frames.items()
+    }
     return AttentionReading(tables, layer, distance, composition_scores(model))
 
 
@@ -353,7 +359,7 @@ def token_components(
     # No matrix has more components than its rank.
     most = min(matrix.rank, len(tokens))
     check_count("components", components, most, "all components")
-    svd, names, frames = matrix.svd(components), token_names(model, tokens), []
+    svd, names, tables = matrix.svd(components), token_names(model, tokens), []
     for number, sigma in enumerate(svd.values.tolist()):
         left, right = svd.left[number], svd.right[number]
         # A component has no sign of its own.
@@ -364,8 +370,8 @@ def token_components(
             best = vector.abs().topk(k).indices
             columns[side] = [names[i] for i in best.tolist()]
             columns[f"{side} weight"] = vector[best].tolist()
-        frames.append(pd.DataFrame(columns))
-    return pd.concat(frames, ignore_index=True)
+        tables.append(columns)
+    return pd.DataFrame(stacked(tables))
 
 
 def _pairs(
@@ -377,4 +383,4 @@ def _pairs(
     among: Sequence[int] | None,
 ) -> HeadPairs:
     pairs = partial(top_pairs, model, sides, factors, parts, k, among)
-    return HeadPairs(pairs(), pairs(largest=False))
+    return HeadPairs(pd.DataFrame(pairs()), pd.DataFrame(pairs(largest=False)))

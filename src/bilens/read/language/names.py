@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,6 +12,7 @@ from bilens.checks import check_finite, checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
+from bilens.sections import Columns
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
@@ -191,7 +191,7 @@ def top_pairs(
     among: Sequence[int] | None,
     *,
     largest: bool = True,
-) -> pd.DataFrame:
+) -> Columns:
     """Find the k largest, or smallest, entries of an elementwise product of token matrices.
 
     Entries are computed in blocks, so the (vocab, vocab) matrix is never in memory. Columns have
@@ -201,7 +201,5 @@ def top_pairs(
     top = factors[0].top_entries(k, times=factors[1:], largest=largest)
     tokens = token_range(model, among)
     rows, columns = (token_names(model, tokens[numbers]) for numbers in (top.rows, top.columns))
-    frame = pd.DataFrame({sides[0]: rows, sides[1]: columns})
-    for name, part in parts.items():
-        frame[name] = part.entries(top.rows, top.columns).tolist()
-    return frame.assign(value=top.values.tolist())
+    entries = {name: part.entries(top.rows, top.columns).tolist() for name, part in parts.items()}
+    return {sides[0]: rows, sides[1]: columns, **entries, "value": top.values.tolist()}

@@ -46,7 +46,7 @@ from bilens.read.language.names import (
 from bilens.read.language.sums import check_alone, check_heads, check_mlp
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.layers import Parts
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.factors import with_constant
@@ -264,9 +264,9 @@ class NGramReading(Reading):
 
     direction: TokenDirection
     layer: int
-    preceding: pd.DataFrame
-    following: pd.DataFrame
-    heads: list[pd.DataFrame]
+    preceding: Columns
+    following: Columns
+    heads: list[Columns]
     left_out: str = ""
 
     axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "table"}
@@ -278,14 +278,15 @@ class NGramReading(Reading):
             ("heads with skip-trigrams", len(self.heads)),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return all tables as one: the table, its tokens, and their value."""
-        rows = []
-        for name, frame in self.tables().items():
-            for row in frame.itertuples(index=False):
-                tokens = " ".join(value for value in row if isinstance(value, str))
-                rows.append((name, tokens, row[-1]))
-        return pd.DataFrame(rows, columns=["table", "tokens", "value"])
+        token, rows = in_words(self.direction.token), []
+        tables = {f"before {token}": self.preceding, f"after {token}": self.following}
+        tables |= {f"head {number}": pairs for number, pairs in enumerate(self.heads)}
+        for name, table in tables.items():
+            for *tokens, value in zip(*words_of(table).values(), table["value"], strict=True):
+                rows.append((name, " ".join(tokens), value))
+        return by_column(["table", "tokens", "value"], rows)
 
 
 @checked
@@ -318,12 +319,13 @@ def read_ngrams(
     check_position(model, position)
     number = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
-    heads: list[pd.DataFrame] = []
+    heads: list[Columns] = []
     # Bigrams need no tensor, and are read even where skip-trigrams cannot be.
     left_out = ""
     try:
         for head in range(model.n_heads):
-            heads.append(skip_trigrams(model, token, head, minus=minus, among=among, **options))
+            pairs = skip_trigrams(model, token, head, minus=minus, among=among, **options)
+            heads.append(pairs.to_dict("list"))
     except NotBilinearError as error:
         left_out = str(error)
         for name, value in (("minus", minus), ("among", among)):
@@ -332,7 +334,9 @@ def read_ngrams(
                     f"{name} counts in skip-trigrams only, which this layer has none of: {error}"
                 ) from error
     direction = TokenDirection.of(model, token, minus)
-    before, after = preceding(model, number, **options), following(model, number, **options)
+    before, after = (
+        find(model, number, **options).to_dict("list") for find in (preceding, following)
+    )
     return NGramReading(direction, layer, before, after, heads, left_out)
 
 
@@ -391,7 +395,7 @@ def bigrams(
     # The ranking is by one part, and the table shows both.
     matrices = bigram_parts(model, layer, position, among)
     parts: dict[str, FactoredMatrix] = {name: matrices[name] for name in ("direct", "mlp")}
-    return top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among)
+    return pd.DataFrame(top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among))
 
 
 @checked
@@ -423,7 +427,8 @@ def skip_trigrams(  # noqa: PLR0913
     options: dict[str, Any] = {"layer": layer, "position": position, "among": among}
     matrix = partial(skip_trigram_matrix, model, token, head, minus=minus, **options)
     parts = {"ov": matrix(part="ov"), "mlp": matrix(part="mlp")}
-    return top_pairs(model, ("virtual", "direct"), [matrix(part=part)], parts, k, among)
+    sides = ("virtual", "direct")
+    return pd.DataFrame(top_pairs(model, sides, [matrix(part=part)], parts, k, among))
 
 
 @detached
@@ -490,6 +495,12 @@ def _neighbours(
     columns = {"direct": rows["direct"], "mlp": rows["mlp"], "value": rows[part]}
     values = {name: row[best].tolist() for name, row in columns.items()}
     return pd.DataFrame({"token": token_names(model, best), **values})
+
+
+def words_of(table: Columns) -> dict[str, list[str]]:
+    """Return the columns of tokens, in words."""
+    tokens = {name: cells for name, cells in table.items() if isinstance(cells[0], str)}
+    return {name: [in_words(token) for token in cells] for name, cells in tokens.items()}
 
 
 def _carried(parts: Parts, moment: Moment, rows: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pandas as pd
-
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.data import Corpus
@@ -17,7 +15,7 @@ from bilens.read.language.ngrams import NGramReading, read_ngrams
 from bilens.read.language.stream import Sources
 from bilens.read.language.sums import check_mlp
 from bilens.residual import ResidualModel
-from bilens.sections import ContextLine, ContextList, Fact, eigenvector_names
+from bilens.sections import Columns, ContextLine, ContextList, Fact, eigenvector_names, stacked
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -53,9 +51,9 @@ class DirectionReading(Reading):
             *self.all_eigenvectors.facts(),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each eigenvector."""
-        return self.all_eigenvectors.frame()
+        return self.all_eigenvectors.columns()
 
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector, below its name and eigenvalue."""
@@ -91,10 +89,10 @@ class LanguageReading(Reading):
         outputs = ", ".join(reading.direction.words for reading in self.ngrams)
         return [("layer", self.attention.layer), ("outputs", outputs)]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return the n-grams of all outputs."""
-        frames = [reading.frame().assign(output=str(reading.direction)) for reading in self.ngrams]
-        return pd.concat(frames, ignore_index=True)
+        tables = [(str(reading.direction), reading.columns()) for reading in self.ngrams]
+        return stacked({**x, "output": [name] * len(x["value"])} for name, x in tables)
 
 
 @checked

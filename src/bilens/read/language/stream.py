@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,7 +15,7 @@ from bilens.read.language.sums import check_split
 from bilens.residual import Moment, Pass, ResidualModel
 from bilens.residual.layers import MLP, folded_output
 from bilens.residual.on_text import LayerOnText
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 from bilens.tensor import FactoredMatrix
 
 
@@ -192,15 +191,15 @@ class LogitTerms(Reading):
             ("most likely", in_words(token_names(self.model, best)[0])),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return the ten largest logits: their token, value and terms."""
         # Largest logits first: the others are improbable.
         best = self.total().topk(min(10, self.residual.shape[1]))
         names = [in_words(name) for name in token_names(self.model, best.indices)]
-        frame = pd.DataFrame({"token": names, "logit": best.values.tolist()})
-        for name, row in zip(self.sources, self.residual, strict=True):
-            frame[name] = row[best.indices].tolist()
-        return frame.assign(mlp=self.through_mlp()[best.indices].tolist())
+        terms = self.residual[:, best.indices].tolist()
+        columns = {"token": names, "logit": best.values.tolist()}
+        columns |= dict(zip(self.sources, terms, strict=True))
+        return columns | {"mlp": self.through_mlp()[best.indices].tolist()}
 
 
 @detached
