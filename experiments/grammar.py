@@ -109,7 +109,7 @@ def found_pairs(model: ResidualModel, grammar: Grammar) -> dict[str, float]:
     """Share of the known pairs, verb to name, among the twice as many strongest of a head."""
     known = {(verb, name) for name, verb, _ in grammar.skip_trigrams}
     every = attention_pairs(model, range(model.n_heads), layer=0, k=2 * len(known), distance=2)
-    heads = [known & set(zip(f.highest["query"], f.highest.key, strict=True)) for f in every]
+    heads = [known & set(zip(f.highest["query"], f.highest["key"], strict=True)) for f in every]
     return {
         "pairs_found_by_one_head": max(map(len, heads)) / len(known),
         "pairs_found": len(set().union(*heads)) / len(known),

@@ -1,6 +1,9 @@
 """Readings are shown by their types, and what computes them draws nothing."""
 
 import ast
+import dataclasses
+import subprocess
+import sys
 from importlib import import_module
 
 import plotly.graph_objects as go
@@ -38,6 +41,44 @@ def test_no_room_that_computes_draws():
             for name in names:
                 assert not name.startswith(DRAWS), (path, name)
                 assert name.rpartition(".")[2] not in ("go", "px"), (path, name)
+
+
+MADE_BY_THE_BASE = ("frame", "plot", "sections", "tables", "figures", "record", "__repr__")
+
+
+def readings():
+    for path in nodes_of_files():
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        # Triton is on machines with its GPUs, and `__main__` is a command.
+        if parts[1] in COMPUTES and not parts[-1].startswith(("triton", "__main__")):
+            module = import_module(".".join(parts).removesuffix(".__init__"))
+            for kind in vars(module).values():
+                if isinstance(kind, type) and issubclass(kind, Reading) and kind is not Reading:
+                    yield kind
+
+
+def test_results_are_frozen_and_hold_neither_frames_nor_figures():
+    kinds = set(readings())
+    assert len(kinds) > 30
+    for kind in kinds:
+        assert kind.__dataclass_params__.frozen, kind
+        assert not set(MADE_BY_THE_BASE) & set(vars(kind)), kind
+        for field in dataclasses.fields(kind):
+            kind_of_field = str(field.type).lower()
+            assert not any(name in kind_of_field for name in ("pandas", "pd.", "go.figure")), field
+
+
+def test_the_mathematics_is_read_without_pandas():
+    code = """
+import sys
+import torch
+from bilens.tensor import BilinearTensor
+maps = torch.randn(3, 4, 5)
+spectrum = BilinearTensor(maps[0], maps[1], maps[2].mT).interaction(output=1).eigh()
+assert len(spectrum.columns()["eigenvalue"]) == 5 and repr(spectrum)
+assert not {"pandas", "plotly", "transformers"} & set(sys.modules), set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_reading_of_ones_own_registers_its_page_and_picture():

@@ -107,7 +107,7 @@ def test_eigenvectors_and_their_top_inputs(reading):
 
 def test_the_truncation_table_ends_with_all():
     curve = TruncationCurve((0.5, 0.75, 0.8, 0.9), 0.9)
-    frame = curve.frame()
+    frame = pd.DataFrame(curve.columns())
     assert frame["eigenvectors per class"].tolist() == [1, 2, 3, 4]
     assert frame["accuracy"].tolist() == [0.5, 0.75, 0.8, 0.9]
     assert frame["drop (points)"].tolist() == pytest.approx([40, 15, 10, 0])

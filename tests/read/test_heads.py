@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -99,7 +100,7 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
     scores = [m[head].dense() for m in attention_scores(view, **where)]
     full = scores[0] if attention == "softmax" else scores[0] * scores[-1]
     [result] = attention_pairs(view, [head], k=9, **where)
-    for frame, sign in ((result.highest, 1), (result.lowest, -1)):
+    for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
         best = (sign * full).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
         pairs = numbers(frame["query"]), numbers(frame.key)
@@ -116,7 +117,7 @@ def test_output_pairs_are_those_of_the_whole_square(bias, head):
     view = view_of(bias=bias, n_kv_heads=2)
     full = head_outputs(view, layer=0)[head].dense()
     [result] = output_pairs(view, [head], layer=0, k=9)
-    for frame, sign in ((result.highest, 1), (result.lowest, -1)):
+    for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
         best = (sign * full).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
         assert full[numbers(frame.key), numbers(frame.output)].tolist() == pytest.approx(
@@ -127,9 +128,9 @@ def test_output_pairs_are_those_of_the_whole_square(bias, head):
 @given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
 def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(several):
     view, names = view_of(attention="bilinear"), set(TOKENS.convert_ids_to_tokens(several))
-    every = attention_pairs(view, [2], layer=0, k=VOCAB**2)[0].highest
+    every = attention_pairs(view, [2], layer=0, k=VOCAB**2)[0].frame()
     every = every[every["query"].isin(names) & every.key.isin(names)]
-    result = attention_pairs(view, [2], layer=0, k=4, among=several)[0].highest
+    result = attention_pairs(view, [2], layer=0, k=4, among=several)[0].frame()
     assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert result.key.tolist() == every.key.tolist()[:4]
 
@@ -235,10 +236,10 @@ def test_heads_of_every_family_are_read(name):
     assert (result.layer, result.distance) == (1, 2)
     seen = place(view, 4)
     [there] = output_pairs(view, [2], layer=1, k=3, position=seen)
-    assert result.heads[2]["raises"] == there.highest.to_dict("list")
+    assert result.heads[2]["raises"] == there.highest
     assert len(result.heads[2]["components"]["sigma"]) == 2 * 3
     [alone] = attention_pairs(view, [2], layer=1, k=3, distance=2, position=place(view, 6))
-    assert result.heads[2]["attends least"] == alone.lowest.to_dict("list")
+    assert result.heads[2]["attends least"] == alone.lowest
     assert result.composition.scores.nan_to_num(0).max() <= 1
 
 

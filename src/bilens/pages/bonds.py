@@ -36,7 +36,8 @@ def bond_sections(reading: BondReading) -> list[Section]:
     accuracies = reading.accuracies()
     table = accuracy_table(accuracies)
     named = {reading.few, as_sum(reading.cut.ranks), reading.by_rank[-1][0]}
-    shown = accuracies[accuracies["directions at each bond"].isin(named)]
+    rows = [i for i, k in enumerate(accuracies["directions at each bond"]) if k in named]
+    shown = {name: [cells[i] for i in rows] for name, cells in accuracies.items()}
     products = f"{len(cut.products):,} products of two coordinates"
     enough = [k for k, share in reading.by_products if share >= reading.accuracy - reading.drop]
     if enough:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pandas as pd
 import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from bilens.pages.explanation import explanation_pictures, shared_section
 from bilens.pages.layout import sections_of
 from bilens.read.classifier import ClassifierReading, top_inputs
 from bilens.read.fidelity import TruncationCurve, clopper_pearson
-from bilens.sections import Picture, Section, Table, eigenvector_names
+from bilens.sections import Columns, Picture, Section, Table, eigenvector_names
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -49,7 +48,7 @@ def classifier_sections(reading: ClassifierReading) -> list[Section]:
             "one for each eigenvector v, and the table keeps those of largest |λ|. "
             f"{float(rank):.1f} equally strong eigenvectors would weigh as much as all of a "
             "class's together (effective rank, mean over classes).",
-            [[accuracy_table(reading.curve.frame())]],
+            [[accuracy_table(reading.curve.columns())]],
         ),
         Section(
             "Why these logits",
@@ -138,7 +137,7 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
     return figure.update_traces(marker={"size": 4})
 
 
-def accuracy_table(frame: pd.DataFrame) -> Table:
-    """Return the table of an `accuracy_frame`."""
+def accuracy_table(columns: Columns) -> Table:
+    """Return the table of an `accuracy_columns`."""
     formats = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the logits": ".3g"}
-    return Table(frame, "", formats, 0)
+    return Table(columns, "", formats, 0)

@@ -24,7 +24,7 @@ def deep_sections(reading: DeepReading) -> list[Section]:
             draw = partial(tree_figure, few, shape, title=title, root=name)
             trees.append([Picture(f"tree-{label}", draw)])
     curve = Picture("paths", partial(path_figure, reading.by_paths, reading.accuracy))
-    table = chain.accuracy_frame("paths", reading.by_paths, reading.accuracy)
+    table = chain.accuracy_columns("paths", reading.by_paths, reading.accuracy)
     return [
         Section(reading.title, reading.answer(), [[curve]]),
         Section(

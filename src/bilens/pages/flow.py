@@ -16,7 +16,7 @@ from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, record_of, sections_of
 from bilens.read.flow.ablation import Ablation
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.nodes import node_frame, strongest_first
+from bilens.read.flow.nodes import node_columns, strongest_first
 from bilens.read.flow.reading import FlowPage, FlowReading
 from bilens.read.flow.weights import PartWeights
 from bilens.sections import FlowDrawing, Picture, Section, Table, plotly_text, signed
@@ -77,7 +77,7 @@ def answer_plot(reading: FlowReading, *, width: int = WIDE) -> go.Figure:
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
     """Return the strongest nodes, and the sum of all others."""
     nodes = strongest_first(flow.nodes[: len(page.nodes) - 1])[:20]
-    frame = node_frame(nodes, flow.tokens).drop(columns=["kind", "layer"])
+    frame = pd.DataFrame(node_columns(nodes, flow.tokens)).drop(columns=["kind", "layer"])
     n = page.n_nodes - len(nodes)
     others = page.sum - sum(node.flow for node in nodes)
     sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
@@ -179,7 +179,7 @@ def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
 @sections_of.register
 def part_sections(reading: PartWeights) -> list[Section]:
     """Return one section with all tables."""
-    tables = [Table(frame, name, reading.formats) for name, frame in reading.frames.items()]
+    tables = [Table(table, name, reading.formats) for name, table in reading.weights.items()]
     return [Section(reading.title, "", [tables], reading.facts())]
 
 

@@ -13,7 +13,6 @@ from bilens.analysis import Reading
 from bilens.checks import check_sum, detached
 from bilens.data import ImageData
 from bilens.files import read_json_object
-from bilens.lazy_imports import pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.options import Metric
 from bilens.read import chain
@@ -26,7 +25,7 @@ from bilens.read.fidelity import (
     product_accuracies,
     rank_accuracies,
 )
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent
 from bilens.settings import Share
 from bilens.tensor import (
     BilinearTensor,
@@ -95,9 +94,9 @@ class BondReading(Reading):
             ("drop", self.drop),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each direction of each bond."""
-        return self.bonds.frame()
+        return self.bonds.columns()
 
     @property
     def cut(self) -> Cut:
@@ -112,14 +111,14 @@ class BondReading(Reading):
         config = ClassifierConfig(*sizes, image_shape=data.shape, class_names=names)
         return ImageClassifier.from_cut(self.cut, config)
 
-    def accuracies(self) -> "pd.DataFrame":
+    def accuracies(self) -> Columns:
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
         rows: list[tuple[int | str, float]] = [(k, share) for k, share, _ in self.by_rank]
         rows.append((as_sum(self.cut.ranks), self.held_out.accuracy))
-        frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
+        columns = chain.accuracy_columns("directions at each bond", rows, self.accuracy)
         # The last row is the smallest cut, measured on the same images.
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
-        return frame.assign(**{"error of the logits": errors})
+        return {**columns, "error of the logits": errors}
 
     @property
     def few(self) -> int:

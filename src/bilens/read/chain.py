@@ -11,8 +11,7 @@ from bilens.checks import check_finite, check_labels, check_sum
 from bilens.data import ImageData
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import evaluating
-from bilens.lazy_imports import pd
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.chain import check_chain
 from bilens.tensor.factors import affine, fit_input, wide_device
@@ -150,11 +149,9 @@ def size_facts(model: TensorChain) -> list[Fact]:
     return facts
 
 
-def accuracy_frame(
-    unit: str, rows: Sequence[tuple[int | str, float]], full: float
-) -> "pd.DataFrame":
+def accuracy_columns(unit: str, rows: Sequence[tuple[int | str, float]], full: float) -> Columns:
     """Return a table of (count of the unit, accuracy), and the points that each is below `full`."""
     counts, accuracies = zip(*rows, strict=True)
     # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]
-    return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
+    return {unit: counts, "accuracy": accuracies, "drop (points)": drops}

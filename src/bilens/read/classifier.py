@@ -11,13 +11,12 @@ from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
 from bilens.options import Basis, Order
 from bilens.read import chain
 from bilens.read.chain import predict
 from bilens.read.explanation import Explanation, SharedFeatures, explain, shared_by_classes
 from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
@@ -116,10 +115,10 @@ class ClassifierReading(Reading):
             *self.spectrum.facts(),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each eigenvector of each class; the class is its form."""
-        frame = self.spectrum.frame()
-        return frame.assign(form=[self.data.class_names[i] for i in frame["form"]])
+        columns = self.spectrum.columns()
+        return {**columns, "form": [self.data.class_names[i] for i in columns["form"]]}
 
     def answer(self) -> str:
         """Return the accuracy with ten eigenvectors, in one sentence."""

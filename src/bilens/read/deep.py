@@ -10,10 +10,9 @@ from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
 from bilens.read import chain
 from bilens.read.explanation import SharedFeatures, shared_by_paths
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent
 from bilens.tensor import Paths, TensorChain, decompile
 from bilens.tensor.chain import count_leaves, minimal_chain
 
@@ -50,9 +49,9 @@ class DeepReading(Reading):
             *(fact for fact in self.paths.facts() if fact[0] != "layers"),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each path."""
-        return self.paths.frame()
+        return self.paths.columns()
 
     def answer(self) -> str:
         """Return the accuracy of the strongest paths, in one sentence."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_finite, checked, detached
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent, by_column
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 
@@ -76,13 +75,13 @@ class SharedFeatures(Reading):
             ("groups", self.groups),
         ]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each feature: its weight, agreement, and the classes of either sign."""
         rows = []
         for number, feature in enumerate(self.features):
             sides = (map(str, feature.labels(raises=raises)) for raises in (True, False))
             rows.append((number, feature.weight, feature.agreement, *map(", ".join, sides)))
-        return pd.DataFrame(rows, columns=["feature", "weight", "agreement", "raises", "lowers"])
+        return by_column(["feature", "weight", "agreement", "raises", "lowers"], rows)
 
 
 def check_classes(spectrum: Spectrum) -> None:
@@ -200,7 +199,7 @@ class Explanation(Reading):
     def facts(self) -> list[Fact]:
         return [(f"logit of class {part.label}", part.logit) for part in self.parts]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each eigenvector of each logit, and for the sum of all others."""
         rows: list[tuple[str, str, float]] = []
         for part in self.parts:
@@ -208,7 +207,7 @@ class Explanation(Reading):
             for number, activation in zip(part.numbers, activations, strict=True):
                 rows.append((label, str(number), activation))
             rows.append((label, "all others", part.remainder))
-        return pd.DataFrame(rows, columns=["class", "term", "activation"])
+        return by_column(["class", "term", "activation"], rows)
 
 
 @detached

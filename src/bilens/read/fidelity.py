@@ -11,10 +11,10 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, check_labels, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
 from bilens.progress import progress_bar
-from bilens.read.chain import accuracy_frame, share_right
+from bilens.read.chain import accuracy_columns, share_right
 from bilens.read.explanation import check_classes
+from bilens.sections import Columns
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Spectrum
 
@@ -34,12 +34,12 @@ class TruncationCurve:
     accuracy: tuple[float, ...]
     full: float
 
-    def frame(self) -> "pd.DataFrame":
-        """Return a row for some k up to all of them; see `accuracy_frame`."""
+    def columns(self) -> Columns:
+        """Return a row for some k up to all of them; see `accuracy_columns`."""
         total = len(self.accuracy)
         steps = [k for k in (1, 2, 3, 5, 10, 20, 50, 100) if k < total] + [total]
         rows = [(k, self.accuracy[k - 1]) for k in steps]
-        return accuracy_frame("eigenvectors per class", rows, self.full)
+        return accuracy_columns("eigenvectors per class", rows, self.full)
 
     def drop(self, k: int) -> float:
         """Return the accuracy lost by truncating to the first k."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from torch.nn import functional
 
@@ -23,7 +22,7 @@ from bilens.read.language.outputs import model_facts
 from bilens.residual import ResidualModel
 from bilens.residual.passes import last_streams, logit_of
 from bilens.residual.tokens import require_tokenizer
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 from bilens.settings import Count
 
 EXAMPLES = (
@@ -66,7 +65,7 @@ class LanguageSummary(Reading):
     about: tuple[Fact, ...]  # names and values of its sizes
     vocab_size: int
     text_loss: TextLoss | None  # None without texts
-    next_tokens: pd.DataFrame  # most likely next tokens of the prompt, with their probabilities
+    next_tokens: Columns  # most likely next tokens of the prompt, with their probabilities
     flow: FlowReading  # flow of the prompt's logit, with its strongest nodes removed
 
     formats: ClassVar[dict[str, str]] = {"probability": ".1%"}
@@ -141,9 +140,10 @@ def read_summary(
         about=model_facts(model, corpus),
         vocab_size=model.vocab_size,
         text_loss=loss,
-        next_tokens=pd.DataFrame(
-            {"next token": [in_words(name) for name in names], "probability": probabilities}
-        ),
+        next_tokens={
+            "next token": [in_words(name) for name in names],
+            "probability": probabilities,
+        },
         flow=read_flow(
             model,
             prompt,

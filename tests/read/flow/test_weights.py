@@ -114,10 +114,10 @@ def test_a_head_of_differential_attention_has_its_outputs(second):
     nodes = nodes_of(result, address="head.0.2@4")
     assert opened.flow == pytest.approx(sum(node.flow for node in nodes))
     assert opened.measured == pytest.approx(-remove(view, result, nodes).actual, rel=1e-6)
-    ((name, frame),) = opened.frames.items()
+    ((name, frame),) = opened.tables().items()
     assert name == "OV of head.0.2"
     (pairs,) = output_pairs(view, [2], layer=0, k=10)
-    assert frame.equals(pairs.highest)
+    assert frame.equals(pairs.frame())
     assert opened.about == ()
 
 
@@ -139,9 +139,9 @@ def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attent
     ((name, value),) = opened.about
     assert name == f'rank of "t{int(key)}" as key of "t{int(TEXTS[0][4])}"'
     assert value == f"{rank} of {view.vocab_size}"
-    qk, ov = opened.frames.values()
-    assert qk.equals(attention_pairs(view, [2], layer=0, k=10, distance=4 - source)[0].highest)
-    assert ov.equals(output_pairs(view, [2], layer=0, k=10)[0].highest)
+    qk, ov = opened.tables().values()
+    assert qk.equals(attention_pairs(view, [2], layer=0, k=10, distance=4 - source)[0].frame())
+    assert ov.equals(output_pairs(view, [2], layer=0, k=10)[0].frame())
 
 
 def test_without_a_position_the_strongest_is_taken(view):

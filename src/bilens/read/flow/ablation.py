@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,7 +20,7 @@ from bilens.residual import ResidualModel
 from bilens.residual.changes import Change, Part, adding, mlp_site
 from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Pass, first_change
-from bilens.sections import Fact, signed
+from bilens.sections import Columns, Fact, signed
 from bilens.settings import Between, NotNegative
 
 
@@ -49,10 +48,9 @@ class Ablation(Reading):
         part = [("without", self.part)] if self.part else []
         return [*part, ("predicted", signed(self.predicted)), ("actual", signed(self.actual))]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return one row with the part and both changes."""
-        row = (self.part, self.predicted, self.actual)
-        return pd.DataFrame([row], columns=["without", "predicted", "actual"])
+        return {"without": [self.part], "predicted": [self.predicted], "actual": [self.actual]}
 
 
 @detached

@@ -6,8 +6,6 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import ClassVar
 
-import pandas as pd
-
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
@@ -34,7 +32,7 @@ from bilens.read.flow.question import Question, token_hints
 from bilens.read.flow.split import flows
 from bilens.read.language.names import quoted
 from bilens.residual import ResidualModel
-from bilens.sections import Fact, signed
+from bilens.sections import Columns, Fact, by_column, signed
 
 DRAWN = 15
 """Nodes of the picture."""
@@ -135,7 +133,7 @@ class CircuitReading(Reading):
             text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
         return f"{text}."
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each part of each circuit, the largest effect first."""
         rows = []
         for circuit in self.circuits:
@@ -151,9 +149,12 @@ class CircuitReading(Reading):
                 if effect.part in circuit.exchanged:
                     notes.append(f"or {circuit.exchanged[effect.part]}")
                 rows.append((circuit.task, str(effect.part), *numbers, *words, ", ".join(notes)))
-        columns = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
-        frame = pd.DataFrame(rows, columns=columns)
-        return frame.drop(columns=[name for name in ("task", "note") if not frame[name].any()])
+        names = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
+        columns = dict(by_column(names, rows))
+        for name in ("task", "note"):
+            if not any(columns[name]):
+                del columns[name]
+        return columns
 
 
 @checked

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent, by_column
 
 
 class MLPDirections(NamedTuple):
@@ -94,11 +93,10 @@ class TaskDirections(Reading):
             facts.append(("R2 of exchanges by flows", self.r2))
         return facts + ([("note", " ".join(self.notes))] if self.notes else [])
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each of the strongest directions."""
         rows = [
             (x.layer, x.number, x.flow, x.effect, ", ".join(x.raises), ", ".join(x.lowers))
             for x in self.strongest
         ]
-        columns = ["layer", "number", "flow", "measured effect", "raises", "lowers"]
-        return pd.DataFrame(rows, columns=columns)
+        return by_column(["layer", "number", "flow", "measured effect", "raises", "lowers"], rows)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,7 +18,7 @@ from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Site, mixed_site, mlp_site
 from bilens.residual.passes import Number, Pass
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count
 
 
@@ -90,7 +89,7 @@ class Attributions(Reading):
     def facts(self) -> list[Fact]:
         return [("questions", len(self.of_questions)), ("parts", self.of_questions[0].numel())]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each head and MLP, with the mean over questions, the largest first."""
         mean = self.of_questions.mean(0)
         parts = parts_in(torch.ones_like(mean, dtype=torch.bool))
@@ -98,8 +97,8 @@ class Attributions(Reading):
             (str(part), part.layer, value)
             for part, value in zip(parts, mean.flatten().tolist(), strict=True)
         ]
-        frame = pd.DataFrame(rows, columns=["part", "layer", "attribution"])
-        return frame.sort_values("attribution", key=abs, ascending=False, ignore_index=True)
+        rows.sort(key=lambda row: -abs(row[-1]))
+        return by_column(["part", "layer", "attribution"], rows)
 
 
 @checked

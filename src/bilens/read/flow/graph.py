@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,11 +15,11 @@ from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
 from bilens.read.flow.adjoints import Adjoints, LayerGraph
 from bilens.read.flow.edge_flows import Edges
-from bilens.read.flow.nodes import LEAVES, Node, NodeKind, Sublayer, node_frame, strongest_first
+from bilens.read.flow.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, strongest_first
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, Rules
 from bilens.residual.experts import expert_count
-from bilens.sections import Fact, Percent
+from bilens.sections import Columns, Fact, Percent
 
 DRAWN = 20
 """Nodes of a figure, and those that are measured and named."""
@@ -322,9 +321,9 @@ class Flow(Reading):
             ("condition", self.condition),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each part of the model, those that are measured first."""
-        return node_frame(strongest_first(self.nodes), self.tokens)
+        return node_columns(strongest_first(self.nodes), self.tokens)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -360,9 +359,9 @@ class FlowGraph(Reading):
             ("share of the logit on paths among them", Percent(self.share_of_logit)),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each node, those that are measured first."""
-        return node_frame(strongest_first(self.nodes[1:]), self.flow.tokens)
+        return node_columns(strongest_first(self.nodes[1:]), self.flow.tokens)
 
     @property
     def share_of_flow(self) -> float:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import pandas as pd
-
 from bilens.errors import BilensError
 from bilens.residual.changes import Part
+from bilens.sections import Columns
 
 NodeKind = Literal["output", "token", "position", "head", "mlp", "expert", "choice", "bias"]
 Sublayer = Literal["attention", "mlp"]
@@ -115,20 +114,19 @@ def strongest_first(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: (node.measured is None, -node.strength))
 
 
-def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
+def node_columns(nodes: Sequence[Node], tokens: Sequence[str]) -> Columns:
     """Return a row for each node; columns in which no node has an entry are left out."""
-    frame = pd.DataFrame(
-        {
-            "node": [node.name(tokens) for node in nodes],
-            "kind": [node.kind for node in nodes],
-            "layer": [node.layer for node in nodes],
-            "flow": [node.flow for node in nodes],
-            "measured effect": [node.measured for node in nodes],
-            "raises": [", ".join(node.raises) for node in nodes],
-            "lowers": [", ".join(node.lowers) for node in nodes],
-            "from": [", ".join(node.sources) for node in nodes],
-        }
-    )
-    optional = ["measured effect", "raises", "lowers", "from"]
-    empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
-    return frame.drop(columns=empty)
+    columns: Columns = {
+        "node": [node.name(tokens) for node in nodes],
+        "kind": [node.kind for node in nodes],
+        "layer": [node.layer for node in nodes],
+        "flow": [node.flow for node in nodes],
+    }
+    optional: Columns = {
+        "measured effect": [node.measured for node in nodes],
+        "raises": [", ".join(node.raises) for node in nodes],
+        "lowers": [", ".join(node.lowers) for node in nodes],
+        "from": [", ".join(node.sources) for node in nodes],
+    }
+    filled = {name: cells for name, cells in optional.items() if set(cells) - {None, ""}}
+    return {**columns, **filled}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from bilens.residual.exchanges import exchanged
 from bilens.residual.experts import ExpertCall
 from bilens.residual.passes import Number, Pass, first_change
 from bilens.residual.running import first_input, first_output
-from bilens.sections import Fact, signed
+from bilens.sections import Columns, Fact, by_column, signed
 
 
 def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
@@ -88,15 +87,15 @@ class Effects(Reading):
             *(("note", note) for note in self.notes),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return a row for each head and MLP, the largest |effect| first."""
         parts = parts_in(torch.ones_like(self.noising, dtype=torch.bool))
         fall, rise = self.noising.flatten().tolist(), self.denoising.flatten().tolist()
         rows = []
         for part, a, b in zip(parts, fall, rise, strict=True):
             rows.append((str(part), part.layer, a, b, (a + b) / 2))
-        frame = pd.DataFrame(rows, columns=["part", "layer", "noising", "denoising", "effect"])
-        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+        rows.sort(key=lambda row: -abs(row[-1]))
+        return by_column(["part", "layer", "noising", "denoising", "effect"], rows)
 
 
 @detached

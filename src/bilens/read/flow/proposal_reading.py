@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bilens.analysis import Reading
-from bilens.lazy_imports import pd
 from bilens.question_files import written_names
 from bilens.read.flow.proposals import Proposal
 from bilens.read.flow.question import Question
-from bilens.sections import Fact
+from bilens.sections import Columns, Fact
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,7 +35,7 @@ class ProposalReading(Reading):
         counts = Counter(proposal.question.template for proposal in self.proposals)
         return [("questions", len(self.proposals)), *counts.items()]
 
-    def frame(self) -> "pd.DataFrame":
+    def columns(self) -> Columns:
         """Return a row for each question, with the columns of a file of questions."""
         rows = []
         for proposal in self.proposals:
@@ -53,4 +52,4 @@ class ProposalReading(Reading):
                     "#second": round(proposal.ends[1], 2),
                 }
             )
-        return pd.DataFrame(rows)
+        return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}

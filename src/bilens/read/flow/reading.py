@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import pandas as pd
 from torch import Tensor
 
 from bilens.analysis import Reading
@@ -17,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.options import Target
 from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow
-from bilens.read.flow.nodes import LEAVES, Node, node_frame, strongest_first
+from bilens.read.flow.nodes import LEAVES, Node, node_columns, strongest_first
 from bilens.read.flow.question import (
     Question,
     Score,
@@ -31,7 +30,7 @@ from bilens.read.flow.weights import PartWeights, open_part
 from bilens.read.language.names import TokenDirection, quoted, shown_tokens, token_names
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
-from bilens.sections import Fact, Percent, signed
+from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, Count
 
 
@@ -322,10 +321,10 @@ class FlowReading(Reading):
             *(("note", note) for note in self.notes),
         ]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return the strongest nodes, those that are measured first."""
         nodes = self.flow.nodes[: len(self.page.nodes) - 1]
-        return node_frame(strongest_first(nodes), self.flow.tokens)
+        return node_columns(strongest_first(nodes), self.flow.tokens)
 
 
 @checked

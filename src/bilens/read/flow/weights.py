@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +23,7 @@ from bilens.read.language.ngrams import attention_scores
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
 from bilens.residual.passes import embedded
-from bilens.sections import Fact, signed
+from bilens.sections import Columns, Fact, signed
 from bilens.settings import Count
 
 
@@ -38,7 +37,7 @@ class PartWeights(Reading):
         measured: its effect in the running model: removed on one text, exchanged between two.
         share: of an MLP, the share of its measured effect that its strongest eigenvectors carry
             when all others are removed; None of a head.
-        frames: tables by their captions: eigenvectors or experts of an MLP; of a head pairs of
+        weights: tables by their captions: eigenvectors or experts of an MLP; of a head pairs of
             tokens of QK, which differential attention does not have, and of OV.
         about: further facts.
     """
@@ -47,7 +46,7 @@ class PartWeights(Reading):
     flow: float
     measured: float
     share: float | None
-    frames: Mapping[str, pd.DataFrame]
+    weights: Mapping[str, Columns]
     about: tuple[Fact, ...] = ()
 
     formats: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -66,9 +65,9 @@ class PartWeights(Reading):
             facts.append(("share of the strongest eigenvectors", self.share))
         return [*facts, *self.about]
 
-    def frame(self) -> pd.DataFrame:
+    def columns(self) -> Columns:
         """Return the first table."""
-        return next(iter(self.frames.values()))
+        return next(iter(self.weights.values()))
 
 
 @detached
@@ -198,7 +197,7 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         flow=whole.flow,
         measured=effects[0],
         share=1 - effects[1] / effects[0] if effects[0] else None,
-        frames={f"eigenvectors of mlp.{layer}": pd.DataFrame(columns)},
+        weights={f"eigenvectors of mlp.{layer}": columns},
     )
 
 
@@ -207,15 +206,15 @@ def _experts(model: ResidualModel, flow: Flow, part: Part) -> PartWeights:
     whole = Node("mlp", float(flow.mlps[layer, position]), layer, "mlp", position)
     nodes = flow.experts(layer, position)
     together, *effects = measure(model, flow, [whole, *nodes])
-    columns = {
+    columns: Columns = {
         "expert": [node.number for node in nodes],
         "flow": [node.flow for node in nodes],
         "measured effect": [-effect.actual for effect in effects],
         "raises": [", ".join(effect.raises) for effect in effects],
         "lowers": [", ".join(effect.lowers) for effect in effects],
     }
-    frames = {f"experts of mlp.{layer}": pd.DataFrame(columns)}
-    return PartWeights(_named(flow, part), whole.flow, -together.actual, None, frames)
+    weights = {f"experts of mlp.{layer}": columns}
+    return PartWeights(_named(flow, part), whole.flow, -together.actual, None, weights)
 
 
 def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
@@ -231,13 +230,13 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     product = [scores[i] for i in ATTENTIONS[model.parts.attention].product]
     (OV,) = output_pairs(model, [head], layer=layer, k=10, position=of_key)
     name = f"head.{layer}.{head}"
-    frames, about = {f"OV of {name}": OV.highest}, tuple[Fact, ...]()
+    weights, about = {f"OV of {name}": OV.highest}, tuple[Fact, ...]()
     # Without such numbers, as in differential attention, no order of pairs is that of the pattern.
     if product:
         row = torch.stack([pair[head].left[query] @ pair[head].right for pair in product]).prod(0)
         rank = 1 + int((row > row[key]).sum())
         (QK,) = attention_pairs(model, [head], layer=layer, k=10, distance=distance, position=at)
-        frames = {f"QK of {name}": QK.highest, **frames}
+        weights = {f"QK of {name}": QK.highest, **weights}
         words = [f'"{flow.tokens[p]}"' for p in (source, position)]
         about = ((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),)
     return PartWeights(
@@ -245,7 +244,7 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         flow=whole.flow,
         measured=-measure(model, flow, [whole])[0].actual,
         share=None,
-        frames=frames,
+        weights=weights,
         about=about,
     )
 

@@ -165,12 +165,22 @@ def _scores(writer: Group, reader: Group) -> Float64[Tensor, "writers readers"]:
     return torch.where(size > 0, norms / size, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class HeadPairs:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadPairs(Reading):
     """Pairs of tokens with the largest and with the smallest values, the extremes first."""
 
-    highest: pd.DataFrame
-    lowest: pd.DataFrame
+    highest: Columns
+    lowest: Columns
+
+    title: ClassVar[str] = "Pairs of tokens"
+
+    def facts(self) -> list[Fact]:
+        """Return the number of pairs."""
+        return [("pairs", len(self.highest["value"]))]
+
+    def columns(self) -> Columns:
+        """Return the pairs with the largest values."""
+        return self.highest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -234,26 +244,22 @@ def read_attention(
     numbers = range(model.n_heads) if heads is None else heads
     # A head writes at the query what it reads at the key, `distance` before it.
     key_position = None if position is None else position - distance
-    frames: dict[int, dict[str, pd.DataFrame]] = {head: {} for head in numbers}
+    tables: dict[int, dict[str, Columns]] = {head: {} for head in numbers}
     # A difference of two softmaxes does not order pairs by one number.
     if ATTENTIONS[model.parts.attention].product:
         attends = attention_pairs(
             model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
         )
         for head, pairs in zip(numbers, attends, strict=True):
-            frames[head] = {"attends most": pairs.highest, "attends least": pairs.lowest}
+            tables[head] = {"attends most": pairs.highest, "attends least": pairs.lowest}
     matrices = head_outputs(model, layer=layer, position=key_position, among=among)
     outputs = output_pairs(model, numbers, layer=layer, k=k, position=key_position, among=among)
     sides = ("key", "output")
     for head, pairs in zip(numbers, outputs, strict=True):
         svd = token_components(
             model, matrices[head], sides=sides, components=components, k=k, among=among
-        )
-        frames[head] |= {"raises": pairs.highest, "lowers": pairs.lowest, "components": svd}
-    tables = {
-        head: {name: frame.to_dict("list") for name, frame in of_head.items()}
-        for head, of_head in frames.items()
-    }
+        ).to_dict("list")
+        tables[head] |= {"raises": pairs.highest, "lowers": pairs.lowest, "components": svd}
     return AttentionReading(tables, layer, distance, composition_scores(model))
 
 
@@ -383,4 +389,4 @@ def _pairs(
     among: Sequence[int] | None,
 ) -> HeadPairs:
     pairs = partial(top_pairs, model, sides, factors, parts, k, among)
-    return HeadPairs(pd.DataFrame(pairs()), pd.DataFrame(pairs(largest=False)))
+    return HeadPairs(pairs(), pairs(largest=False))

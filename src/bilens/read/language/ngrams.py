@@ -38,6 +38,7 @@ from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
     direction_vector,
+    in_words,
     token_names,
     token_number,
     token_range,
