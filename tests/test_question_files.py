@@ -1,7 +1,6 @@
 """Files of questions are read as they are meant, or refused in one line with its number."""
 
 import csv
-import gzip
 import random
 import re
 from collections import Counter
@@ -134,24 +133,6 @@ def test_what_is_no_question_is_refused_with_its_line(tmp_path, content, message
     with pytest.raises(BilensError, match=rf"q\.tsv,? {message}") as error:
         read_lines(path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (gzip.compress(b"a\tb\tc\n", mtime=0), "is packed by gzip, expected UTF-8"),
-        (b"PK\x03\x04\x14\0\0\0", "is a zip archive, such as a spreadsheet"),
-        ("a\tb\tc\n".encode("utf-32"), "is in UTF-32"),
-        (b"a b c d e\tb\tc\nd\0\te\tf\n", "line 2 holds a zero byte"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
-        (b"text\ttoken\na\tb\n\xef\xbb\xbfText\tToken\n", "line 3 is the header again"),
-    ],
-)
-def test_what_is_no_text_is_named_by_its_kind(tmp_path, content, message):
-    path = tmp_path / "q.tsv"
-    path.write_bytes(content)
-    with pytest.raises(BilensError, match=message):
-        read_lines(path)
 
 
 def test_files_that_were_joined_have_marks_within(tmp_path):

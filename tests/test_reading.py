@@ -17,10 +17,9 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
-from bilens.residual import ResidualModel
 from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
-from tests.language import grammar_view, random_model, random_text, small_corpus, toy_tokenizer
+from tests.language import grammar_view, random_text, small_corpus, view_of
 from tests.models import digits
 
 
@@ -59,7 +58,7 @@ def classifier(n_layers: int) -> ImageClassifier:
 @pytest.fixture(scope="module")
 def results():
     tensor, deep = classifier(1).tensor(), classifier(2)
-    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    view = view_of(n_layers=2)
     direction = TokenDirection("t3", ("t7",))
     return {
         "spectrum": tensor.interaction(output="a").eigh(),

@@ -6,12 +6,12 @@ from experiments.families import make, texts
 
 from bilens.read.flow import flow, split
 from bilens.residual import ResidualModel
-from tests.language import random_model, toy_tokenizer
+from tests.language import toy_tokenizer, view_of
 
 
 @pytest.mark.parametrize("against", ["t1 t7 t3 t4", None])
 def test_a_flow_is_the_same_if_each_layer_runs_again(against, monkeypatch):
-    view = ResidualModel(random_model(n_layers=3, norm="rms"), toy_tokenizer())
+    view = view_of(n_layers=3, norm="rms")
     results = []
     for limit in (split.KEPT_BYTES, 0):
         monkeypatch.setattr(split, "KEPT_BYTES", limit)
