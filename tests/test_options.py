@@ -1,5 +1,7 @@
 """Options and controls of every reading come from its function's signature."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,9 +116,16 @@ def test_an_unknown_type_of_model_reads_as_its_name():
         Analysis("lists", read).run({}, {}, nothing)
 
 
+@dataclass(frozen=True)
+class Given(Reading):
+    """The values that a function was called with."""
+
+    values: tuple[object, ...]
+
+
 def test_names_of_parameters_mean_nothing():
     def read(model: object, layer: float, text: str = "a", among: int = 3, minus: int = 1):
-        return layer, text, among, minus
+        return Given((layer, text, among, minus))
 
     entry = Analysis("own", read)
     kinds = {option.name: (option.type, option.default) for option in entry.options}
@@ -126,17 +135,18 @@ def test_names_of_parameters_mean_nothing():
         "among": (int, 3),
         "minus": (int, 1),
     }
-    assert entry.run(0, {"layer": 0.5, "minus": 2}, nothing) == (0.5, "a", 3, 2)
+    given = entry.run(0, {"layer": 0.5, "minus": 2}, nothing)
+    assert given.values == (0.5, "a", 3, 2)
 
 
 def test_texts_and_images_are_options_by_name_in_quotes_or_not():
     def read(model: object, corpus: "bilens.data.Corpus", data: ImageData | None = None):
-        return corpus, data
+        return Given((corpus, data))
 
     entry = Analysis("own", read)
     assert [option.name for option in entry.options] == ["data", "data_dir"] * 2
     asked = entry.run(0, {"data": "mine"}, lambda *given: given)
-    assert asked == (({"data": "mine"}, False, False), ({"data": "mine"}, True, True))
+    assert asked.values == (({"data": "mine"}, False, False), ({"data": "mine"}, True, True))
 
 
 def test_types_may_all_be_texts(tmp_path):
