@@ -214,7 +214,5 @@ def test_a_patched_text_in_pieces_has_the_logits_of_the_whole(attention, other, 
                 output = model(piece, past_key_values=cache, use_cache=True)
                 cache, logits = output[-1], [*logits, output.logits]
             torch.testing.assert_close(torch.cat(logits, 1), whole.to(logits[0]))
-        message = f"the text has {first - 1} tokens, expected at least {first}, as against has"
-        if first > 1:
-            with pytest.raises(BilensError, match=message):
-                view.logits(ids[:, : first - 1])
+        # A reading inside of the block runs single tokens for their logits.
+        torch.testing.assert_close(Pass.of(view, ids).next_logits, whole[:, -1])

@@ -175,11 +175,11 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
     Args:
         model: any.
         parts: addresses of heads, MLPs and experts, with or without a position, or of choices.
-        against: the other text; the first text has at least as many tokens.
+        against: the other text; the first text has at least as many tokens, and a shorter one
+            stays as it is.
 
     Raises:
-        BilensError: an address is not one of the model, or its position is not in the other text;
-            or in a pass of this block, the text has fewer tokens than the other one.
+        BilensError: an address is not one of the model, or its position is not in the other text.
     """
     other = Pass.of(model, second_ids(model, against)[None])
     time, texts, choosing = other.ids.shape[1], [1], Choosing()
@@ -257,13 +257,9 @@ def _at_start(
     **given: Any,
 ) -> Tensor:
     """Return a value that is changed at a position of the text, or at all of them."""
-    if not is_start[0]:
+    # Readings run a single token for its unembedding, also inside of the block.
+    if not is_start[0] or x.shape[1] < time:
         return x
-    if x.shape[1] < time:
-        raise BilensError(
-            f"the text has {x.shape[1]} tokens, expected at least {time}, as against has; take "
-            "texts of equally many tokens"
-        )
     changed = function(x[:, :time], **given)
     if changed is None:
         return x
