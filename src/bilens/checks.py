@@ -76,7 +76,9 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 stack.enter_context(torch.no_grad())
                 args = tuple(map(_ordinary, args))
                 kwargs = {name: _ordinary(value) for name, value in kwargs.items()}
-            if not torch.empty(0).is_cpu:  # tells the default device faster than its name
+            # A model is made where its caller wants it, also on meta, to be filled later. An empty
+            # array tells the default device faster than its name.
+            if function.__name__ != "__init__" and not torch.empty(0).is_cpu:
                 stack.enter_context(torch.device("cpu"))
             for device in ("cpu", "cuda", "mps", "xpu"):
                 if torch.is_autocast_enabled(device):
