@@ -11,12 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from bilens import load
-from bilens.data import clean, read_texts
 from bilens.train import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
-from experiments.llama2c import stories260K
 from experiments.results import Row
-from experiments.story import bits_per_character, fitting, held_out_stories
+from experiments.story import bits_row, fitting_row
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -28,35 +26,16 @@ def run(context: RecipeContext) -> Outcome:
     )
     larger: Any = context.language("tinystories", training, sizes)
     shipped: Any = load("story")
-    baseline: Any = load(stories260K(context))
-    stories = held_out_stories(context)
-    lower = [text.lower() for text in stories]
-    train = (clean(text) for text in read_texts(context.folder / "tinystories/train.txt.gz"))
-    fits, random_fits = fitting(larger, train)
     corpus = context.corpus("tinystories", sizes.n_ctx, sizes.vocab_size)
     rows = [
-        Row(
-            "bits a character of held-out stories, in lower case",
-            bits_per_character(larger, lower),
-            unit="bits",
-            baselines={
-                "the model that ships": bits_per_character(shipped, lower),
-                "stories260K, with capitals": bits_per_character(baseline, stories),
-            },
-            n=len(stories),
-        ),
+        bits_row(context, larger, {"the model that ships": shipped}),
         Row(
             "loss a token of the validation texts",
             validation_loss(larger.model, corpus),
             unit="nats",
         ),
         Row("weights", sum(x.numel() for x in larger.model.parameters())),
-        Row(
-            "share of verbs and nouns whose strongest token before and after fit",
-            sum(fits) / len(fits),
-            n=len(fits),
-            baselines={"random tokens": sum(random_fits) / len(random_fits)},
-        ),
+        fitting_row(context, larger),
     ]
     settings = {"passes": training.epochs, "optimizer": training.optimizer}
     return Outcome({row.claim: row.value for row in rows}, rows=rows, settings=settings)

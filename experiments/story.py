@@ -20,7 +20,7 @@ Small and paper: the same, a training of an hour on one core.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from math import log
 from pathlib import Path
@@ -54,39 +54,46 @@ def run(context: RecipeContext) -> Outcome:
     preset = PRESETS["story"]
     trained = context.language("tinystories", preset.training, preset.model)
     shipped: Any = load("story")
-    baseline: Any = load(stories260K(context))
-    held_out = held_out_stories(context)
-    lower = [text.lower() for text in held_out]
     size = (STORY / "model.safetensors").stat().st_size / 2**20
-    texts = (clean(text) for text in read_texts(context.folder / "tinystories/train.txt.gz"))
-    fits, random_fits = fitting(shipped, texts)
     rows = [
-        Row(
-            "bits a character of held-out stories, in lower case",
-            bits_per_character(shipped, lower),
-            unit="bits",
-            baselines={
-                "before rounding to eight bits": bits_per_character(trained, lower),
-                "stories260K, with capitals": bits_per_character(baseline, held_out),
-            },
-            n=N_STORIES,
-        ),
+        bits_row(context, shipped, {"before rounding to eight bits": trained}),
         Row("size of the weights", size, unit="MiB"),
-        Row(
-            "share of verbs and nouns whose strongest token before and after fit",
-            sum(fits) / len(fits),
-            n=len(fits),
-            baselines={"random tokens": sum(random_fits) / len(random_fits)},
-        ),
+        fitting_row(context, shipped),
     ]
     rows += [pronouns(shipped), *behaviours(shipped)]
     return Outcome({row.claim: row.value for row in rows}, rows=rows)
 
 
-def held_out_stories(context: RecipeContext) -> list[str]:
-    """Return the first held-out stories."""
-    stories = (clean(text) for text in read_texts(context.folder / "tinystories/valid.txt.gz"))
-    return list(islice(stories, N_STORIES))
+def stories_of(context: RecipeContext, split: str) -> Iterator[str]:
+    """Yield the cleaned stories of a file of TinyStories, train or valid."""
+    return map(clean, read_texts(context.folder / f"tinystories/{split}.txt.gz"))
+
+
+def bits_row(context: RecipeContext, model: ResidualModel, beside: dict[str, ResidualModel]) -> Row:
+    """Return the bits a character of a model, of those beside it, and of stories260K."""
+    held_out = list(islice(stories_of(context, "valid"), N_STORIES))
+    lower = [text.lower() for text in held_out]
+    baselines = {name: bits_per_character(other, lower) for name, other in beside.items()}
+    reference: Any = load(stories260K(context))
+    baselines["stories260K, with capitals"] = bits_per_character(reference, held_out)
+    return Row(
+        "bits a character of held-out stories, in lower case",
+        bits_per_character(model, lower),
+        unit="bits",
+        baselines=baselines,
+        n=len(held_out),
+    )
+
+
+def fitting_row(context: RecipeContext, model: ResidualModel) -> Row:
+    """Return the share of words whose strongest tokens fit, beside that of random tokens."""
+    fits, random_fits = fitting(model, stories_of(context, "train"))
+    return Row(
+        "share of verbs and nouns whose strongest token before and after fit",
+        sum(fits) / len(fits),
+        n=len(fits),
+        baselines={"random tokens": sum(random_fits) / len(random_fits)},
+    )
 
 
 def pronouns(model: ResidualModel) -> Row:

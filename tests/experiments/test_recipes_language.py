@@ -27,7 +27,7 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
-from experiments import larger_story
+from experiments import larger_story, story
 from tests.experiments.tiny import check_rows
 from tests.language import random_model
 
@@ -83,11 +83,11 @@ def test_a_larger_story_model_is_measured_beside_the_one_that_ships(tmp_path, mo
         text = "\n<|endoftext|>\n".join(STORY.format("dog", verb) for verb in VERBS)
         with gzip.open(folder / f"{name}.txt.gz", "wt", encoding="utf-8") as file:
             file.write(text)
-    monkeypatch.setattr(larger_story, "stories260K", lambda _: "story")
+    monkeypatch.setattr(story, "stories260K", lambda _: "story")
     # Its vocabulary of 300 tokens has few of the words.
-    monkeypatch.setattr(larger_story, "fitting", lambda *_: ([True], [False]))
-    story = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
-    monkeypatch.setitem(PRESETS, "story", story)
+    monkeypatch.setattr(story, "fitting", lambda *_: ([True], [False]))
+    preset = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
+    monkeypatch.setitem(PRESETS, "story", preset)
     context = TinyContext("small", tmp_path, data_dir=tmp_path)
     outcome = larger_story.run(context)
     check_rows(outcome)

@@ -23,8 +23,8 @@ from bilens.explore.screen import (
     html,
     note_html,
     picture,
-    plot_of,
     said_of,
+    shown_plot,
 )
 from bilens.lazy_imports import gradio as gr
 from bilens.options import Target, token_list
@@ -316,7 +316,7 @@ def circuit_screen(view: FlowView, screen: Screen) -> None:
             reading = view.circuit(state.flow)
         except BilensError as error:
             return [hidden, note_html(str(error))]
-        figure = plot_of(reading.plot(), "circuit")
+        figure = shown_plot(reading.plot(), "circuit")
         return [gr.update(value=figure, visible=True), sections_html(reading.sections(), "circuit")]
 
     screen.control("circuit", box)

@@ -21,7 +21,7 @@ from bilens.explore.screen import (
     html,
     note_html,
     picture,
-    plot_of,
+    shown_plot,
 )
 from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
@@ -125,7 +125,7 @@ class ReadingPanel:
                 # Gradio lays components out once: places without a figure are hidden.
                 plot, text = gr.update(value=None, visible=False), ""
                 if number < len(figures):
-                    drawn = plot_of(house_style(figures[number], name), f"{name}-{number}")
+                    drawn = shown_plot(house_style(figures[number], name), f"{name}-{number}")
                     plot, text = gr.update(value=drawn, visible=True), texts[number + 1]
                 updates += [plot, text]
             return updates

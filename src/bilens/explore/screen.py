@@ -55,7 +55,7 @@ def picture(name: str) -> gr.Plot:
     )
 
 
-def plot_of(figure: go.Figure, name: str) -> Any:
+def shown_plot(figure: go.Figure, name: str) -> Any:
     """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's."""
     shown: dict[str, Any] = figure.to_plotly_json()
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
