@@ -203,7 +203,7 @@ CLAIMS: dict[str, Tests] = {
     "readings beside which another thread has wrong logits or an error": (
         (OPENED, "other_threads_run_the_model_as_it_is_during_a_reading"),
     ),
-    "removals, exchanges and task directions, of mixtures too, against own passes: tests that fail": (
+    "removals and directions, of mixtures too, against own passes: tests that fail": (
         ("residual/test_experts", "choices_are_exchanged_as_in_own_passes"),
         ("read/flow/test_measure", "effects_are_those_of_own_passes"),
         ("read/flow/test_recurring", "effects_are_exchanges_by_hand"),
