@@ -4,10 +4,11 @@ No figure of the papers. `bilens.load("story")` is what this recipe trains: the 
 bilinear layers on TinyStories. `python -m experiments.story RUN` writes the finished run of a
 training in eight bits to the package.
 
-Measured is the model as it ships, on held-out stories, lower-cased as its tokenizer lower-cases
-them: bits a character, with half a context before each token but the first ones. The same program
-measures the weights before they were rounded, and stories260K of llama2.c, a transformer of 260,000
-weights, on the same stories with their capitals.
+Measured is the model as it ships, on stories of the file `valid`, lower-cased as its tokenizer
+lower-cases them: bits a character, with half a context before each token but the first ones. About
+95 % of these were in training, since both files are read and validation texts are drawn afresh. The
+same program measures the weights before they were rounded, and stories260K of llama2.c, a
+transformer of 260,000 weights, on the same stories with their capitals.
 
 For ten verbs and ten nouns the strongest token before and after each is read from the weights. It
 fits if the two tokens follow each other in the stories more than twice as often as by chance.
