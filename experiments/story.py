@@ -4,11 +4,12 @@ No figure of the papers. `bilens.load("story")` is what this recipe trains: the 
 bilinear layers on TinyStories. `python -m experiments.story RUN` writes the finished run of a
 training in eight bits to the package.
 
-Measured is the model as it ships, on stories of the file `valid`, lower-cased as its tokenizer
-lower-cases them: bits a character, with half a context before each token but the first ones. About
-95 % of these were in training, since both files are read and validation texts are drawn afresh. The
-same program measures the weights before they were rounded, and stories260K of llama2.c, a
-transformer of 260,000 weights, on the same stories with their capitals.
+Measured is the model as it ships, on the validation stories of its training, lower-cased as its
+tokenizer lower-cases them: bits a character, with half a context before each token but the first
+ones. Both files of TinyStories are read and validation stories are drawn from all, so those of the
+file `valid` would not do: 19 of 20 are in training. The same program measures the weights before
+they were rounded, and, with their capitals, stories260K of llama2.c, a transformer of 260,000
+weights, which may have been trained on them.
 
 For ten verbs and ten nouns the strongest token before and after each is read from the weights. It
 fits if the two tokens follow each other in the stories more than twice as often as by chance.
@@ -26,6 +27,7 @@ from itertools import islice, pairwise
 from math import log
 from pathlib import Path
 from random import Random
+from statistics import mean
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from torch.nn import functional
 import bilens
 from bilens import load
 from bilens.convert import open_model, open_tokenizer, save_model
-from bilens.data import clean, read_texts
+from bilens.data import Corpus, clean, read_texts
 from bilens.read.flow import circuit, read_pairs
 from bilens.read.language import read_ngrams
 from bilens.residual import ResidualModel
@@ -65,35 +67,59 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome({row.claim: row.value for row in rows}, rows=rows)
 
 
-def stories_of(context: RecipeContext, split: str) -> Iterator[str]:
-    """Yield the cleaned stories of a file of TinyStories, train or valid."""
-    return map(clean, read_texts(context.folder / f"tinystories/{split}.txt.gz"))
+def stories_of(context: RecipeContext) -> Iterator[str]:
+    """Yield the stories of both files of TinyStories, cleaned as in training."""
+    return map(clean, read_texts("tinystories", context.data_dir))
+
+
+def held_out_stories(context: RecipeContext) -> Iterator[str]:
+    """Yield the validation stories of the preset `story`, cleaned, with their capitals."""
+    sizes = PRESETS["story"].model
+    corpus = context.corpus("tinystories", sizes.n_ctx, sizes.vocab_size)
+    with_capitals = {spelling(story): story for story in stories_of(context)}
+    for text in validation_texts(corpus):
+        yield with_capitals[spelling(text)]
+
+
+def spelling(text: str) -> str:
+    """Return the letters and digits of a text, which tokens spell alike but for their case."""
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def validation_texts(corpus: Corpus) -> Iterator[str]:
+    """Yield the texts that are whole in the rows of the validation split, as tokens spell them."""
+    tokenizer: Any = corpus.tokenizer
+    text: list[int] = []
+    for row in corpus.validation:
+        for token in row["input_ids"].tolist():
+            if token == tokenizer.bos_token_id:
+                text = []
+            elif token == tokenizer.eos_token_id:
+                yield tokenizer.decode(text)
+            else:
+                text.append(token)
 
 
 def bits_row(context: RecipeContext, model: ResidualModel, beside: dict[str, ResidualModel]) -> Row:
     """Return the bits a character of a model, of those beside it, and of stories260K."""
-    held_out = list(islice(stories_of(context, "valid"), N_STORIES))
+    held_out = list(islice(held_out_stories(context), N_STORIES))
     lower = [text.lower() for text in held_out]
-    baselines = {name: bits_per_character(other, lower) for name, other in beside.items()}
     reference: Any = load(stories260K(context))
-    baselines["stories260K, with capitals"] = bits_per_character(reference, held_out)
-    return Row(
-        "bits a character of held-out stories, in lower case",
-        bits_per_character(model, lower),
-        unit="bits",
-        baselines=baselines,
-        n=len(held_out),
-    )
+    baselines = {
+        **{name: mean(bits_per_character(other, lower)) for name, other in beside.items()},
+        "stories260K, with capitals": mean(bits_per_character(reference, held_out)),
+    }
+    claim = "bits a character of held-out stories, in lower case"
+    return Row.of(claim, bits_per_character(model, lower), unit="bits", baselines=baselines)
 
 
 def fitting_row(context: RecipeContext, model: ResidualModel) -> Row:
     """Return the share of words whose strongest tokens fit, beside that of random tokens."""
-    fits, random_fits = fitting(model, stories_of(context, "train"))
-    return Row(
+    fits, random_fits = fitting(model, stories_of(context))
+    return Row.of_share(
         "share of verbs and nouns whose strongest token before and after fit",
-        sum(fits) / len(fits),
-        n=len(fits),
-        baselines={"random tokens": sum(random_fits) / len(random_fits)},
+        fits,
+        baselines={"random tokens": mean(random_fits)},
     )
 
 
@@ -132,16 +158,17 @@ def behaviours(model: ResidualModel) -> list[Row]:
 
 
 @torch.no_grad()
-def bits_per_character(model: ResidualModel, stories: list[str]) -> float:
-    """Return the loss of a model on stories in bits, over the number of their characters.
+def bits_per_character(model: ResidualModel, stories: list[str]) -> list[float]:
+    """Return the loss of a model on each story in bits, over the number of its characters.
 
     Each window has the first token, and predicts what follows its middle: at most as many tokens as
     in training, and at least half as many before each, but at the beginning of a story.
     """
     tokenizer: Any = model.tokenizer
     n_ctx = min(256, model.model.config.max_position_embeddings)
-    nats = 0.0
+    bits = []
     for story in stories:
+        nats = 0.0
         pieces = tokenizer.encode(story, add_special_tokens=False)
         ids = torch.tensor([[tokenizer.bos_token_id, *pieces]])
         half = (n_ctx - 1) // 2
@@ -151,7 +178,8 @@ def bits_per_character(model: ResidualModel, stories: list[str]) -> float:
             n_new = min(half, ids.shape[1] - start)
             logits = model.logits(window)[0, -n_new - 1 : -1]
             nats += float(functional.cross_entropy(logits, window[0, -n_new:], reduction="sum"))
-    return nats / log(2) / sum(map(len, stories))
+        bits.append(nats / log(2) / len(story))
+    return bits
 
 
 def fitting(model: ResidualModel, stories: Iterable[str]) -> tuple[list[bool], list[bool]]:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,10 @@ TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 def write_threads(path: Path) -> None:
     """Write the names of all threads, those of libraries included, where Linux lists them."""
-    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    names = []
+    for file in Path("/proc/self/task").glob("*/comm"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            names.append(file.read_text().strip())
     path.write_text(json.dumps(names))
 
 

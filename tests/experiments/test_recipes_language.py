@@ -34,12 +34,15 @@ from tests.language import random_model
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
 
 
+TEXTS = [STORY.format(a, b) for a in ("Dog", "cat", "fish", "bird") for b in VERBS]
+
+
 @cache
 def stories(folder: str, n_ctx: int) -> Corpus:
-    texts = [STORY.format(a, b) for a in ("dog", "cat", "fish", "bird") for b in VERBS]
     file = Path(folder) / "stories.txt"
-    file.write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
-    return load_corpus(file, n_ctx=n_ctx, vocab_size=300, cache_dir=Path(folder) / "cache")
+    file.write_text("\n<|endoftext|>\n".join(TEXTS), encoding="utf-8")
+    cache_dir = Path(folder) / "cache"
+    return load_corpus(file, n_ctx=n_ctx, vocab_size=300, cache_dir=cache_dir, validation_share=0.2)
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,34 @@ def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
         assert "before girl" in page
 
 
-def test_a_larger_story_model_is_measured_beside_the_one_that_ships(tmp_path, monkeypatch):
+@pytest.fixture
+def story_context(tmp_path, monkeypatch):
+    """Return a context whose folder of data has the texts of its corpus, cut into two files."""
     folder = tmp_path / "tinystories"
     folder.mkdir()
-    for name in ("train", "valid"):
-        text = "\n<|endoftext|>\n".join(STORY.format("dog", verb) for verb in VERBS)
+    for name, texts in (("train", TEXTS[3:]), ("valid", TEXTS[:3])):
         with gzip.open(folder / f"{name}.txt.gz", "wt", encoding="utf-8") as file:
-            file.write(text)
+            file.write("\n<|endoftext|>\n".join(texts))
+    preset = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
+    monkeypatch.setitem(PRESETS, "story", preset)
+    return TinyContext("small", tmp_path, data_dir=tmp_path)
+
+
+def test_held_out_stories_are_not_those_of_training(story_context):
+    held_out = list(story.held_out_stories(story_context))
+    assert len(held_out) > 2
+    assert set(held_out) < set(TEXTS)
+    corpus = story_context.corpus("tinystories", 16, 300)
+    rows = torch.cat([row["input_ids"] for row in corpus.train])
+    trained = story.spelling(corpus.tokenizer.decode(rows))
+    assert not [text for text in held_out if story.spelling(text) in trained]
+
+
+def test_a_larger_story_model_is_measured_beside_the_one_that_ships(story_context, monkeypatch):
     monkeypatch.setattr(story, "stories260K", lambda _: "story")
     # Its vocabulary of 300 tokens has few of the words.
     monkeypatch.setattr(story, "fitting", lambda *_: ([True], [False]))
-    preset = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
-    monkeypatch.setitem(PRESETS, "story", preset)
-    context = TinyContext("small", tmp_path, data_dir=tmp_path)
-    outcome = larger_story.run(context)
+    outcome = larger_story.run(story_context)
     check_rows(outcome)
     bits, loss, *_ = outcome.rows
     assert bits.value > bits.baselines["the model that ships"]  # it has not learned
