@@ -218,7 +218,9 @@ def compared_edges(model: ResidualModel, split: Split) -> dict[str, Any]:
     return measured_rankings(first, others, scores)
 
 
-def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) -> dict[str, Any]:
+def measured_rankings(
+    first: Cases | EdgeCases, others: Cases | EdgeCases, scores: dict[str, Tensor]
+) -> dict[str, Any]:
     """Return f of the circuits of some scores, and of elimination, on questions that measure."""
     rankings = {name: (score, score.abs()) for name, score in scores.items()}
     rankings["elimination"] = eliminated(first), eliminated(first, absolute=True)
@@ -256,7 +258,7 @@ def by_gim(cases: Cases) -> Tensor:
     return torch.stack(rows).mean(0)
 
 
-def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
+def eliminated(cases: Cases | EdgeCases, *, absolute: bool = False) -> Tensor:
     """Return the ranking of parts by which a quarter of a circuit is dropped again and again.
 
     Integrated gradients are taken anew in the circuit that is left. With `absolute` those of the

@@ -111,6 +111,42 @@ def test_no_two_classes_have_one_name():
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
+def does_something(method):
+    """Return whether a method is more than abstract, or a default that reads no data."""
+    marks = {mark.id for mark in method.decorator_list if isinstance(mark, ast.Name)}
+    body = [x for x in method.body if not isinstance(getattr(x, "value", None), ast.Constant)]
+    own = [x for x in ast.walk(method) if isinstance(x, ast.Attribute)]
+    reads = any(isinstance(x.value, ast.Name) and x.value.id in ("self", "cls") for x in own)
+    return "abstractmethod" not in marks and (len(body) > 1 or reads)
+
+
+def names_above(node):
+    """Return the names of a class's bases, without their parameters."""
+    bases = [getattr(base, "value", base) for base in node.bases]
+    return [base.id for base in bases if isinstance(base, ast.Name)]
+
+
+def test_no_method_that_does_something_is_overridden():
+    """What a method does is seen where it is, as in Equinox: a class is abstract or final."""
+    nodes = [node for nodes in nodes_of_files().values() for node in nodes]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    methods = {
+        name: {x.name: x for x in node.body if isinstance(x, ast.FunctionDef)}
+        for name, node in classes.items()
+    }
+    overridden = []
+    for name, node in classes.items():
+        above = names_above(node)
+        while above:
+            base = above.pop()
+            if base in classes:
+                above += names_above(classes[base])
+                for method in methods[name].keys() & methods[base].keys():
+                    if not method.startswith("__") and does_something(methods[base][method]):
+                        overridden.append(f"{name}.{method}, of {base}")
+    assert overridden == []
+
+
 def test_names_come_from_their_rooms_and_unknown_ones_are_said():
     assert bilens.BilinearTensor is importlib.import_module("bilens.tensor").BilinearTensor
     assert bilens.load is importlib.import_module("bilens.models").load

@@ -19,7 +19,7 @@ from bilens.read.language import (
 from bilens.read.language.contexts import Context
 from bilens.read.language.stream import read_stream
 from bilens.residual import ResidualModel
-from bilens.residual.parts import LinearMap, Norm
+from bilens.residual.parts import InputNorm, LinearMap
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digit_model, digits
 
@@ -55,11 +55,11 @@ READINGS = {
 
 def wrong_gain(name):
     """Make one norm's gain 0.5 % too large in the view of bilens."""
-    gain = Norm.gain
+    gain = InputNorm.gain
 
     def patch(monkeypatch):
         wrong = lambda self: (1.005 if self.name == name else 1.0) * gain(self)  # noqa: E731
-        monkeypatch.setattr(Norm, "gain", wrong)
+        monkeypatch.setattr(InputNorm, "gain", wrong)
 
     return patch
 

@@ -38,7 +38,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
 from bilens.nn.settings import LanguageSettings
 from bilens.residual.layers import MLP
-from bilens.residual.parts import LinearMap
+from bilens.residual.parts import ModuleMap
 from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
 
@@ -135,8 +135,8 @@ def _gated_mlp(name: str, module: Any) -> MLP | None:
     """Return the parts of a module if it is a gated MLP."""
     parts = {child for child, _ in module.named_children()}
 
-    def linear(attribute: str) -> LinearMap:
-        return LinearMap(f"{name}.{attribute}", getattr(module, attribute))
+    def linear(attribute: str) -> ModuleMap:
+        return ModuleMap(f"{name}.{attribute}", getattr(module, attribute))
 
     if isinstance(module, GatedLayer):
         return MLP(name, module, linear("left"), linear("right"), linear("out"), "gate")

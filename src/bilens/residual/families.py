@@ -19,7 +19,16 @@ from bilens.hooks import evaluating
 from bilens.nn import ATTENTIONS
 from bilens.nn.layers import GATES, ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
-from bilens.residual.parts import ConstantNorm, Embedding, ExpertMap, LinearMap, Norm, working_dtype
+from bilens.residual.parts import (
+    ConstantNorm,
+    Embedding,
+    ExpertMap,
+    InputNorm,
+    LinearMap,
+    ModuleMap,
+    Norm,
+    working_dtype,
+)
 
 ConfigNumber = Callable[[Any], float | None]
 """A number by a model's configuration."""
@@ -523,14 +532,14 @@ class _Finder:
             gate=replace(both, rows=rows[:, 0].flatten()),
             down=ExpertMap(f"{name}.down_proj", module, parameter="down_proj", joins=True),
             activation=f"{family.experts.removeprefix(family.mlp + '.')}.{family.activation}",
-            router=LinearMap(layer + family.router, self._module(layer + family.router)),
+            router=ModuleMap(layer + family.router, self._module(layer + family.router)),
         )
 
     def _map(self, name: str) -> LinearMap:
         module = self._module(name)
         if type(module) not in (nn.Linear, Conv1D):
             raise self._unknown(name, "a plain linear map; merge adapters and dequantize")
-        return LinearMap(name, module)
+        return ModuleMap(name, module)
 
     def _embedding(self, name: str, factor: float = 1.0) -> Embedding:
         module = self._module(name)
@@ -635,7 +644,7 @@ def known_norm(name: str, module: nn.Module) -> Norm:
         # A copy in float32 or float64: rounding of 16 bits would hide a gain that is 0.5 % off.
         expected = deepcopy(module).to(wide)(x)
         formulas = product((False, True), (0.0, 1.0))
-        norms = [Norm(name, module, centres, offset, eps) for centres, offset in formulas]
+        norms = [InputNorm(name, module, centres, offset, eps) for centres, offset in formulas]
         errors = []
         for norm in norms:
             bias, error = norm.bias(), (norm.applied(norm.normalised(x)) - expected).abs()

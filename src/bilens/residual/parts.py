@@ -1,6 +1,8 @@
 """The pieces of a transformer that touch its residual stream: linear maps, embeddings, norms."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -16,8 +18,8 @@ def working_dtype(stored: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearMap:
-    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or a subset of its outputs."""
+class LinearMap(ABC):
+    """A linear map x -> W x + b, or some outputs of one."""
 
     name: str
     module: nn.Module
@@ -25,37 +27,46 @@ class LinearMap:
     rows: Int[Tensor, " n_out"] | None = None
 
     @property
-    def fused(self) -> "LinearMap":
+    @abstractmethod
+    def stored(self) -> nn.Parameter:
+        """Parameter that holds W."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Number of all outputs of the module, and of inputs."""
+
+    @abstractmethod
+    def as_matrix(self, stored: Tensor) -> Float[Tensor, "n_out n_in"]:
+        """Return what the parameter holds as the matrix of all outputs."""
+
+    @abstractmethod
+    def as_stored(self, weight: Float[Tensor, "n_out n_in"]) -> Tensor:
+        """Return the matrix of all outputs as the parameter holds it."""
+
+    @abstractmethod
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Return the outputs of the map for inputs x, in the type of its storage."""
+
+    @property
+    def fused(self) -> Self:
         """The map with all its outputs."""
         return replace(self, rows=None)
 
     @property
-    def stored(self) -> nn.Parameter:
-        """Parameter that holds W."""
-        return _weight(self.module)
-
-    @property
     def n_out(self) -> int:
         """Number of outputs."""
-        if self.rows is not None:
-            return len(self.rows)
-        return self.stored.shape[1 if self._transposed else 0]
+        return self.sizes[0] if self.rows is None else len(self.rows)
 
     @property
     def n_in(self) -> int:
         """Number of inputs."""
-        return self.stored.shape[0 if self._transposed else 1]
-
-    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Return the outputs of the module for inputs x, in the type of its storage."""
-        outputs: Tensor = self.module(x)
-        return self.select(outputs, -1)
+        return self.sizes[1]
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """Return W in float32 or float64."""
-        stored = _weight(self.module).detach()
-        stored = stored.T if self._transposed else stored
-        return self.select(stored).to(working_dtype(stored.dtype))
+        weight = self.select(self.as_matrix(self.stored.detach()))
+        return weight.to(working_dtype(weight.dtype))
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
         """Return the bias b in float32 or float64; None without one."""
@@ -76,26 +87,49 @@ class LinearMap:
         if self.rows is not None:
             # The other rows of the module stay as they are.
             weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
-        _put(self.stored, self._as_stored(weight))
+        _put(self.stored, self.as_stored(weight))
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Replace b, or add one to a module without a bias."""
+        """Replace b, or add one to a module without a bias.
+
+        Raises:
+            BilensError: the map is one of experts, which have no place for biases.
+        """
+        if self.stored.dim() > 2:
+            raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
         # Other maps of a fused module keep their biases, or get zeros.
-        weight, old = _weight(self.module), self.fused.bias()
+        old = self.fused.bias()
         if self.rows is not None:
             old_or_none = bias.new_zeros(self.fused.n_out) if old is None else old
             bias = old_or_none.index_copy(0, self.rows.to(bias.device), bias)
         if old is None:
-            self.module.bias = nn.Parameter(bias.to(weight.dtype), weight.requires_grad)
+            stored = self.stored
+            self.module.bias = nn.Parameter(bias.to(stored.dtype), stored.requires_grad)
         else:
             _put(self.module.bias, bias)  # type: ignore[arg-type]
 
-    @property
-    def _transposed(self) -> bool:
-        return isinstance(self.module, Conv1D)
 
-    def _as_stored(self, weight: Tensor) -> Tensor:
-        return weight.T.contiguous() if self._transposed else weight
+class ModuleMap(LinearMap):
+    """The map that a module is: an `nn.Linear`, or GPT-2's Conv1D, which holds W transposed."""
+
+    @property
+    def stored(self) -> nn.Parameter:
+        return _weight(self.module)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        n_out, n_in = self.as_matrix(self.stored).shape
+        return n_out, n_in
+
+    def as_matrix(self, stored: Tensor) -> Float[Tensor, "n_out n_in"]:
+        return stored.T if isinstance(self.module, Conv1D) else stored
+
+    def as_stored(self, weight: Float[Tensor, "n_out n_in"]) -> Tensor:
+        return weight.T.contiguous() if isinstance(self.module, Conv1D) else weight
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        outputs: Tensor = self.module(x)
+        return self.select(outputs, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,42 +145,26 @@ class ExpertMap(LinearMap):
 
     @property
     def stored(self) -> nn.Parameter:
-        """Parameter that holds W."""
         stored = getattr(self.module, self.parameter)
         assert isinstance(stored, nn.Parameter)
         return stored
 
     @property
-    def n_out(self) -> int:
-        """Number of outputs."""
-        if self.rows is not None:
-            return len(self.rows)
-        return self.stored.shape[1] * (1 if self.joins else self.stored.shape[0])
+    def sizes(self) -> tuple[int, int]:
+        n_experts, n_out, n_in = self.stored.shape
+        return (n_out, n_experts * n_in) if self.joins else (n_experts * n_out, n_in)
 
-    @property
-    def n_in(self) -> int:
-        """Number of inputs."""
-        return self.stored.shape[2] * (self.stored.shape[0] if self.joins else 1)
+    def as_matrix(self, stored: Tensor) -> Float[Tensor, "n_out n_in"]:
+        return stored.movedim(0, 1).flatten(1) if self.joins else stored.flatten(0, 1)
 
-    def weight(self) -> Float[Tensor, "n_out n_in"]:
-        """Return W in float32 or float64."""
-        stored = self.stored.detach()
-        stored = stored.to(working_dtype(stored.dtype))
-        return stored.movedim(0, 1).flatten(1) if self.joins else self.select(stored.flatten(0, 1))
-
-    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Raise BilensError: the module has no place for biases."""
-        raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
-
-    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Return W x for all experts, in the type of the storage."""
-        return x @ self.weight().to(x).mT
-
-    def _as_stored(self, weight: Tensor) -> Tensor:
+    def as_stored(self, weight: Float[Tensor, "n_out n_in"]) -> Tensor:
         n_experts, n_out, n_in = self.stored.shape
         if not self.joins:
             return weight.unflatten(0, (n_experts, n_out))
         return weight.unflatten(1, (n_experts, n_in)).movedim(1, 0).contiguous()
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        return x @ self.weight().to(x).mT
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +197,8 @@ class Embedding:
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm g * n + b with n = c / sqrt(mean(c^2) + eps), and c = x, or x minus its mean.
+class Norm(ABC):
+    """A norm g * n + b with n = f(c) c, a factor f, and c = x, or x minus its mean.
 
     n is the normalised stream, the basis of all directions. The gain g and the bias b are folded
     into the maps after the norm.
@@ -192,10 +210,17 @@ class Norm:
     offset: float  # number that is added to the module's weight to give the gain g; 1 in Gemma
     eps: float  # number that is added to the mean square
 
+    @abstractmethod
     def gain(self) -> Float[Tensor, " d_model"]:
         """Return the gain g; a single number if all are the same."""
-        stored = _weight(self.module).detach()
-        return self.offset + stored.to(working_dtype(stored.dtype))
+
+    @abstractmethod
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """Return f, the factor of c."""
+
+    @abstractmethod
+    def make_plain(self) -> None:
+        """Set the gain to 1 and the bias to 0."""
 
     def bias(self) -> Float[Tensor, " d_model"] | None:
         """Return the bias b; None without one."""
@@ -205,10 +230,6 @@ class Norm:
     def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return c: x, or x minus its mean."""
         return x - x.mean(-1, keepdim=True) if self.centres else x
-
-    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Return 1 / sqrt(mean(c^2) + eps), the factor of c."""
-        return (self.centred(x).square().mean(-1) + self.eps).rsqrt()
 
     def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return n, the output of the norm before its gain."""
@@ -248,8 +269,18 @@ class Norm:
         bias = self.bias()
         return bool((self.gain() == 1).all()) and (bias is None or not bias.any())
 
+
+class InputNorm(Norm):
+    """A norm whose factor is 1 / sqrt(mean(c^2) + eps), as RMSNorm and LayerNorm."""
+
+    def gain(self) -> Float[Tensor, " d_model"]:
+        stored = _weight(self.module).detach()
+        return self.offset + stored.to(working_dtype(stored.dtype))
+
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        return (self.centred(x).square().mean(-1) + self.eps).rsqrt()
+
     def make_plain(self) -> None:
-        """Set the gain to 1 and the bias to 0."""
         weight = _weight(self.module)
         _put(weight, torch.full_like(weight, 1 - self.offset))
         if getattr(self.module, "bias", None) is not None:
@@ -260,16 +291,13 @@ class ConstantNorm(Norm):
     """The norm s x with a trained number s, as of a `bilens.nn.layers.ScalarNorm`: n = x."""
 
     def gain(self) -> Float[Tensor, " 1"]:
-        """Return s."""
         scale: Tensor = self.module.scale  # type: ignore[assignment]
         return scale.to(working_dtype(scale.dtype))
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Return 1 for every x."""
         return torch.ones_like(x[..., 0])
 
     def make_plain(self) -> None:
-        """Set s to 1."""
         self.module.reset_parameters()  # type: ignore[operator]
 
 

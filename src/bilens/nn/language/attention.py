@@ -65,6 +65,9 @@ class Attention(nn.Module):
         pairs: number of pairs of queries and keys, one or two.
     """
 
+    scale: float
+    score_constant: nn.Parameter | None  # (pairs, heads), which products of scores may have
+
     def __init__(
         self,
         d_model: int,
@@ -89,6 +92,7 @@ class Attention(nn.Module):
             self.query2, self.key2 = linear(n_heads), linear(n_kv_heads)
         self.out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
         self.value_mix_share = nn.Parameter(torch.tensor([0.5])) if value_mix else None
+        self.score_constant = None
 
     def forward(
         self,
@@ -137,11 +141,13 @@ class Attention(nn.Module):
     ) -> QueriesKeys:
         """Return the queries and keys of each pair; shared keys are repeated for each head.
 
-        Arguments are those of `forward`; `normed=False` skips QK-norm.
+        They have the constants of scores inside. Arguments are those of `forward`; `normed=False`
+        skips QK-norm.
         """
         sharing = self.n_heads // self.n_kv_heads
         pairs = self._queries_keys(x, pos_embed, rope, normed=normed)
-        return [(q, k.repeat_interleave(sharing, 1)) for q, k in pairs]
+        pairs = [(q, k.repeat_interleave(sharing, 1)) for q, k in pairs]
+        return self._with_constants(pairs)
 
     def values(
         self,
@@ -193,6 +199,16 @@ class Attention(nn.Module):
 
         first = heads(self.query), heads(self.key)
         return [first, (heads(self.query2), heads(self.key2))] if self.pairs == 2 else [first]
+
+    def _with_constants(self, pairs: QueriesKeys) -> QueriesKeys:
+        if self.score_constant is None:
+            return pairs
+        # One more coordinate after the rotation: c / scale in queries and 1 in keys.
+        constants = (self.score_constant / self.scale)[:, :, None, None]
+        return [
+            (torch.cat([q, c.to(q).expand_as(q[..., :1])], -1), functional.pad(k, (0, 1), value=1))
+            for (q, k), c in zip(pairs, constants, strict=True)
+        ]
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h d) -> b h t d", d=self.d_head)
@@ -382,22 +398,8 @@ class ProductAttention(Attention):
         super().__init__(**sizes)
         self.scale = 1 / self.d_head if scale is None else scale
         self.norm = norm
-        shape = self.pairs, self.n_heads
-        self.score_constant = nn.Parameter(torch.zeros(shape)) if constant else None
-
-    def queries_keys(self, *args: Any, **kwargs: Any) -> QueriesKeys:
-        """Return the queries and keys of each pair, with the constants of scores inside."""
-        return self._with_constants(super().queries_keys(*args, **kwargs))
-
-    def _with_constants(self, pairs: QueriesKeys) -> QueriesKeys:
-        if self.score_constant is None:
-            return pairs
-        # One more coordinate after the rotation: c / scale in queries and 1 in keys.
-        constants = (self.score_constant / self.scale)[:, :, None, None]
-        return [
-            (torch.cat([q, c.to(q).expand_as(q[..., :1])], -1), functional.pad(k, (0, 1), value=1))
-            for (q, k), c in zip(pairs, constants, strict=True)
-        ]
+        if constant:
+            self.score_constant = nn.Parameter(torch.zeros(self.pairs, self.n_heads))
 
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None

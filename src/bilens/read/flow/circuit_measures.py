@@ -204,7 +204,7 @@ def find_circuit(
     left: float,
     *,
     measuring: Cases | None = None,
-    scores: Scores = Cases.scores,
+    scores: Scores[Cases] = Cases.scores,
 ) -> Circuit:
     """Return the circuit of some templates, measured on questions that did not find it.
 

@@ -6,10 +6,12 @@ text has 0 and the first 1. Over several questions it is a share of the absolute
 by its own, whether the first text raises its number or lowers it.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,67 +33,36 @@ SLACK = 0.05
 """By how much f may miss its bounds where no size holds twice."""
 
 
-class Cases:
-    """Questions about a model, on which masks are measured.
+class MaskedCases(ABC):
+    """Questions about a model, on which masks are measured: shares of its parts, or of edges."""
 
-    With `by_position`, for a single question, masks have a share of each position.
-    """
-
-    def __init__(
-        self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
-    ) -> None:
-        self.model, self.by_position, self.cases = model, by_position, cases
+    def __init__(self, model: ResidualModel, cases: Sequence[Case]) -> None:
+        self.model, self.cases = model, cases
         self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
 
-    @classmethod
-    def of(
-        cls,
-        model: ResidualModel,
-        questions: Sequence[Question],
-        *,
-        by_position: bool = False,
-        any_length: bool = False,
-    ) -> "Cases":
-        """Run a model on both texts of each question; see `make_cases`."""
-        cases = make_cases(model, questions, any_length=any_length)
-        return cls(model, cases, by_position=by_position)
+    @property
+    @abstractmethod
+    def everything(self) -> Bool[Tensor, " *shape"]:
+        """The mask of all that the model has."""
 
-    def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
-        """Return the cases with some numbers, which may repeat; their masks are as here."""
-        cases = [self.cases[i] for i in numbers]
-        if by_position is None:
-            by_position = self.by_position
-        return Cases(self.model, cases, by_position=by_position)
+    @property
+    @abstractmethod
+    def groups(self) -> list[list[int]]:
+        """Numbers of questions that share passes, and run side by side."""
 
-    @classmethod
-    def joined(cls, several: Sequence["Cases"]) -> "Cases":
-        """Return the cases of several as one."""
-        cases = [case for of_one in several for case in of_one.cases]
-        return cls(several[0].model, cases, by_position=several[0].by_position)
-
-    def asking(self, answer: tuple[str, str]) -> "Cases":
-        """Return the cases of the same texts with another answer: a token and one to subtract."""
-        token, minus = answer
-        cases = []
-        for case in self.cases:
-            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
-            cases.append(Case.of(asked, case.passes, case.row))
-        return Cases(self.model, cases, by_position=self.by_position)
+    @abstractmethod
+    def streams(
+        self, group: int, masks: Float[Tensor, "n *shape"]
+    ) -> Float[Tensor, "n texts time d_model"]:
+        """Return the last streams of a group's texts, for each mask."""
 
     def __len__(self) -> int:
         return len(self.cases)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a mask: (layers, heads + 1), or (layers, time, heads + 1)."""
-        time = (self.cases[0].passes[0].ids.shape[1],) if self.by_position else ()
-        return (self.model.n_layers, *time, self.model.n_heads + 1)
-
-    @property
-    def everything(self) -> Bool[Tensor, " *shape"]:
-        """The mask of all parts that the model has."""
-        exist = self.model.places.exist
-        return (exist[:, None] if self.by_position else exist).expand(self.shape).clone()
+        """The shape of a mask."""
+        return tuple(self.everything.shape)
 
     @property
     def changes(self) -> Float[Tensor, " cases"]:
@@ -105,35 +76,6 @@ class Cases:
         for number, case in enumerate(self.cases):
             templates[case.question.template].append(number)
         return templates
-
-    @cached_property
-    def groups(self) -> list[list[int]]:
-        """Numbers of questions that share passes, and run side by side."""
-        of_passes: dict[tuple[int, int], list[int]] = defaultdict(list)
-        repeats: Counter[tuple[int, int]] = Counter()
-        for number, case in enumerate(self.cases):
-            place = id(case.passes[0]), case.row
-            of_passes[place[0], repeats[place]].append(number)
-            repeats[place] += 1
-        return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
-
-    @cached_property
-    def _passes(self) -> list[tuple[Pass, Pass]]:
-        passes = []
-        for group in self.groups:
-            first, second = self.cases[group[0]].passes
-            rows = [self.cases[number].row for number in group]
-            first, second = first.some(rows), second.some(rows)
-            passes.append((first, second.in_place_of(first)))
-        return passes
-
-    def streams(
-        self, group: int, masks: Float[Tensor, "n *shape"]
-    ) -> Float[Tensor, "n texts time d_model"]:
-        """Return the last streams of a group's texts, for each mask."""
-        first, second = self._passes[group]
-        sets = [mixture(second, mask) for mask in masks]
-        return first.changed(sets, kept=first_change((first, second)))
 
     def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
         """Return how far each number of a group rises from its second text, for each mask."""
@@ -221,7 +163,95 @@ class Cases:
         return self.gradient(masks, (weights / 2).tolist())
 
 
-Scores = Callable[[Cases, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
+class Cases(MaskedCases):
+    """Questions about a model, on which masks of parts are measured: (layers, heads + 1).
+
+    With `by_position`, for a single question, masks have a share of each position: (layers, time,
+    heads + 1).
+    """
+
+    def __init__(
+        self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
+    ) -> None:
+        super().__init__(model, cases)
+        self.by_position = by_position
+
+    @classmethod
+    def of(
+        cls,
+        model: ResidualModel,
+        questions: Sequence[Question],
+        *,
+        by_position: bool = False,
+        any_length: bool = False,
+    ) -> "Cases":
+        """Run a model on both texts of each question; see `make_cases`."""
+        cases = make_cases(model, questions, any_length=any_length)
+        return cls(model, cases, by_position=by_position)
+
+    def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
+        """Return the cases with some numbers, which may repeat; their masks are as here."""
+        cases = [self.cases[i] for i in numbers]
+        if by_position is None:
+            by_position = self.by_position
+        return Cases(self.model, cases, by_position=by_position)
+
+    @classmethod
+    def joined(cls, several: Sequence["Cases"]) -> "Cases":
+        """Return the cases of several as one."""
+        cases = [case for of_one in several for case in of_one.cases]
+        return cls(several[0].model, cases, by_position=several[0].by_position)
+
+    def asking(self, answer: tuple[str, str]) -> "Cases":
+        """Return the cases of the same texts with another answer: a token and one to subtract."""
+        token, minus = answer
+        cases = []
+        for case in self.cases:
+            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
+            cases.append(Case.of(asked, case.passes, case.row))
+        return Cases(self.model, cases, by_position=self.by_position)
+
+    @property
+    def everything(self) -> Bool[Tensor, " *shape"]:
+        """The mask of all parts that the model has."""
+        exist = self.model.places.exist
+        if not self.by_position:
+            return exist.clone()
+        time = self.cases[0].passes[0].ids.shape[1]
+        return exist[:, None].repeat(1, time, 1)
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Numbers of questions that share passes, and run side by side."""
+        of_passes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        repeats: Counter[tuple[int, int]] = Counter()
+        for number, case in enumerate(self.cases):
+            place = id(case.passes[0]), case.row
+            of_passes[place[0], repeats[place]].append(number)
+            repeats[place] += 1
+        return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
+
+    @cached_property
+    def _passes(self) -> list[tuple[Pass, Pass]]:
+        passes = []
+        for group in self.groups:
+            first, second = self.cases[group[0]].passes
+            rows = [self.cases[number].row for number in group]
+            first, second = first.some(rows), second.some(rows)
+            passes.append((first, second.in_place_of(first)))
+        return passes
+
+    def streams(
+        self, group: int, masks: Float[Tensor, "n *shape"]
+    ) -> Float[Tensor, "n texts time d_model"]:
+        """Return the last streams of a group's texts, for each mask."""
+        first, second = self._passes[group]
+        sets = [mixture(second, mask) for mask in masks]
+        return first.changed(sets, kept=first_change((first, second)))
+
+
+Masked = TypeVar("Masked", bound=MaskedCases)
+Scores = Callable[[Masked, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
 """What each part of a mask is worth to some questions, as a share of the change."""
 
 
@@ -244,12 +274,12 @@ class Found:
 
 
 def search_circuit(
-    ordering: Sequence[Cases],
-    deciding: Cases,
+    ordering: Sequence[Masked],
+    deciding: Masked,
     keep: float,
     start: Bool[Tensor, " *shape"] | None = None,
     sizes: Sequence[int] = SIZES,
-    scores: Scores = Cases.scores,
+    scores: Scores[Masked] = MaskedCases.scores,
 ) -> Found:
     """Return the smallest circuit whose f lies between `keep` and 1.15 on every template.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case
-from bilens.read.flow.circuit_search import Cases, search_circuit
+from bilens.read.flow.circuit_search import Cases, MaskedCases, search_circuit
 from bilens.read.flow.interval import Interval
 from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
@@ -217,7 +217,7 @@ class _Written:
         return stream + torch.einsum("ns,nstd->ntd", shares, self.changes)
 
 
-class EdgeCases(Cases):
+class EdgeCases(MaskedCases):
     """Questions about a model, on which masks of edges are measured."""
 
     def __init__(self, cases: Cases) -> None:
@@ -226,24 +226,16 @@ class EdgeCases(Cases):
         self.runs = [EdgeRuns(self.graph, case) for case in cases.cases]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a mask: (readers, sources)."""
-        return tuple(self.graph.exists.shape)
-
-    @property
     def everything(self) -> Bool[Tensor, "readers sources"]:
-        """The mask of all edges."""
         return self.graph.exists
 
     @property
     def groups(self) -> list[list[int]]:
-        """Each question by itself."""
         return [[number] for number in range(len(self))]
 
     def streams(
         self, group: int, masks: Float[Tensor, "n *shape"]
     ) -> Float[Tensor, "n texts time d_model"]:
-        """Return the last streams of a question's first text, for each mask."""
         runs = self.runs[group]
         return runs.streams(masks.to(runs.second.tokens))[:, None]
 
