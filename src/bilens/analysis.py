@@ -102,13 +102,11 @@ class Reading:
 
     def plot(self, *arguments: Any, **options: Any) -> "go.Figure":
         """Draw its picture; see `bilens.pages.plot_of`."""
-        self.shown_by.import_page(self)
-        return self.shown_by.plot_of(self, *arguments, **options)
+        return self._pages.plot_of(self, *arguments, **options)
 
     def sections(self) -> list[Section]:
         """Return its content as sections of a page; see `bilens.pages.sections_of`."""
-        self.shown_by.import_page(self)
-        sections: list[Section] = self.shown_by.sections_of(self)
+        sections: list[Section] = self._pages.sections_of(self)
         return sections
 
     def tables(self) -> dict[str, "pd.DataFrame"]:
@@ -130,9 +128,13 @@ class Reading:
 
     def record(self) -> dict[str, Any]:
         """Return its numbers for JSON; see `bilens.pages.record_of`."""
-        self.shown_by.import_page(self)
-        record: dict[str, Any] = self.shown_by.record_of(self)
+        record: dict[str, Any] = self._pages.record_of(self)
         return record
+
+    @property
+    def _pages(self) -> Any:
+        self.shown_by.import_page(self)
+        return self.shown_by
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"

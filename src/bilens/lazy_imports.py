@@ -58,6 +58,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         else:
             __getattr__, __dir__ = lazy_names(__name__)
     """
+    # lazy_loader would need each name a second time, in a stub file, for the type checker.
     homes: dict[str, str] = {}
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[package]))):
         if isinstance(node, ast.ImportFrom):

@@ -56,6 +56,7 @@ def t_quantile(degrees: int) -> float:
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
     """
+    # scipy.stats would be a dependency for this number, and takes two seconds to import.
     z, v = 1.959963984540054, degrees
     terms = (
         z,
