@@ -89,6 +89,25 @@ def test_missing_and_blank_rows_are_no_stories(tmp_path):
     assert list(read_texts(path)) == ["a", "b"]
 
 
+@pytest.mark.parametrize("rows", [[[], ["a", "b"]], [["a"], [], ["b"]], [["a", "b"], []], [[]]])
+def test_groups_of_rows_may_be_empty(tmp_path, rows):
+    path, stories = tmp_path / "a.parquet", [story for group in rows for story in group]
+    with pq.ParquetWriter(path, pa.schema([("text", pa.string())])) as file:
+        for group in rows:
+            file.write_table(pa.table({"text": pa.array(group, pa.string())}))
+    if stories:
+        assert list(read_texts(path)) == stories
+    else:
+        with pytest.raises(DataError, match="holds no stories; leave it out$"):
+            list(read_texts(path))
+
+
+def test_rows_may_have_either_column(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"story": "b"}\n{"text": null, "story": "c"}\n')
+    assert list(read_texts(path)) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("below", ["tinystories", "."])
 @pytest.mark.parametrize("by_environment", [True, False])
 def test_tinystories_from_a_folder(write, tmp_path, monkeypatch, below, by_environment):

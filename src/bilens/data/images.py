@@ -473,8 +473,13 @@ def _read_parquet(name: str, folder: Path, class_names: tuple[str, ...] | None) 
     names: tuple[str, ...] = ()
     for split, files in _parquet_files(folder).items():
         try:
+            # By default as many rows as the first group has, which may be none.
             rows = datasets.load_dataset(
-                "parquet", data_files=list(map(glob.escape, files)), split="train", streaming=True
+                "parquet",
+                data_files=list(map(glob.escape, files)),
+                split="train",
+                streaming=True,
+                batch_size=1000,
             )
             split_arrays, names = _labelled(rows, str(folder), f"{folder}, {split}")
         except DataError:

@@ -157,8 +157,10 @@ def _read_lines(path: Path) -> Iterator[str]:
 def _read_column(path: Path) -> Iterator[str | None]:
     # A name of a file is a pattern for `datasets`.
     files, kind = glob.escape(str(path)), SUFFIXES[_suffix(path) or ""]
+    # By default as many rows as the first group has, which may be none.
+    size = {"batch_size": 1000} if kind == "parquet" else {}
     try:
-        rows = datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
+        rows = datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **size)
     except StopIteration:  # an empty file has no first row, whose columns would be read
         return
     for row in rows:
@@ -167,7 +169,8 @@ def _read_column(path: Path) -> Iterator[str | None]:
             raise DataError(
                 f"{path} has the columns {', '.join(row)}, expected text or story; rename one"
             )
-        story = row[names[0]]
+        # Rows of one file may have different columns.
+        story = next((row[name] for name in names if row[name] is not None), None)
         if not isinstance(story, str | None):
             raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as {names[0]}")
         yield story
