@@ -8,14 +8,19 @@ import transformers
 
 from bilens.analyses import language
 from bilens.read.flow import (
+    Cases,
+    Node,
     circuit,
     edit,
     edit_head_along,
     edit_heads,
     edit_mlp_along,
     flow,
+    measure,
+    open_part,
     patch,
     patched,
+    remove,
     task_directions,
 )
 from bilens.read.flow.edges import EdgeGraph
@@ -212,3 +217,42 @@ EDITS = {
     "BertLMHeadModel, whose structure is not known": read_a_model_of_both_sides,
 }
 test_edits_that_cannot_be_are_refused = refused(EDITS)
+
+
+def split_of(view, **two):
+    return flow(view, TWO[0], DIRECTION, **two)
+
+
+def away(call, **place):
+    """Return the call of a function of a flow with a node that is not in it."""
+    node = Node("mlp", 1.0, layer=0, part="mlp", position=8)
+    if "number" in place:
+        node = Node("head", 1.0, layer=0, part="attention", position=8, number=0)
+    return lambda view: call(view, split_of(view), [replace(node, **place)])
+
+
+CALLS = [
+    measure,
+    remove,
+    lambda _, flows, nodes: flows.edges(nodes),
+    lambda _, flows, nodes: flows.written(nodes),
+    lambda _, flows, nodes: flows.adjoint(nodes[0]),
+]
+PLACES = [{"layer": 2}, {"layer": -1}, {"position": 9}, {"number": 4}, {"number": 0, "source": -1}]
+test_what_is_of_another_model_or_flow_is_refused = refused(
+    {
+        "nodes holds .*, expected nodes of this flow, of 2 layers of 4 heads and 9 tokens": [
+            away(call, **place) for call in CALLS for place in PLACES
+        ],
+        # Also of the same shape, which would answer with numbers of neither.
+        "model is not that of the flow": [
+            lambda view: measure(llama(), split_of(view), split_of(view).nodes_above(1)),
+            lambda view: measure(llama(), split_of(view, against=TWO[1]), []),
+            lambda view: remove(llama(), split_of(view), [Node("mlp", 1.0, 0, "mlp", 8)]),
+            lambda view: open_part(llama(), split_of(view), "mlp.1"),
+        ],
+        r"a mask has shape \(3, 5\), expected \(2, 5\)": lambda view: Cases.of(
+            view, QUESTIONS
+        ).values(torch.ones(1, 3, 5)),
+    }
+)

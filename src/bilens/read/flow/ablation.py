@@ -206,6 +206,7 @@ def _run_without(
 
 def _both(model: ResidualModel, flow: Flow) -> Pass:
     """Return the pass of both texts of a flow side by side, or of its one text."""
+    flow.check_model(model)
     if not flow.two_texts:
         return Pass.of(model, flow.ids[None], parts=True)
     first, second, tokens = flow.question.both_texts(model)
@@ -227,6 +228,7 @@ def _in_part(function: Callable[..., Any], scale: float) -> Callable[..., Any]:
 
 def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
     """Return the parts of the model that nodes are, and that can be removed."""
+    flow.check_nodes(nodes)
     for node in nodes:
         if not node.is_removable or (node.kind == "choice" and not flow.two_texts):
             raise BilensError(

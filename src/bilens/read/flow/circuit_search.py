@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bilens.checks import check_finite
+from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases
 from bilens.read.flow.question import Question
 from bilens.residual import ResidualModel
@@ -77,8 +78,17 @@ class MaskedCases(ABC):
             templates[case.question.template].append(number)
         return templates
 
+    def check_masks(self, masks: Float[Tensor, "n *shape"]) -> None:
+        """Raise unless masks are of this model, by their shape."""
+        if masks.shape[1:] != self.shape:
+            raise BilensError(
+                f"a mask has shape {tuple(masks.shape[1:])}, expected {self.shape}, that of the "
+                "parts or edges of this model"
+            )
+
     def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
         """Return how far each number of a group rises from its second text, for each mask."""
+        self.check_masks(masks)
         streams, numbers = self.streams(group, masks).unbind(1), self.groups[group]
         return torch.stack(
             [self.cases[i].rise(x) for i, x in zip(numbers, streams, strict=True)], 1
@@ -98,6 +108,7 @@ class MaskedCases(ABC):
         self, masks: Float[Tensor, "n *shape"]
     ) -> tuple[Float[Tensor, "n cases"], list[bool | None]]:
         """Return the values of some masks, and whether each question is answered with the first."""
+        self.check_masks(masks)
         values = torch.zeros(len(masks), len(self), dtype=torch.float64)
         answered: list[bool | None] = [None] * len(self)
         for group, numbers in enumerate(self.groups):

@@ -18,6 +18,7 @@ from bilens.read.flow.edge_flows import Edges
 from bilens.read.flow.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, strongest_first
 from bilens.read.flow.question import Question
 from bilens.read.flow.rules import RELEVANCE, Rules
+from bilens.residual import ResidualModel
 from bilens.residual.experts import expert_count
 from bilens.sections import Columns, Fact, Percent
 
@@ -213,6 +214,26 @@ class Flow(Reading):
                 sinks.append(source)
         return tuple(sinks)
 
+    def check_model(self, model: ResidualModel) -> None:
+        """Raise unless the flow was read from this model."""
+        if model.model is not self.adjoints.places.model:
+            raise BilensError(
+                "model is not that of the flow, expected the same one; or read a flow of this one"
+            )
+
+    def check_nodes(self, nodes: Sequence[Node]) -> None:
+        """Raise unless all nodes are at places of this flow."""
+        n_layers, n_heads, time = self.heads.shape
+        for node in nodes:
+            head = node.number if node.kind == "head" else None
+            places = [(node.layer, n_layers), (head, n_heads)]
+            places += [(node.position, time), (node.source, time)]
+            if any(x is not None and not 0 <= x < size for x, size in places):
+                raise BilensError(
+                    f"nodes holds {node.address}, expected nodes of this flow, of {n_layers} "
+                    f"layers of {n_heads} heads and {time} tokens"
+                )
+
     # What a node writes and reads.
 
     def written(self, nodes: Sequence[Node]) -> list[Float[Tensor, " width"]]:
@@ -220,6 +241,7 @@ class Flow(Reading):
 
         It is a head's part of the mixed values, the output of an MLP, or an embedding.
         """
+        self.check_nodes(nodes)
         of_layer: dict[int | None, list[int]] = defaultdict(list)
         for number, node in enumerate(nodes):
             of_layer[node.layer].append(number)
@@ -233,6 +255,7 @@ class Flow(Reading):
 
     def adjoint(self, node: Node) -> Float[Tensor, " width"]:
         """Return the adjoint of the number at the output of a node in a layer."""
+        self.check_nodes([node])
         for number, layer in self.adjoints.layers():
             if number == node.layer:
                 return self.at(node, layer)[1][self.row]
@@ -294,6 +317,7 @@ class Flow(Reading):
 
         It passes through no other part. At every node the inflow from all parts below is its flow.
         """
+        self.check_nodes(nodes)
         return Edges(self.adjoints, self.row, nodes, self.at, self.unembedding).all()
 
     # What is shown.

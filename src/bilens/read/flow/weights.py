@@ -101,6 +101,7 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
 
     Source: Pearce et al. 2024, section 3.3, for eigenvectors of an interaction matrix.
     """
+    flow.check_model(model)
     address = Part.parse(part, model)
     if address.position is None:
         of_layer = flow.mlps if address.kind == "mlp" else flow.heads[:, address.number]
