@@ -9,6 +9,7 @@ from operator import index
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +35,8 @@ def checked(decorated: Decorated) -> Decorated:
     Arrays of a call must agree in the axes that they share. Autocast is switched off: weights are
     read in their own precision even where the surrounding training computes in a lower one. So are
     the inference mode of torch, in which there are no gradients, and another default device, which
-    would part new arrays from those of the model.
+    would part new arrays from those of the model. Numbers of NumPy become Python's, and whole
+    numbers in tensors get the type by which torch indexes.
 
     Raises:
         BilensError: (by the function) an argument does not fit, or a decomposition fails. The
@@ -42,7 +44,8 @@ def checked(decorated: Decorated) -> Decorated:
     """
     if not isinstance(decorated, type):
         return _checked(decorated)  # type: ignore[return-value]
-    operators = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
+    operators = {"__init__", "__call__", "__getitem__"}
+    operators |= {"__matmul__", "__mul__", "__add__", "__sub__"}
     for name, member in list(vars(decorated).items()):
         if name.startswith("_") and name not in operators:
             continue
@@ -74,8 +77,8 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 # Some readings need gradients inside, which nothing else can switch on again.
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
-                args = tuple(map(_ordinary, args))
-                kwargs = {name: _ordinary(value) for name, value in kwargs.items()}
+            args = tuple(map(_ordinary, args))
+            kwargs = {name: _ordinary(value) for name, value in kwargs.items()}
             # A model is made where its caller wants it, also on meta, to be filled later. An empty
             # array tells the default device faster than its name.
             if function.__name__ != "__init__" and not torch.empty(0).is_cpu:
@@ -95,6 +98,10 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ordinary(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor) and value.dtype in (torch.int8, torch.int16, torch.int32):
+        return value.long()
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
@@ -177,11 +184,7 @@ def check_weights(model: nn.Module, name: str = "") -> None:
 
 def check_count(name: str, value: Any, most: float = math.inf, what: str = "") -> None:
     """Raise unless `value` is an integer from 1 to `most`, the number of `what`."""
-    try:
-        number = 0 if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = 0
-    if not 1 <= number <= most:
+    if not 1 <= _whole(value) <= most:
         limit = "at least 1" if most == math.inf else f"1 to {most}"
         raise BilensError(
             f"{name}={value!r}, expected a whole number, {limit}" + (f", {what}" if what else "")
@@ -190,15 +193,30 @@ def check_count(name: str, value: Any, most: float = math.inf, what: str = "") -
 
 def check_index(name: str, value: Any, size: int, what: str = "") -> int:
     """Return `value` as an int if it is an index from 0 to `size - 1`, one of `what`."""
-    try:
-        number = -1 if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = -1
+    number = _whole(value)
     if not 0 <= number < size:
         raise BilensError(
             f"{name}={value!r}, expected 0 to {size - 1}" + (f", {what}" if what else "")
         )
     return number
+
+
+def _whole(value: Any) -> int:
+    """Return a whole number as an int, and -1 for anything else, such as true or false."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    try:
+        return -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        return -1
+
+
+def check_numbers(name: str, numbers: Tensor, size: int, what: str) -> None:
+    """Raise unless every number is an index from 0 to `size - 1`, one of `what`."""
+    wrong = numbers[(numbers < 0) | (numbers >= size)]
+    if len(wrong):
+        raise BilensError(
+            f"{name} holds the number {int(wrong[0])}, expected 0 to {size - 1}, {what}"
+        )
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_index, checked, detached
+from bilens.checks import check_finite, check_index, check_numbers, checked, detached
 from bilens.errors import BilensError
 from bilens.hooks import evaluating
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
@@ -575,12 +575,7 @@ def check_ids(size: int, ids: Tensor, name: str = "ids") -> None:
     """Raise unless ids, one at least, are numbers of tokens of a vocabulary of some size."""
     if ids.numel() == 0:
         raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
-    wrong = ids[(ids < 0) | (ids >= size)]
-    if len(wrong):
-        raise BilensError(
-            f"{name} holds the number {int(wrong[0])}, expected 0 to {size - 1}, those of the "
-            "model's tokens"
-        )
+    check_numbers(name, ids, size, "those of the model's tokens")
 
 
 def known_parameters(parts: Parts) -> Iterator[nn.Parameter]:

@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float, Float64, Int, Int64
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_finite, checked, detached
+from bilens.checks import check_count, check_finite, check_numbers, checked, detached
 from bilens.errors import BilensError
 from bilens.sections import Columns, Fact, shape_fact
 from bilens.settings import Count
@@ -219,12 +219,16 @@ class FactoredMatrix(Reading):
 
     def rows(self, index: slice | Int[Tensor, " rows"]) -> Float[Tensor, "*batch rows columns"]:
         """Return rows of M by their numbers."""
+        if isinstance(index, Tensor):
+            check_numbers("index", index, self.n_rows, "rows of the matrix")
         return self.left[..., index, :] @ self.right
 
     def entries(
         self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]
     ) -> Float[Tensor, "*batch n"]:
         """Return M[row, column] for n pairs of a row and a column."""
+        check_numbers("rows", rows, self.n_rows, "rows of the matrix")
+        check_numbers("columns", columns, self.n_columns, "columns of the matrix")
         return (self.left[..., rows, :] * self.right[..., columns].mT).sum(-1)
 
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix":

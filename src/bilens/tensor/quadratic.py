@@ -162,7 +162,7 @@ class Spectrum(Reading):
                 f"indices={order.tolist()}, expected numbers of eigenpairs, 0 to {self.k - 1}, at "
                 "least one"
             )
-        return self._take(order.expand(*self.batch_shape, order.shape[-1]))
+        return self._take(order.long().expand(*self.batch_shape, order.shape[-1]))
 
     def positive(self) -> "Spectrum":
         """Return the eigenpairs that can only raise the value, in the present order: Q_+ of Q.
