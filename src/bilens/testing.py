@@ -101,7 +101,7 @@ def _check_patterns(case: FamilyCase) -> None:
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
         n = case.of_text.layer(number).attn_n[0]
-        rows = [view.queries_keys(number, n[[t]], t)[0] for t in range(time)]
+        rows = [view.queries_keys(number, n[[t]], t, time)[0] for t in range(time)]
         q, k = map(torch.cat, zip(*rows, strict=True))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
@@ -114,13 +114,15 @@ def _check_scores(case: FamilyCase) -> None:
     view = case.view
     if any(view.layer(number).heads.inner for number in case.layers):
         return
-    for number, distance in zip(case.layers, (2, 0), strict=False):
+    for number, distance in zip(case.layers, (len(case.ids) - 1, 0), strict=False):
         n = case.of_text.layer(number).attn_n[0]
         a, b = n[-1:], n[:1]
 
-        def scored(x: Tensor, at: int, layer: int = number) -> list[tuple[Tensor, Tensor]]:
+        def scored(
+            x: Tensor, at: int, layer: int = number, length: int = distance + 1
+        ) -> list[tuple[Tensor, Tensor]]:
             # The score of biases and positions is no part of QK.
-            with_x, without = (view.queries_keys(layer, y, at) for y in (x, 0 * x))
+            with_x, without = (view.queries_keys(layer, y, at, length) for y in (x, 0 * x))
             return [(q - q0, k - k0) for (q, k), (q0, k0) in zip(with_x, without, strict=True)]
 
         pairs = zip(view.qk(number, distance), scored(a, distance), scored(b, 0), strict=True)

@@ -20,9 +20,11 @@ from bilens.read.language import (
     token_components,
 )
 from bilens.residual import Pass, ResidualModel
+from bilens.testing import check_family
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
+from tests.residual.test_intact import ROTATIONS, rotating
 
 plain = {name: part for name, part in parts.items() if name != "norm"}
 
@@ -65,6 +67,20 @@ def test_scores_make_the_pattern_of_every_family(name):
         view, ids = family_view(name), some_text()[0][:5]
         expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
         result = last_row(view, ids)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_the_length_of_the_text_rotates_queries_and_keys_alike(kind):
+    """Of a text that ends at the query, also where a key is at a position of shorter ones."""
+    view, ids = ResidualModel(rotating(kind), TOKENS), some_text()[0][:9]
+    check_family(view, ids)
+    expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
+    columns = []
+    for distance in reversed(range(9)):
+        (scores,) = attention_scores(view, layer=0, distance=distance, position=8)
+        columns.append(scores.entries(ids[-1:], ids[8 - distance : 9 - distance]))
+    result = torch.cat(columns, -1).softmax(-1)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 
 

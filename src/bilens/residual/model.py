@@ -329,10 +329,11 @@ class ResidualModel:
         Source: Elhage et al. 2021, as for `ov`.
         """
         self.layer(layer)  # as its weights are now
-        answered = query_key_maps(self.model, self.parts, layer, 0)
+        length = distance + 1  # by which some models choose the frequencies of both
+        answered = query_key_maps(self.model, self.parts, layer, 0, length)
         asked = answered
         if distance:  # which takes another pass of the model up to the layer
-            asked = query_key_maps(self.model, self.parts, layer, distance)
+            asked = query_key_maps(self.model, self.parts, layer, distance, length)
         return tuple(
             FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
             for (q, _), (_, k) in zip(asked, answered, strict=True)

@@ -16,7 +16,9 @@ ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
 
-def query_key_maps(model: nn.Module, parts: Parts, layer: int, position: int) -> ScoredRows:
+def query_key_maps(
+    model: nn.Module, parts: Parts, layer: int, position: int, length: int
+) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
     They include rotation, the scores' scale and the gains of norms of queries and keys. They are
@@ -35,7 +37,7 @@ def query_key_maps(model: nn.Module, parts: Parts, layer: int, position: int) ->
     # as long as norms of queries and keys only multiply by their gain, so the row of zeros has the
     # constant.
     rows = torch.cat([basis, zero])
-    pairs = scored_rows(model, parts, layer, rows, position, linear=True)
+    pairs = scored_rows(model, parts, layer, rows, position, length, linear=True)
 
     def without_bias(rows: Tensor) -> Tensor:
         return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])

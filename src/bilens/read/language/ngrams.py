@@ -119,7 +119,7 @@ def attention_scores(
 
     def rows_at(at: int) -> list[tuple[Tensor, Tensor]]:
         n = _attention_input(model, layer, model.parts.embedded(tokens, at))
-        return model.queries_keys(layer, n, at)
+        return model.queries_keys(layer, n, at, position + 1)
 
     # Each side at its own position, since rotary positions turn them apart.
     pairs = zip(rows_at(position), rows_at(position - distance), strict=True)
