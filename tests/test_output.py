@@ -1,6 +1,7 @@
 """Every command that writes leaves devices and named pipes alone, and follows symbolic links."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,27 @@ def test_what_is_no_file_is_refused_before_any_work(name, kind, capsys):
     assert Path("pipe").is_fifo()
     assert Path("link").is_symlink()
     assert Path("/dev/full").is_char_device()
+
+
+FLOW = ("flow", "model", "--prompt", "t1 t2", "--token", "t3")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("circuit", "model", "--questions", "q.tsv", "--output", "q.tsv"),
+        ("circuit", "model", "--questions", "link.tsv", "--output", "./q.tsv"),
+        (*FLOW, "--output", "x.html", "--save-graph", "x.json"),
+        (*FLOW, "--figure", "x.svg", "--figure", "x.svg"),
+    ],
+)
+def test_no_output_overwrites_what_another_option_names(words, capsys):
+    questions = "t1 t2\tt3\tt4\tt5 t2\n"
+    Path("q.tsv").write_text(questions)
+    Path("link.tsv").symlink_to("q.tsv")
+    assert re.search("would overwrite .*, which .* names too", refusal(capsys, *words))
+    assert Path("q.tsv").read_text() == questions
+    assert not Path(words[-1]).exists() or words[-1].endswith(".tsv")
 
 
 @pytest.mark.parametrize("name", nightly([name for name in WRITERS if name not in LONG], BRIEF))

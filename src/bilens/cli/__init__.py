@@ -32,6 +32,8 @@ else:  # It imports torch, and `bilens --help` does without it.
     files, memory = lazy_import("bilens.files"), lazy_import("bilens.memory")
 
 JSON = "--json"
+OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
+"""Options that name what a command writes."""
 
 GROUPS = {
     "Read a language model": (
@@ -89,11 +91,28 @@ def main(args: list[str] | None = None) -> None:
 
 
 def check_outputs(settings: Mapping[str, Any]) -> None:
-    """Refuse devices and named pipes as outputs before any work, instead of after hours of it."""
-    for name in ("output", "viewer", "save_graph", "figure", "space"):
-        path = settings.get(name)
-        for target in filter(None, path if isinstance(path, tuple | list) else (path,)):
-            files.check_target(target)
+    """Refuse outputs before any work, instead of after hours of it.
+
+    These are devices and named pipes, and a file that is also read, or written by another option.
+    """
+    used: dict[str, str] = {}
+    for name, given in sorted(settings.items(), key=lambda setting: setting[0] in OUTPUTS):
+        for value in given if isinstance(given, tuple | list) else (given,):
+            is_path = isinstance(value, str | os.PathLike)
+            paths = [value] if is_path and os.path.isfile(value) else []  # noqa: PTH113
+            if name in OUTPUTS and value:
+                paths = [files.check_target(value)]
+                # The numbers of a page are written beside it.
+                paths += [path.with_suffix(".json") for path in paths if path.suffix == ".html"]
+            for path in paths:
+                place = os.path.realpath(path)
+                # Several outputs may share a folder.
+                if name in OUTPUTS and path.suffix and not path.is_dir() and place in used:
+                    raise BilensError(
+                        f"{name}={value} would overwrite {path}, which {used[place]} names too; "
+                        "choose another name"
+                    )
+                used[place] = name
 
 
 def parse(args: list[str]) -> Call:
