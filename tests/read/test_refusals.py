@@ -1,5 +1,6 @@
 """What readings of classifiers and of weights refuse."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -57,7 +58,13 @@ def accuracies_of_one_direction():
     path_accuracies(single, DATA, [1])
 
 
+def bonds_on(images):
+    few = {"train_images": DATA.train_images[:images], "train_labels": DATA.train_labels[:images]}
+    return lambda: read_bonds(digit_model(n_layers=2), replace(DATA, **few))
+
+
 CLASSIFIERS = {
+    "data has [23] training images, expected at least 4": [bonds_on(2), bonds_on(3)],
     r"mask is .* \(63,\).* beside x \(360, 64\)": lambda: attacked(mask=torch.ones(63)),
     r"mask has shape .* expected \(64,\), not all zero": lambda: attacked(mask=0 * ONES),
     "norm=-1.0, expected a finite number, at least 0": lambda: attacked(norm=-1.0),

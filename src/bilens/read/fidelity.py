@@ -176,6 +176,11 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     # 30,000 images are enough: a third for the search, others for a check.
     spaced = slice(None, None, max(1, len(data.train_images) // 30_000))
     x, labels = data.train_images[spaced], data.train_labels[spaced]
+    if len(x) < 4:
+        raise BilensError(
+            f"data has {len(x)} training images, expected at least 4: two for the search of "
+            "directions, and two for the check"
+        )
     # The input coordinates of every cut are the first of these, so they are computed once. Single
     # precision decides the same images within rounding, in half the time.
     z = model_bonds.cut(full).coordinates(x)[0].float()
