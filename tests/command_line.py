@@ -13,7 +13,7 @@ import torch
 from bilens.cli import main
 from bilens.convert import give_swish, save_model
 from tests.families import tiny
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 
 
 def in_json(capsys: Any, *args: str) -> Any:

@@ -36,6 +36,9 @@ def pytest_configure(config):
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("bilens")
+    from tests import models  # noqa: PLC0415
+
+    config.pluginmanager.register(models)
 
 
 def pytest_make_parametrize_id(val, argname):
@@ -85,14 +88,6 @@ def work_of_processes(tmp_path_factory, testrun_uid):
         if not folder.exists():
             run_python(ROOT / "tests" / "two_processes.py", folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def view():
-    """Return a view of a small transformer that all tests leave as it is."""
-    from tests.language import view_of  # noqa: PLC0415
-
-    return view_of(n_layers=2, norm="rms")
 
 
 @pytest.fixture(scope="module", autouse=True)

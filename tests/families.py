@@ -12,7 +12,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from bilens.residual import ResidualModel
-from tests.language import TOKENS, random_model
+from tests.models import TOKENS, random_model
 from tests.nightly import nightly
 
 VOCAB, WIDTH, HIDDEN, LAYERS, HEADS, TIME = 30, 16, 20, 2, 4, 12

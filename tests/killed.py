@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.processes import this_process
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
-from tests.language import small_config, small_corpus
+from tests.models import small_config, small_corpus
 from tests.two_processes import TRAINING
 
 step = ResumableTrainer.training_step

@@ -20,7 +20,7 @@ from tests.convert.foreign import (
     write,
 )
 from tests.families import log_probabilities, tiny
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 
 BRIEF = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
 

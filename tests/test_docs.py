@@ -17,8 +17,7 @@ from bilens.nn import ATTENTIONS, ClassifierConfig
 from bilens.residual.families import FAMILIES
 from bilens.train import ClassifierTraining, train_classifier
 from tests.families import LIKE_LLAMA, tiny
-from tests.language import random_model, random_text
-from tests.models import digits
+from tests.models import digits, random_model, random_text
 
 ROOT = Path(__file__).parents[1]
 # The tutorials run as notebooks, in test_tutorials.

@@ -12,7 +12,7 @@ import bilens
 from bilens.cli import COMMANDS, commands_of, main
 from bilens.convert import save_model
 from tests.command_line import in_json, work_beside, write_sources
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
 
 ELSEWHERE = {

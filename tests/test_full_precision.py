@@ -18,8 +18,7 @@ from bilens.read.flow import circuit, eap_ig, edit_heads, flow, patch, task_dire
 from bilens.read.language import following, generate_text, split_logits, top_contexts
 from bilens.residual import Pass
 from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
-from tests.language import view_of
-from tests.models import digits
+from tests.models import digits, view_of
 
 N = 300
 """Enough inputs for top eigenpairs to be iterated."""

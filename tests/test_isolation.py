@@ -25,7 +25,7 @@ from bilens.read.language.contexts import generate_text
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.families import FAMILIES
 from tests.families import tiny
-from tests.language import TOKENS, random_text
+from tests.models import TOKENS, random_text
 from tests.nightly import nightly
 from tests.residual.test_intact import rotating
 

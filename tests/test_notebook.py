@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 from bilens.convert import save_model
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 
 START = """import bilens
 import torch

@@ -18,8 +18,7 @@ from bilens.options import token_list
 from bilens.pages.page import report
 from bilens.question_files import written_names
 from tests.command_line import refusal
-from tests.language import grammar_view, small_corpus, view_of
-from tests.models import digits
+from tests.models import digits, grammar_view, small_corpus, view_of
 
 FUTURE = """
 from __future__ import annotations

@@ -13,7 +13,7 @@ from huggingface_hub import constants, hf_api
 
 import bilens
 from bilens.nn import ClassifierConfig, ImageClassifier
-from tests.language import random_model
+from tests.models import random_model
 
 COMMIT = "0" * 40
 

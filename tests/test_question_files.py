@@ -16,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
 from bilens.shipped import TASKS, task_names
 from tests.command_line import refusal
-from tests.language import view_of
+from tests.models import view_of
 
 ROWS = [
     ("The keys", (" are",), (" is",), "The key", "number", "short"),

@@ -19,8 +19,7 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
-from tests.language import grammar_view, random_text, small_corpus, view_of
-from tests.models import digits
+from tests.models import digits, grammar_view, random_text, small_corpus, view_of
 
 
 def test_a_record_is_json_where_numbers_are_missing():

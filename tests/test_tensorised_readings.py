@@ -7,7 +7,7 @@ from bilens.explore.pages import LanguagePage
 from bilens.models import load
 from bilens.tensor import bonds
 from tests.command_line import in_json, refusal
-from tests.language import random_model, small_corpus
+from tests.models import random_model, small_corpus
 from tests.nightly import nightly
 
 PROMPT, TOKEN = "once lily ate", "soup"

@@ -20,7 +20,7 @@ from bilens.errors import BilensError
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
 from tests.command_line import ROOT, run_python
-from tests.language import small_config, small_corpus
+from tests.models import small_config, small_corpus
 from tests.two_processes import TRAINING, anneal_gated, contexts, tensorise_gated
 
 TESTS = ROOT / "tests"

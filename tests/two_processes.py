@@ -26,7 +26,7 @@ from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from tests.families import tiny
-from tests.language import TOKENS, random_model, random_text, small_config, small_corpus
+from tests.models import TOKENS, random_model, random_text, small_config, small_corpus
 from tests.train import kill_attack
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors

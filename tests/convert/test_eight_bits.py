@@ -12,7 +12,7 @@ from bilens.convert import save_model
 from bilens.convert.eight_bits import MARK, restore_rows, round_rows
 from bilens.errors import CheckpointError
 from tests.families import tiny
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 
 
 @given(seed=st.integers(0, 1000), size=st.floats(-20, 20), n_rows=st.integers(1, 6))

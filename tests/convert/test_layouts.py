@@ -22,7 +22,7 @@ from tests.convert.foreign import (
     write,
 )
 from tests.families import tiny
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 
 KNOWN = [(RELEASED, released_shapes), (PAPER, paper_shapes), (IMAGES, image_shapes)]
 

@@ -20,7 +20,7 @@ from bilens.errors import CheckpointError
 from bilens.memory import MemoryLimitError
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from bilens.read.language import read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.families import parts_of
 from tests.families import ALL, DAILY, exact_norms, log_probabilities, tiny
-from tests.language import check_same_model, parts, random_model, random_text
+from tests.models import check_same_model, parts, random_model, random_text
 from tests.nightly import nightly
 
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]

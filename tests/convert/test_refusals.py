@@ -26,7 +26,7 @@ from bilens.memory import MemoryLimitError
 from bilens.tensor import BilinearTensor
 from tests.convert.foreign import IMAGES, PAPER, RELEASED, write
 from tests.families import altered, tiny
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 from tests.refusals import refused
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
 from bilens.residual import ResidualModel
 from tests.convert.foreign import RELEASED, VOCAB, random_state, released_shapes, write
-from tests.language import check_same_model
+from tests.models import check_same_model
 from tests.nightly import nightly
 
 FLAGS = ("bilinear", "gated", "squared_mlp", "squared_attn", "bilinear_attn")

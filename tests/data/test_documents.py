@@ -1,7 +1,7 @@
 """Texts in the tokens of a model that is trained already."""
 
 import pytest
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 from tokenizers import processors
 
 from bilens.data import load_documents

@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from tests.data.conftest import GREY, NAMES, RAMP, clear
-from tests.language import TOKENS
-from tests.models import digits
+from tests.models import TOKENS, digits
 from tests.refusals import refused
 
 from bilens.data import (

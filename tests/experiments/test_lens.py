@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.families import tiny
-from tests.language import VOCAB, random_model, random_text, toy_tokenizer
+from tests.models import VOCAB, random_model, random_text, toy_tokenizer
 
 MODELS = [
     {},

@@ -17,7 +17,7 @@ from bilens.residual.changes import Site
 from bilens.residual.passes import logit_of
 from experiments import circuits as recipe
 from tests.families import exact_norms, tiny
-from tests.language import random_text, toy_tokenizer
+from tests.models import random_text, toy_tokenizer
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]

@@ -25,7 +25,7 @@ from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import PRESETS, LanguageTraining, Preset
 from experiments import compare
 from tests.experiments.tiny import check_outcome
-from tests.language import small_config, small_corpus
+from tests.models import small_config, small_corpus
 
 TRAINING = LanguageTraining(
     epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, evaluate_every=2, target_loss=4.27

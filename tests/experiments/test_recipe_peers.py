@@ -9,7 +9,7 @@ from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from experiments import peers as recipe
 from tests.families import tiny
-from tests.language import random_text, toy_tokenizer
+from tests.models import random_text, toy_tokenizer
 
 RULES = """
 def rms_norm_forward(self, x):

@@ -16,7 +16,7 @@ from experiments import tensorise as recipe
 from experiments import tensorise_own as heads64
 from tests.experiments import test_llama2c as llama2c
 from tests.experiments.tiny import check_rows
-from tests.language import random_model
+from tests.models import random_model
 
 TINY = replace(
     recipe.SMALL,

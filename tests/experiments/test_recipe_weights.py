@@ -11,7 +11,7 @@ from bilens.read.flow.split import flows
 from bilens.residual import ResidualModel
 from experiments import part_weights
 from tests.experiments.tiny import check_rows
-from tests.language import VOCAB, random_model, toy_tokenizer
+from tests.models import VOCAB, random_model, toy_tokenizer
 
 
 @pytest.fixture(scope="module")

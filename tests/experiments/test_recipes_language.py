@@ -29,7 +29,7 @@ from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from experiments import larger_story, story
 from tests.experiments.tiny import check_rows
-from tests.language import random_model
+from tests.models import random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
 

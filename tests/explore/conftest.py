@@ -7,8 +7,7 @@ from bilens.data import Grammar
 from bilens.explore import explorer
 from bilens.files import write_json
 from tests.explore.browser import served
-from tests.language import random_model
-from tests.models import digit_model
+from tests.models import digit_model, random_model
 
 
 @pytest.fixture(scope="session")

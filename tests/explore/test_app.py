@@ -20,8 +20,7 @@ from bilens.read.flow import FlowReading
 from bilens.read.flow.reading import answer_question
 from bilens.residual import ResidualModel
 from tests.explore.browser import served, visiting
-from tests.language import random_model
-from tests.models import digit_model
+from tests.models import digit_model, random_model
 
 
 def test_a_run_without_its_record_needs_a_name_of_data(tmp_path):

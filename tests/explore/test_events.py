@@ -13,7 +13,7 @@ from bilens.explore.pages import LanguagePage, LanguageState
 from bilens.explore.screen import AT_ONCE, Screen, write_address
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import remove
-from tests.language import grammar_view, small_corpus
+from tests.models import grammar_view, small_corpus
 
 TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
 

@@ -12,8 +12,7 @@ from bilens.read.language import TokenDirection
 from bilens.read.language.names import shown_tokens
 from bilens.read.summary import read_summary
 from tests.explore.browser import visiting
-from tests.language import grammar_view, small_corpus, view_of
-from tests.models import digits, small_model
+from tests.models import digits, grammar_view, small_corpus, small_model, view_of
 
 ABOUT = "bilens circuit model.gguf --questions questions.tsv --level parts · 26 November 2026"
 

@@ -12,7 +12,7 @@ from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
 from tests.explore.browser import visiting
-from tests.language import grammar_view
+from tests.models import grammar_view
 
 TEXT = "once lily ate"
 

@@ -23,8 +23,7 @@ from bilens.residual import ResidualModel
 from bilens.sections import Picture
 from tests.explore.browser import visiting
 from tests.families import tiny
-from tests.language import grammar_view, small_corpus
-from tests.models import digit_model, digits, small_model
+from tests.models import digit_model, digits, grammar_view, small_corpus, small_model
 
 
 def language_page(**parts) -> LanguagePage:

@@ -10,8 +10,7 @@ from bilens.explore.screen import StateError, read_address
 from bilens.explore.sketchpad import read_sketch, unpack_input
 from tests.explore.test_address import State
 from tests.explore.test_sketchpad import sketch
-from tests.language import grammar_view, small_corpus
-from tests.models import digits
+from tests.models import digits, grammar_view, small_corpus
 from tests.refusals import refused
 
 TEXT = "once lily ate"

@@ -8,8 +8,7 @@ import pytest
 
 from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.screen import Screen, StateError, write_address
-from tests.language import grammar_view, small_corpus
-from tests.models import digit_model, digits
+from tests.models import digit_model, digits, grammar_view, small_corpus
 
 NOTHING = (None, math.nan, math.inf, -math.inf, 1e300, 10**400, b"a", (1,), object())
 UNHASHABLE = ([3], [None], [["a"]], [math.nan], {}, {"path": "/etc/passwd"}, {1})

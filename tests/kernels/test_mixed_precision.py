@@ -8,7 +8,7 @@ import torch
 
 from bilens.nn.language import LanguageModel
 from bilens.nn.settings import ATTENTIONS, PositionName
-from tests.language import small_config
+from tests.models import small_config
 from tests.nightly import nightly
 
 

@@ -5,7 +5,7 @@ import torch
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.nn.language import LanguageModel
 from tests.kernels.inputs import random_inputs
-from tests.language import small_config
+from tests.models import small_config
 from tests.refusals import refused
 
 

@@ -15,8 +15,7 @@ from bilens.nn.card import model_card
 from bilens.nn.language import LanguageModel
 from bilens.train import ClassifierTraining, train_classifier
 from tests.families import GATED, tiny
-from tests.language import random_model
-from tests.models import digits
+from tests.models import digits, random_model
 
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -14,7 +14,7 @@ from bilens.nn.language.attention import rotate
 from bilens.nn.language.model import CACHE
 from bilens.nn.layers import make_mlp
 from bilens.nn.settings import MlpName
-from tests.language import VOCAB, check_same_model, parts, random_model, random_text
+from tests.models import VOCAB, check_same_model, parts, random_model, random_text
 from tests.nightly import nightly
 
 

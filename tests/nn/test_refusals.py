@@ -15,7 +15,7 @@ from bilens.nn.language.attention import rotation
 from bilens.nn.layers import make_mlp, make_norm
 from bilens.nn.settings import GateName, MlpName
 from bilens.tensor import bonds
-from tests.language import random_model, random_text
+from tests.models import random_model, random_text
 from tests.refusals import refused
 
 X = torch.randn(1, 3, 16).double()

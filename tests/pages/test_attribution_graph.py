@@ -11,7 +11,7 @@ from bilens.pages.exporters import attribution_graph, write_viewer_files
 from bilens.read.flow import flow
 from bilens.read.flow.reading import flow_page
 from bilens.residual import ResidualModel
-from tests.language import random_model, random_text
+from tests.models import random_model, random_text
 
 STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))
 

@@ -16,7 +16,7 @@ from bilens.read.flow.reading import FlowReading, flow_page
 from bilens.read.language.names import token_text
 from bilens.residual.changes import Part
 from tests.explore.browser import visiting
-from tests.language import random_text, view_of
+from tests.models import random_text, view_of
 
 TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
 OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"

@@ -20,7 +20,7 @@ from bilens.read.language import (
 )
 from bilens.residual import ResidualModel
 from tests.families import family_view
-from tests.language import VOCAB, random_model, random_text, toy_tokenizer, view_of
+from tests.models import VOCAB, random_model, random_text, toy_tokenizer, view_of
 
 ATTACK = "<script>alert(1)</script>"
 

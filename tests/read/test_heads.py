@@ -22,7 +22,7 @@ from bilens.read.language import (
 from bilens.residual import Pass, ResidualModel
 from bilens.testing import check_family
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
-from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
+from tests.models import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
 from tests.residual.test_intact import ROTATIONS, rotating
 
@@ -167,8 +167,8 @@ def test_components_make_the_whole_table(seed):
     torch.testing.assert_close(rebuilt, matrix.dense())
 
 
-def test_components_of_some_tokens_name_them():
-    several, view = [4, 9, 2, 20], view_of()
+def test_components_of_some_tokens_name_them(view):
+    several = [4, 9, 2, 20]
     matrix = attention_scores(view, layer=0, among=several)[0][0]
     frame = token_components(view, matrix, sides=("query", "key"), k=4, among=several)
     assert set(numbers(frame["query"])) == set(several)

@@ -27,7 +27,7 @@ from bilens.read.language.contexts import _Best, contributions
 from bilens.read.language.names import shown_tokens
 from bilens.residual import Pass, ResidualModel
 from tests.families import EACH_READ, exact_norms, family_view, some_text, tiny
-from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
+from tests.models import TOKENS, VOCAB, numbers, parts, place, random_text, view_of
 
 part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
 part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
@@ -93,8 +93,8 @@ def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
         assert float(full.mlps[layer, -1]) == pytest.approx(through_mlp, abs=1e-8 * size)
 
 
-def test_the_largest_terms_of_all_tokens_are_found():
-    terms = split_logits(view_of(), random_text())
+def test_the_largest_terms_of_all_tokens_are_found(one_layer):
+    terms = split_logits(one_layer, random_text())
     top, dense = terms.matrix.top_entries(5), terms.matrix.dense()
     torch.testing.assert_close(top.values, dense.flatten().topk(5).values)
 
@@ -221,9 +221,9 @@ def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
 
 
 @given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
-def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(several):
-    view = view_of(bias=True)
-    names, u = set(TOKENS.convert_ids_to_tokens(several)), view.direction(3)
+def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(biased, several):
+    view, names = biased, set(TOKENS.convert_ids_to_tokens(several))
+    u = view.direction(3)
     every = bigrams(view, layer=0, k=VOCAB**2)
     every = every[every.input.isin(names) & every.output.isin(names)]
     result = bigrams(view, layer=0, k=4, among=several)
@@ -267,8 +267,7 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
     )
 
 
-def test_contributions_of_many_contexts_are_those_of_each():
-    view, ids = view_of(n_layers=2), random_text()
+def test_contributions_of_many_contexts_are_those_of_each(view):
     spectrum = view.mlp(1).interaction(view.direction(3)).eigh(4)
     pairs = [(n % 4, Context(random_text(seed=n), 2 + n % 5, 0.0)) for n in range(20)]
     for (number, context), result in zip(
@@ -278,7 +277,7 @@ def test_contributions_of_many_contexts_are_those_of_each():
         assert result.total() == pytest.approx(alone.total())
         torch.testing.assert_close(result.heads, alone.heads)
     with pytest.raises(BilensError, match="position=9, expected 0 to"):
-        contributions(view, spectrum, [(0, Context(ids[:9], 9, 0.0))], layer=1)
+        contributions(view, spectrum, [(0, Context(random_text(), 9, 0.0))], layer=1)
 
 
 def test_any_number_of_contexts_may_be_asked_for():
@@ -318,20 +317,18 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
 
 
-def test_rows_without_a_token_have_a_number():
-    assert token_names(view_of(), [3, 29, 30, 99]) == ["t3", "t29", "[30]", "[99]"]
-    assert token_names(ResidualModel(random_model()), torch.tensor([3])) == ["[3]"]
+def test_rows_without_a_token_have_a_number(view):
+    assert token_names(view, [3, 29, 30, 99]) == ["t3", "t29", "[30]", "[99]"]
+    assert token_names(ResidualModel(view.model), torch.tensor([3])) == ["[3]"]
 
 
-def test_directions_by_name():
-    view = view_of()
+def test_directions_by_name(view):
     direction = TokenDirection("t3", ("t7", "t8"))
     assert str(direction) == "t3 minus t7, t8"
     torch.testing.assert_close(direction.vector(view), view.direction(3, [7, 8]))
 
 
-def test_texts_of_any_length_have_contexts():
-    view = view_of(n_layers=2)
+def test_texts_of_any_length_have_contexts(view):
     texts = ["t3 t4 t5 t6 t9 t8", "t7 t3", torch.tensor([5, 6, 7, 3])]
     spectrum = view.mlp(1).interaction(view.direction(3)).eigh(3)
     result = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
@@ -345,8 +342,7 @@ def test_texts_of_any_length_have_contexts():
             assert context.activation == pytest.approx(float(active[context.position]))
 
 
-def test_a_token_by_name_is_the_token_by_number():
-    view = view_of()
+def test_a_token_by_name_is_the_token_by_number(view):
     options = {"layer": 0, "k": 5}
     for read in (following, preceding):
         assert read(view, "t3", **options).equals(read(view, 3, **options))
@@ -361,11 +357,10 @@ def test_a_token_by_name_is_the_token_by_number():
     assert torch.equal(stream.total(), same.total())
 
 
-def test_a_split_shows_itself():
-    view = view_of(bias=True, norm="rms")
-    terms = split_logits(view, "t3 t4 t5")
+def test_a_split_shows_itself(biased):
+    terms = split_logits(biased, "t3 t4 t5")
     frame, record = terms.frame(), terms.record()
-    logits = Pass.of(view, "t3 t4 t5").next_logits[0]
+    logits = Pass.of(biased, "t3 t4 t5").next_logits[0]
     assert numbers(frame.token) == logits.topk(10).indices.tolist()
     assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
     assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())

@@ -36,9 +36,7 @@ from bilens.read.language import (
 )
 from bilens.read.language.heads import output_pairs
 from bilens.tensor import FactoredMatrix, Spectrum, decompile
-from tests.families import family_view
-from tests.language import random_text, view_of
-from tests.models import digit_model, digits
+from tests.models import digit_model, digits, random_text, view_of
 from tests.refusals import refused
 from tests.tensor.factors import random_tensor
 
@@ -115,8 +113,8 @@ NO_TENSORS = {
         lambda: read_deep(gated(n_layers=2), DATA),
         lambda: read_classifier(gated(), DATA),
     ],
-    "`bilens linearise` fits lines, `bilens anneal`": lambda: skip_trigrams(
-        family_view("llama"), 3, 0, layer=0
+    "`bilens linearise` fits lines, `bilens anneal`": lambda llama: skip_trigrams(
+        llama, 3, 0, layer=0
     ),
 }
 test_what_needs_a_tensor_says_so = refused(NO_TENSORS, NotBilinearError)

@@ -12,28 +12,25 @@ from bilens.errors import BilensError
 from bilens.pages import write_report
 from bilens.read.language.names import TokenDirection, in_words, quoted
 from bilens.read.summary import example_of, largest_margin, measure_loss, read_summary
-from tests.families import family_view
-from tests.language import random_text, toy_tokenizer
+from tests.models import random_text, toy_tokenizer
 
 ROWS = [{"input_ids": random_text(seed=seed)} for seed in range(6)]
 
 
 @pytest.fixture(scope="module")
-def summary():
-    model = family_view("llama")
+def summary(llama):
     # Tokens whose names hold no other token's, so that texts are read back as they are.
     seeds = [torch.Generator().manual_seed(seed) for seed in range(6)]
     rows = [{"input_ids": torch.randint(3, 10, (9,), generator=seed)} for seed in seeds]
-    return read_summary(model, Corpus("toy", toy_tokenizer(), rows, rows), "t3 t4 t5")
+    return read_summary(llama, Corpus("toy", toy_tokenizer(), rows, rows), "t3 t4 t5")
 
 
-def test_the_loss_is_that_of_the_model():
-    model = family_view("llama")
+def test_the_loss_is_that_of_the_model(llama):
     texts = [row["input_ids"] for row in ROWS[:4]]
-    measured = measure_loss(model, texts, 3 * (len(texts[0]) - 1))
+    measured = measure_loss(llama, texts, 3 * (len(texts[0]) - 1))
     parts = torch.tensor(
         [
-            functional.cross_entropy(model.logits(ids[None])[0, :-1].double(), ids[1:])
+            functional.cross_entropy(llama.logits(ids[None])[0, :-1].double(), ids[1:])
             for ids in texts[:3]
         ]
     )
@@ -41,34 +38,33 @@ def test_the_loss_is_that_of_the_model():
     assert measured.loss == pytest.approx(float(parts.mean()), rel=1e-5)
     # Texts of one length: the error of a mean of three numbers.
     assert measured.error == pytest.approx(float(parts.std() / 3**0.5), rel=1e-4)
-    assert measure_loss(model, texts, 10_000, length=3).n_tokens == 4 * 2
+    assert measure_loss(llama, texts, 10_000, length=3).n_tokens == 4 * 2
 
 
-def test_the_example_is_where_the_right_token_leads_by_most():
-    model = family_view("llama")
+def test_the_example_is_where_the_right_token_leads_by_most(llama):
     # Tokens whose names hold no other token's.
     texts = [torch.randint(3, 10, (9,), generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
     best = (-torch.inf, None, None)
     for ids in texts:
-        logits = model.logits(ids[None])[0]
+        logits = llama.logits(ids[None])[0]
         for at in range(min(8, len(ids) - 1)):
             others = logits[at].clone()
             others[ids[at + 1]] = -torch.inf
             margin = float(logits[at, ids[at + 1]] - others.max())
             best = max(best, (margin, ids[: at + 1].tolist(), int(ids[at + 1])))
-    places = measure_loss(model, texts, 10_000).places
+    places = measure_loss(llama, texts, 10_000).places
     assert places[0].margin == pytest.approx(best[0], rel=1e-4)
     assert (list(places[0].ids), places[0].right) == best[1:]
-    text, direction = largest_margin(model, places)
-    assert model.ids(text).tolist() == best[1]
-    assert model.token(direction.token) == best[2]
+    text, direction = largest_margin(llama, places)
+    assert llama.ids(text).tolist() == best[1]
+    assert llama.token(direction.token) == best[2]
     # A token that is asked for is found where it comes next.
     wanted = next(place.right for place in places if place.right != best[2])
-    assert model.token(largest_margin(model, places, wanted)[1].token) == wanted
-    places = measure_loss(model, [row["input_ids"] for row in ROWS], 500, 8).places
+    assert llama.token(largest_margin(llama, places, wanted)[1].token) == wanted
+    places = measure_loss(llama, [row["input_ids"] for row in ROWS], 500, 8).places
     corpus = Corpus("toy", toy_tokenizer(), ROWS, ROWS)
-    example = example_of(model, corpus)
-    assert (example.prompt, example.direction) == largest_margin(model, places)
+    example = example_of(llama, corpus)
+    assert (example.prompt, example.direction) == largest_margin(llama, places)
 
 
 def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
@@ -88,7 +84,7 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     )
 
 
-def test_without_texts_it_is_a_sentence_that_the_model_answers(tmp_path):
+def test_without_texts_it_is_a_sentence_that_the_model_answers(llama, tmp_path):
     story = bilens.load("story")
     summary = read_summary(story)
     question = summary.flow.question
@@ -103,7 +99,7 @@ def test_without_texts_it_is_a_sentence_that_the_model_answers(tmp_path):
     assert "no texts were named" in (tmp_path / "page.html").read_text()
     assert read_summary(story, None, "She", against="He").flow.flow.two_texts
     with pytest.raises(BilensError, match="no texts to take one from; give --prompt"):
-        read_summary(family_view("llama"))
+        read_summary(llama)
 
 
 def test_a_model_at_chance_is_called_so(summary):

@@ -16,7 +16,7 @@ from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
 from tests.families import of_order_one
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 from tests.nightly import nightly
 
 SIZES = {

@@ -14,7 +14,7 @@ from bilens.read.language.contexts import _run_texts
 from bilens.residual import Pass, ResidualModel
 from bilens.testing import sum_of_parts
 from tests.families import FAMILIES, TIME, some_text, tiny
-from tests.language import random_model
+from tests.models import random_model
 from tests.nightly import nightly
 
 SHORT = {"original_max_position_embeddings": 6, "factor": 4.0}

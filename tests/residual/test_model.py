@@ -19,7 +19,7 @@ from bilens.residual import Pass, ResidualModel
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import EACH, EACH_GATED, FAMILIES, exact_norms, some_text, tiny
-from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.models import parts, random_model, random_text, toy_tokenizer
 from tests.residual.test_experts import MIXTURES, mixture
 from tests.tokenizers_of_all_kinds import small_llama
 

@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, open_part, patched, remove
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 from tests.residual.test_experts import mixture, number_with_choices
 
 TEXTS = torch.tensor([[3, 14, 15, 9, 26, 5, 3], [3, 14, 7, 9, 2, 5, 3]])

@@ -9,7 +9,7 @@ from bilens.residual.changes import Part, adding, mixed_site, mlp_site, token_si
 from bilens.residual.exchanges import exchanged, mixture
 from bilens.residual.passes import Pass, logit_of
 from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
-from tests.language import random_model, random_text
+from tests.models import random_model, random_text
 from tests.nightly import nightly
 
 

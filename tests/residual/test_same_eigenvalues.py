@@ -7,7 +7,7 @@ from bilens.convert import process, read_spectra, write_spectra
 from bilens.nn.language import LanguageModel
 from bilens.read.language import TokenDirection, read_direction
 from bilens.residual import ResidualModel
-from tests.language import random_model, small_corpus
+from tests.models import random_model, small_corpus
 
 DIRECTION = TokenDirection("lily", ("tom", "ben"))
 LAYER = 1

@@ -23,7 +23,7 @@ from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.run_directory import is_begun, read_metrics
 from bilens.train.settings import LanguageTraining
-from tests.language import small_config, small_corpus
+from tests.models import small_config, small_corpus
 from tests.train.test_anneal import TRAINING as ANNEALING
 from tests.train.test_anneal import corpus, fresh
 

@@ -16,7 +16,7 @@ from bilens.train import trainer as module
 from bilens.train.linearise import anneal
 from bilens.train.settings import SCHEDULES, AnnealTraining
 from tests.families import EACH_GATED, VOCAB, tiny
-from tests.language import check_same_model, toy_tokenizer
+from tests.models import check_same_model, toy_tokenizer
 from tests.train.runs import check_same_weights, press_ctrl_c, weights
 
 TRAINING = AnnealTraining(

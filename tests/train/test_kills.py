@@ -15,8 +15,7 @@ from bilens.train.language import train_language
 from bilens.train.run_directory import RunDirectory, only_process_in, read_training
 from bilens.train.settings import LanguageTraining
 from tests.command_line import run_python
-from tests.language import small_config, small_corpus
-from tests.models import digits
+from tests.models import digits, small_config, small_corpus
 from tests.train.kill_attack import KINDS
 from tests.train.runs import check_same_weights, press_ctrl_c
 from tests.train.test_classifier import CONFIG

@@ -16,7 +16,7 @@ from bilens.train import trainer
 from bilens.train.language import train_language
 from bilens.train.run_directory import read_metrics, read_training
 from bilens.train.settings import PRESETS, LanguageTraining, PresetName
-from tests.language import check_same_model, small_config, small_corpus
+from tests.models import check_same_model, small_config, small_corpus
 from tests.nightly import nightly
 from tests.train.runs import check_same_weights, press_ctrl_c, times, weights
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.nn.language import LanguageModel
 from bilens.train.language import MuonWithAdamW
-from tests.language import random_text, small_config
+from tests.models import random_text, small_config
 
 LR, DECAY = 1e-2, 0.1
 

@@ -19,8 +19,7 @@ from bilens.train import (
 from bilens.train.language import train_language
 from bilens.train.linearise import linearise
 from tests.families import VOCAB, tiny
-from tests.language import small_config, small_corpus
-from tests.models import digits
+from tests.models import digits, small_config, small_corpus
 from tests.refusals import refused
 
 CLASSIFIERS = [

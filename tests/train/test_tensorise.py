@@ -31,7 +31,7 @@ from bilens.train.tensorise import (
     tensorise,
 )
 from tests.families import FAMILIES, tiny
-from tests.language import TOKENS, VOCAB, random_model
+from tests.models import TOKENS, VOCAB, random_model
 from tests.nightly import nightly
 from tests.train.runs import press_ctrl_c
 

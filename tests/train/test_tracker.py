@@ -16,8 +16,7 @@ from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 from bilens.train.language import train_language
 from bilens.train.run_directory import read_metrics
 from bilens.train.settings import LanguageTraining
-from tests.language import small_config, small_corpus
-from tests.models import digits
+from tests.models import digits, small_config, small_corpus
 
 TRAINING = ClassifierTraining(epochs=2, report_to="tensorboard")
 CONFIG = ClassifierConfig(64, 10, 8, 1, image_shape=(8, 8))

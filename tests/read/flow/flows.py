@@ -8,7 +8,7 @@ import torch
 from bilens.read.flow import Question
 from bilens.read.flow.nodes import LEAVES
 from bilens.read.language import TokenDirection
-from tests.language import random_text
+from tests.models import random_text
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 TWO = torch.stack([random_text(seed=1), random_text(seed=2)])

@@ -22,7 +22,7 @@ from bilens.read.flow.patching import parts_in
 from bilens.read.flow.question import read_questions
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, family_view
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient, write_questions
 
 # Two templates of one task; the words differ.

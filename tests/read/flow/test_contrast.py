@@ -21,7 +21,7 @@ from bilens.read.flow.split import flows
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.passes import embedded
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
-from tests.language import parts, random_model, random_text, toy_tokenizer, view_of
+from tests.models import parts, random_model, random_text, toy_tokenizer, view_of
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION, QUESTIONS, TWO, check, leaves, logit
 from tests.residual.test_experts import MIXTURES, mixture
@@ -82,8 +82,7 @@ def test_a_flow_that_is_larger_than_its_sum_by_far_is_an_error_or_exact(name):
     assert leaves(result) == pytest.approx(result.value, rel=1e-4)
 
 
-def test_the_condition_is_a_fact_and_zero_for_the_same_text():
-    view = view_of(n_layers=2)
+def test_the_condition_is_a_fact_and_zero_for_the_same_text(view):
     result = between(view, *TWO)
     absolute = sum(abs(node.flow) for node in result.nodes_above(0))
     assert result.absolute == pytest.approx(absolute)
@@ -94,9 +93,8 @@ def test_the_condition_is_a_fact_and_zero_for_the_same_text():
     assert same.absolute < 1e-14
 
 
-def test_nothing_of_a_flow_waits_for_the_collector():
+def test_nothing_of_a_flow_waits_for_the_collector(view):
     """Graphs of all layers are kept during a flow; in a circle they would stay after it."""
-    view = view_of(n_layers=2)
     between(view, *TWO)
     gc.collect()
     gc.disable()
@@ -240,11 +238,10 @@ def test_probabilities_are_split_too(target, cap):
     check(result, float(item[0] - item[1]), tolerance=1e-12)
 
 
-@pytest.mark.parametrize(("operation", "against"), [("mul", TWO[1]), ("mul", None)])
-def test_an_operation_with_a_wrong_rule_is_found_at_each_call(monkeypatch, operation, against):
-    view = view_of(n_layers=2, mlp="bilinear", norm="rms")
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_an_operation_with_a_wrong_rule_is_found_at_each_call(view, monkeypatch, against):
     table = RELEVANCE if against is None else SECANTS
-    own = table[operation]
+    own = table["mul"]
 
     def too_much(mode, func, *args, **kwargs):
         y = own(mode, func, *args, **kwargs)
@@ -252,13 +249,12 @@ def test_an_operation_with_a_wrong_rule_is_found_at_each_call(monkeypatch, opera
             y.register_hook(lambda w: 1.1 * w)
         return y
 
-    monkeypatch.setitem(table, operation, too_much)
+    monkeypatch.setitem(table, "mul", too_much)
     with pytest.raises(BilensError, match="flow of tokens, positions, biases and choices adds up"):
         flow(view, TWO[0], DIRECTION, against=against)
 
 
-def test_a_second_text_is_given_in_many_ways():
-    view = view_of(n_layers=2)
+def test_a_second_text_is_given_in_many_ways(view):
     text, other = "t4 t5 t6", "t4 t9 t6"
     expected = flow(view, text, "t3", minus="t7", against=other).value
     ids = view.ids(other)

@@ -7,7 +7,6 @@ from bilens.read.flow import circuit
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.edges import EdgeCases, find_edges
 from tests.families import exact_norms, family_view
-from tests.language import view_of
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient
 
 
@@ -21,9 +20,8 @@ def test_all_edges_are_the_first_text_and_none_the_second(name):
     torch.testing.assert_close(values[1], 0 * cases.changes, rtol=0, atol=1e-5)
 
 
-def test_a_model_of_one_layer_has_its_edges_too():
-    view = view_of(n_layers=1)
-    cases = EdgeCases(Cases.of(view, QUESTIONS[:2]))
+def test_a_model_of_one_layer_has_its_edges_too(one_layer):
+    cases = EdgeCases(Cases.of(one_layer, QUESTIONS[:2]))
     assert cases.graph.first_reader(1) == len(cases.graph.readers) - 1
     values = cases.values(torch.ones(1, *cases.shape).double())
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.read.flow import flow
 from tests.families import EACH_READ, exact_norms, family_view, some_text
-from tests.language import parts, random_text, view_of
+from tests.models import parts, random_text, view_of
 from tests.read.flow.flows import DIRECTION, check, logit
 
 

@@ -7,7 +7,7 @@ from bilens.read.flow import flow
 from bilens.read.flow import split as splitting
 from bilens.residual import ResidualModel, mixing
 from tests.families import some_text, tiny
-from tests.language import random_model, toy_tokenizer
+from tests.models import random_model, toy_tokenizer
 from tests.read.flow.flows import DIRECTION
 from tests.residual.test_experts import mixture
 

@@ -15,20 +15,15 @@ from bilens.read.flow import edit, edit_head_along, edit_heads, flow, read_flow
 from bilens.read.flow.nodes import LEAVES
 from bilens.residual import Pass, ResidualModel
 from bilens.tensor import with_constant
-from tests.families import DAILY, EACH_GATED, GATED, family_view, some_text, tiny
-from tests.language import random_text, view_of
+from tests.families import DAILY, EACH_GATED, GATED, family_view, some_text
+from tests.models import random_text
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION
 
 
 @pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, bias=True)
-
-
-@pytest.fixture(scope="module")
-def split_flow(view):
-    return flow(view, random_text(), DIRECTION, ablate=0)
+def split_flow(biased):
+    return flow(biased, random_text(), DIRECTION, ablate=0)
 
 
 def test_everything_holds_everything(split_flow):
@@ -84,9 +79,9 @@ def every_path(graph):
     return paths
 
 
-def test_weights_of_all_paths_add_up_to_the_logit(view):
+def test_weights_of_all_paths_add_up_to_the_logit(biased):
     """The weight of an edge is that of all paths through it."""
-    small = flow(view, random_text(2), DIRECTION, ablate=0)
+    small = flow(biased, random_text(2), DIRECTION, ablate=0)
     full = small.graph(small.nodes_above(0))
     paths = every_path(full)
     assert len(paths) > 100
@@ -129,8 +124,8 @@ def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
     assert replace(split_flow, pairs=pairs).sinks == (0,)
 
 
-def test_patterns_of_a_flow_are_the_mean_of_all_heads(view, split_flow):
-    of_text = Pass.of(view, random_text(), patterns=True)
+def test_patterns_of_a_flow_are_the_mean_of_all_heads(biased, split_flow):
+    of_text = Pass.of(biased, random_text(), patterns=True)
     for number, of_layer in enumerate(split_flow.pairs):
         torch.testing.assert_close(of_layer.attention, of_text.pattern(number)[0].abs().mean(0))
 
@@ -167,9 +162,9 @@ def test_an_edit_scales_a_direction_that_the_maps_read(name):
     assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())
 
 
-def test_an_edited_mlp_does_not_see_the_directions(view):
-    v = some_vectors(view, constant=1.0)
-    edited = edit(view, 1, v).layer(1).mlp.factors()
+def test_an_edited_mlp_does_not_see_the_directions(biased):
+    v = some_vectors(biased, constant=1.0)
+    edited = edit(biased, 1, v).layer(1).mlp.factors()
     assert float((edited.left[:-1] @ v.T).abs().max()) < 1e-12
     assert float((edited.right[:-1] @ v.T).abs().max()) < 1e-12
 
@@ -211,14 +206,13 @@ def test_directions_of_a_head_are_scaled_and_others_change_least(name):
     assert float((V @ old[1]).norm()) > 0
 
 
-def test_no_other_map_that_reverses_a_direction_changes_a_head_less():
-    view = ResidualModel(tiny("llama"))
-    M = head_moment(view)
+def test_no_other_map_that_reverses_a_direction_changes_a_head_less(llama):
+    M = head_moment(llama)
     v = torch.randn(1, len(M), generator=seeded(5)).double()
-    old = view.layer(1).heads.weights().out[0].double()
+    old = llama.layer(1).heads.weights().out[0].double()
 
     def change(moment):
-        edited = edit_head_along(view, v, layer=1, head=0, moment=moment)
+        edited = edit_head_along(llama, v, layer=1, head=0, moment=moment)
         new = edited.layer(1).heads.weights().out[0].double()
         return float(((new - old).T @ M @ (new - old)).trace())
 
@@ -230,10 +224,9 @@ def test_no_other_map_that_reverses_a_direction_changes_a_head_less():
     assert change(None) > least
 
 
-def test_an_edited_model_is_saved_and_opened(tmp_path):
-    view = ResidualModel(tiny("llama"))
-    edited = edit(view, 0, some_vectors(view)[:, :-1])
+def test_an_edited_model_is_saved_and_opened(llama, tmp_path):
+    edited = edit(llama, 0, some_vectors(llama)[:, :-1])
     save_model(tmp_path, edited.model, None)
     again = ResidualModel(open_model(tmp_path))
     assert again.logits(some_text()).allclose(edited.logits(some_text()))
-    assert not again.logits(some_text()).allclose(view.logits(some_text()))
+    assert not again.logits(some_text()).allclose(llama.logits(some_text()))

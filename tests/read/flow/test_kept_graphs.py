@@ -6,7 +6,7 @@ from experiments.families import make, texts
 
 from bilens.read.flow import flow, split
 from bilens.residual import ResidualModel
-from tests.language import toy_tokenizer, view_of
+from tests.models import toy_tokenizer, view_of
 
 
 @pytest.mark.parametrize("against", ["t1 t7 t3 t4", None])

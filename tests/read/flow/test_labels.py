@@ -6,13 +6,8 @@ import torch
 from bilens.read.flow import flow
 from bilens.read.flow.labels import sources, token_words
 from bilens.read.flow.nodes import LEAVES
-from tests.language import random_text, view_of
+from tests.models import random_text
 from tests.read.flow.flows import DIRECTION, nodes_of
-
-
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, bias=True)
 
 
 def ranked(view, present, absent, likely):
@@ -27,26 +22,26 @@ def ranked(view, present, absent, likely):
     )
 
 
-def test_between_texts_the_changed_token_has_the_change_of_the_probabilities(view, monkeypatch):
+def test_between_texts_the_changed_token_has_the_change_of_the_probabilities(biased, monkeypatch):
     """Exchanging the only token that differs turns one text into the other."""
     monkeypatch.setattr("bilens.read.flow.labels.LIKELY", 5)
     first = random_text()
     second = first.clone()
     second[4] = (first[4] + 1) % 20
-    result = flow(view, first, DIRECTION, against=second)
+    result = flow(biased, first, DIRECTION, against=second)
     (token,) = [node for node in result.nodes if node.kind == "token" and node.flow]
-    logits = [view.logits(ids[None])[0, -1] for ids in (first, second)]
-    assert (token.raises, token.lowers) == ranked(view, *logits, 5)
+    logits = [biased.logits(ids[None])[0, -1] for ids in (first, second)]
+    assert (token.raises, token.lowers) == ranked(biased, *logits, 5)
     assert token.measured == pytest.approx(result.value)
     named = [node for node in result.nodes if node.part and node.measured is not None]
     assert len(named) > 10
     assert {node.sources for node in named} == {(result.tokens[4],)}
 
 
-def test_on_one_text_a_token_is_removed(view):
+def test_on_one_text_a_token_is_removed(biased):
     ids = random_text()
-    result = flow(view, ids, DIRECTION, ablate=200)
-    embedding = view.parts.embed.module
+    result = flow(biased, ids, DIRECTION, ablate=200)
+    embedding = biased.parts.embed.module
 
     def without(_, __, output):
         output = output.clone()
@@ -54,16 +49,18 @@ def test_on_one_text_a_token_is_removed(view):
         return output
 
     with embedding.register_forward_hook(without):
-        absent = view.logits(ids[None])[0, -1]
+        absent = biased.logits(ids[None])[0, -1]
     (token,) = nodes_of(result, kind="token", position=2)
-    assert (token.raises, token.lowers) == ranked(view, view.logits(ids[None])[0, -1], absent, 30)
+    assert (token.raises, token.lowers) == ranked(
+        biased, biased.logits(ids[None])[0, -1], absent, 30
+    )
 
 
-def test_sources_are_shares_of_all_paths(view, monkeypatch):
+def test_sources_are_shares_of_all_paths(biased, monkeypatch):
     """The shares of the tokens are a row of the inverse of 1 - E, E the shares of each inflow."""
     monkeypatch.setattr("bilens.read.flow.labels.FOLLOWED", 10**6)
     monkeypatch.setattr("bilens.read.flow.graph.LEAST", 0)
-    result = flow(view, random_text(), DIRECTION, ablate=0)
+    result = flow(biased, random_text(), DIRECTION, ablate=0)
     graph = result.graph(result.nodes_above(0))
     nodes = graph.nodes
     through = torch.tensor([node.flow for node in nodes]).double()
@@ -78,11 +75,11 @@ def test_sources_are_shares_of_all_paths(view, monkeypatch):
         assert named == (result.tokens[nodes[strongest].position],)
 
 
-def test_words_are_text_without_spaces_and_pieces_of_letters(view, monkeypatch):
+def test_words_are_text_without_spaces_and_pieces_of_letters(biased, monkeypatch):
     names = {3: "Ġare", 4: "are", 5: "ãģ", 6: "Ċ"}
     texts = {3: " are", 4: "are", 5: "\ufffd", 6: "\n"}
     monkeypatch.setattr(
         "bilens.read.language.names.token_names", lambda _, ids: [names[i] for i in ids]
     )
-    monkeypatch.setattr(view.tokenizer, "decode", lambda ids: texts[ids[0]], raising=False)
-    assert token_words(view, torch.tensor([3, 4, 5, 6]), 4) == ("are", "\\n")
+    monkeypatch.setattr(biased.tokenizer, "decode", lambda ids: texts[ids[0]], raising=False)
+    assert token_words(biased, torch.tensor([3, 4, 5, 6]), 4) == ("are", "\\n")

@@ -7,7 +7,7 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import exact_norms, some_text, tiny
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 from tests.read.flow.lrp import lrp
 
 

@@ -11,7 +11,7 @@ from bilens.read.flow.question import Score
 from bilens.residual import ResidualModel
 from bilens.residual.passes import Pass
 from tests.families import EACH_READ, exact_norms, family_view, some_text
-from tests.language import random_text, toy_tokenizer, view_of
+from tests.models import random_text, toy_tokenizer, view_of
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION, TWO, logit, nodes_of
 from tests.read.flow.own_runs import by_hand
@@ -169,15 +169,14 @@ def test_a_learned_position_is_taken_away():
     assert abs(effect.actual) > 1e-3
 
 
-def test_what_cannot_be_removed_is_said():
-    view = view_of(n_layers=2, bias=True)
-    result = flow(view, TWO[0], DIRECTION, ablate=0)
+def test_what_cannot_be_removed_is_said(biased):
+    result = flow(biased, TWO[0], DIRECTION, ablate=0)
     bias = nodes_of(result, kind="bias")[0]
     choice = Node("choice", 1.0, 0)
     for node in (result.output, bias, choice):
         with pytest.raises(BilensError, match=f"{node.address}.* is no part that can be removed"):
-            measure(view, result, [node])
+            measure(biased, result, [node])
         with pytest.raises(BilensError, match="is no part that can be removed"):
-            remove(view, result, [node])
+            remove(biased, result, [node])
     with pytest.raises(BilensError, match="nodes is empty"):
-        remove(view, result, [])
+        remove(biased, result, [])

@@ -15,7 +15,7 @@ from bilens.residual.changes import Part
 from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Pass, logit_of
 from tests.families import ALL, DAILY, exact_norms, family_view, some_text
-from tests.language import view_of
+from tests.models import view_of
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION, TWO, logit
 
@@ -115,8 +115,7 @@ def test_gradients_at_points_are_the_models_own(points):
     assert float(result[1, -1]) == pytest.approx(float(mlps[1]))
 
 
-def test_a_reading_shows_the_strongest():
-    view = view_of(n_layers=2)
+def test_a_reading_shows_the_strongest(view):
     result = patch(view, "t4 t5 t6", "t3", minus="t7", replace={"t5": "t9"})
     frame = result.frame()
     assert len(frame) == 2 * 4 + 2
@@ -128,8 +127,7 @@ def test_a_reading_shows_the_strongest():
 
 
 @pytest.mark.parametrize("minus", [(), ("t7",)])
-def test_answers_of_several_tokens_are_sums_of_log_probabilities(minus):
-    view = view_of(n_layers=2)
+def test_answers_of_several_tokens_are_sums_of_log_probabilities(view, minus):
     first, second = "t4 t5 t6", "t4 t9 t6"
     result = patch(view, first, "t3 t2", minus=minus, against=second)
 
@@ -148,8 +146,7 @@ def test_answers_of_several_tokens_are_sums_of_log_probabilities(minus):
     assert result.noising.shape == result.denoising.shape == (2, 5)
 
 
-def test_eap_ig_of_questions_is_the_mean_over_them():
-    view = view_of(n_layers=2)
+def test_eap_ig_of_questions_is_the_mean_over_them(view):
     questions = [
         Question("t3 t4 t7", "t5", ("t6",), "t3 t8 t7"),
         Question("t4 t4", "t8", (), "t4 t9"),
@@ -171,10 +168,10 @@ def test_eap_ig_of_questions_is_the_mean_over_them():
         eap_ig(view, [])
 
 
-@pytest.mark.parametrize("family", ["llama", None])
+@pytest.mark.parametrize("model", ["llama", "view"])
 @pytest.mark.parametrize("part", ["head.1.2@3", "mlp.0@1", "head.0.1", "mlp.1"])
-def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(family, part):
-    view = family_view(family) if family else view_of(n_layers=2)
+def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(request, model, part):
+    view = request.getfixturevalue(model)
     text, other = "t3 t4 t7 t5", "t3 t8 t7 t5"
     ids, of_other = view.ids(text), view.ids(other)
     change = exchanged(Part.parse(part, view), Pass.of(view, of_other[None]))

@@ -12,7 +12,7 @@ from bilens.question_files import read_pair_lines, token_list, written_names
 from bilens.read.flow import Question, propose_questions
 from bilens.read.flow.words import Words
 from bilens.residual import ResidualModel
-from tests.language import random_model
+from tests.models import random_model
 
 WORDS = [
     *("no", "the", "cat", "dog", "cow", "hen", "fox", "owl", "bee", "ant"),

@@ -16,7 +16,7 @@ from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
 from bilens.residual.changes import mixed_site, mlp_site
 from tests.families import exact_norms, family_view
-from tests.language import random_text, view_of
+from tests.models import random_text, view_of
 from tests.read.flow.flows import QUESTIONS
 
 BASE = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one")

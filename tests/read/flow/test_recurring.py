@@ -14,19 +14,14 @@ from bilens.read.flow.split import flows as flows_of
 from bilens.residual import ResidualModel
 from bilens.residual.passes import Pass
 from tests.families import exact_norms, family_view
-from tests.language import random_model, toy_tokenizer, view_of
+from tests.models import random_model, toy_tokenizer, view_of
 from tests.read.flow.flows import QUESTIONS, write_questions
 from tests.residual.test_experts import mixture
 
 
 @pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms", bias=True)
-
-
-@pytest.fixture(scope="module")
-def found(view):
-    return task_directions(view, QUESTIONS, k=3, strongest=4)
+def found(biased):
+    return task_directions(biased, QUESTIONS, k=3, strongest=4)
 
 
 def rows(n, d=7, rank=7, seed=0):
@@ -99,11 +94,11 @@ def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
     assert 0 < share < share_held([moves], directions)[0] == pytest.approx(1)
 
 
-def test_all_directions_leave_nothing_on_any_text(view):
+def test_all_directions_leave_nothing_on_any_text(biased):
     with torch.no_grad():
-        moves = [Moves.of(view, question) for question in QUESTIONS]
-    everything = MLPDirections(*torch.eye(view.d_model).double().expand(2, -1, -1))
-    nothing = MLPDirections(*torch.zeros(2, 0, view.d_model).double())
+        moves = [Moves.of(biased, question) for question in QUESTIONS]
+    everything = MLPDirections(*torch.eye(biased.d_model).double().expand(2, -1, -1))
+    nothing = MLPDirections(*torch.zeros(2, 0, biased.d_model).double())
     share, shares = share_held(moves, [everything, nothing])
     assert shares.tolist() == pytest.approx([1, 0])
     sizes = torch.stack([(m.changes * m.adjoints).sum(-1).abs().sum(1) for m in moves]).sum(0)
@@ -179,39 +174,39 @@ def test_effects_are_exchanges_by_hand(name):
     assert abs(part.effect) > 1e-3
 
 
-def test_r2_is_that_of_all_exchanges(view):
-    alone = task_directions(view, [QUESTIONS[0], QUESTIONS[2]], k=2, strongest=4)
-    change = float(Cases.of(view, QUESTIONS[2:3]).changes[0])
+def test_r2_is_that_of_all_exchanges(biased):
+    alone = task_directions(biased, [QUESTIONS[0], QUESTIONS[2]], k=2, strongest=4)
+    change = float(Cases.of(biased, QUESTIONS[2:3]).changes[0])
     numbers = torch.tensor([[x.effect, x.flow] for x in alone.strongest]).double() * change
     errors = (numbers[:, 0] - numbers[:, 1]).square().sum()
     around = (numbers[:, 0] - numbers[:, 0].mean()).square().sum()
     assert alone.r2 == pytest.approx(1 - float(errors / around))
 
 
-def test_the_order_of_the_texts_turns_names_and_no_number(view, found):
+def test_the_order_of_the_texts_turns_names_and_no_number(biased, found):
     turned = [replace(q, text=q.against, against=q.text) for q in QUESTIONS]
-    other = task_directions(view, turned, k=3, strongest=4)
+    other = task_directions(biased, turned, k=3, strongest=4)
     assert other.share == pytest.approx(found.share)
     for a, b in zip(found.strongest, other.strongest, strict=True):
         assert (a.layer, a.number) == (b.layer, b.number)
         assert (a.flow, a.effect) == pytest.approx((b.flow, b.effect), rel=1e-3)
 
 
-def test_the_first_half_of_each_task_finds(view):
+def test_the_first_half_of_each_task_finds(biased):
     others = [replace(question, task="two") for question in QUESTIONS[:3]]
-    both = task_directions(view, [*QUESTIONS, *others], k=2, strongest=1)
+    both = task_directions(biased, [*QUESTIONS, *others], k=2, strongest=1)
     assert both.questions == (4, 3)
     with torch.no_grad():
-        moves = [Moves.of(view, question) for question in (*QUESTIONS[:2], *others[:2])]
+        moves = [Moves.of(biased, question) for question in (*QUESTIONS[:2], *others[:2])]
     directions, values = find_directions(moves, 2)
     torch.testing.assert_close(both.values, tuple(values))
     assert torch.equal(both.directions[0].written, directions[0].written)
 
 
-def test_the_reading_of_a_file(view, found, tmp_path):
+def test_the_reading_of_a_file(biased, found, tmp_path):
     path = tmp_path / "pairs.tsv"
     write_questions(path, QUESTIONS)
-    reading = language.task_directions(view, questions=str(path), k=3, strongest=4)
+    reading = language.task_directions(biased, questions=str(path), k=3, strongest=4)
     frame = reading.frame()
     assert frame.equals(found.frame())
     assert list(frame.columns) == ["layer", "number", "flow", "measured effect", "raises", "lowers"]
@@ -223,13 +218,13 @@ def test_the_reading_of_a_file(view, found, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_an_edit_scales_directions_of_the_output(view, found, scale):
+def test_an_edit_scales_directions_of_the_output(biased, found, scale):
     t, r = found.directions[1]
-    ids = view.ids(QUESTIONS[0].text)
-    edited = edit_mlp_along(view, t, r, layer=1, scale=scale)
-    before, after = (Pass.of(model, ids[None]).outputs[1].double() for model in (view, edited))
+    ids = biased.ids(QUESTIONS[0].text)
+    edited = edit_mlp_along(biased, t, r, layer=1, scale=scale)
+    before, after = (Pass.of(model, ids[None]).outputs[1].double() for model in (biased, edited))
     expected = before - (1 - scale) * before @ r.T @ t
     torch.testing.assert_close(after, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(after, before, atol=1e-3)
-    unchanged = (Pass.of(model, ids[None]).outputs[0] for model in (edited, view))
+    unchanged = (Pass.of(model, ids[None]).outputs[0] for model in (edited, biased))
     torch.testing.assert_close(*unchanged)

@@ -28,7 +28,7 @@ from bilens.read.flow.question import replaced, second_run
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import family_view, tiny
-from tests.language import VOCAB
+from tests.models import VOCAB
 from tests.read.flow.flows import DIRECTION, QUESTIONS, TWO
 from tests.refusals import refused
 
@@ -188,25 +188,23 @@ def read_a_model_of_both_sides():
     ResidualModel(transformers.BertLMHeadModel(config))
 
 
-def llama():
-    return family_view("llama")
-
-
 ONES, LONG, WIDE = torch.ones(2, 4).double(), torch.ones(1, 16).double(), torch.ones(4, 9)
 head_along = partial(edit_head_along, layer=0)
 EDITS = {
-    "a row that is zero": lambda: edit(llama(), 0, 0 * LONG),
-    r"shape \(2, 4\), expected rows of 16": lambda: edit(llama(), 0, ONES),
-    "scale=-1.0, expected a fin": lambda: edit(llama(), 0, LONG, scale=-1.0),
-    "has no bias, which these vect": lambda: edit(llama(), 0, torch.ones(1, 17).double()),
+    "a row that is zero": lambda llama: edit(llama, 0, 0 * LONG),
+    r"shape \(2, 4\), expected rows of 16": lambda llama: edit(llama, 0, ONES),
+    "scale=-1.0, expected a fin": lambda llama: edit(llama, 0, LONG, scale=-1.0),
+    "has no bias, which these vect": lambda llama: edit(llama, 0, torch.ones(1, 17).double()),
     "has a gain of 0, so that no map": hide_a_direction,
     "head=9, expected 0 to 3": [
-        lambda: edit_heads(llama(), 0, [9]),
-        lambda: head_along(llama(), ONES[:1], head=9),
+        lambda llama: edit_heads(llama, 0, [9]),
+        lambda llama: head_along(llama, ONES[:1], head=9),
     ],
-    r"have shapes .* expected \(k, 4\)": lambda: head_along(llama(), ONES[:1, 1:], head=0),
-    "linearly dependent": lambda: head_along(llama(), ONES, head=0),
-    "moment is singular": lambda: head_along(llama(), ONES[:1], head=0, moment=torch.zeros(4, 4)),
+    r"have shapes .* expected \(k, 4\)": lambda llama: head_along(llama, ONES[:1, 1:], head=0),
+    "linearly dependent": lambda llama: head_along(llama, ONES, head=0),
+    "moment is singular": lambda llama: head_along(
+        llama, ONES[:1], head=0, moment=torch.zeros(4, 4)
+    ),
     r"\(4, 9\) and \(4, 9\), expected \(k, 16\) of both": lambda view: edit_mlp_along(
         view, WIDE, WIDE, layer=0
     ),

@@ -16,7 +16,7 @@ from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.sections import signed
-from tests.language import VOCAB, random_model, view_of
+from tests.models import VOCAB, random_model, view_of
 
 FIRST, SECOND = "t1 t2 t3 t4", "t1 t7 t3 t4"
 TOKENS = [f"t{i}" for i in range(3, 13)]

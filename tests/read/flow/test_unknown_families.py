@@ -14,7 +14,7 @@ from bilens.read.flow.ablation import measure
 from bilens.read.flow.circuit_search import Cases
 from bilens.residual import ResidualModel
 from bilens.residual.families import known_families
-from tests.language import toy_tokenizer
+from tests.models import toy_tokenizer
 from tests.nightly import nightly
 
 KINDS = (

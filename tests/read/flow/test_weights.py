@@ -8,7 +8,7 @@ from bilens.read.flow import flow, open_part, read_flow, remove
 from bilens.read.flow.nodes import Node
 from bilens.read.language import TokenDirection, attention_pairs
 from bilens.read.language.heads import output_pairs
-from tests.language import random_text, view_of
+from tests.models import random_text, view_of
 from tests.read.flow.flows import nodes_of
 
 DIRECTION = TokenDirection("t3", ("t7",))
