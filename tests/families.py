@@ -76,6 +76,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LIKE_LLAMA, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }
+EXPERTS = {
+    **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 3},
+    **{"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32},
+    # Products of groups, the default, need weights of 32 bits or fewer.
+    **{"num_experts_per_tok": 2, "eos_token_id": 1, "experts_implementation": "eager"},
+}
+QWEN3_MOE = {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 12}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {**EXPERTS, "num_local_experts": 4}),
+    "olmoe": ("Olmoe", {**EXPERTS, "num_experts": 4}),
+    "olmoe-normed": ("Olmoe", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}),
+    "qwen3-experts": ("Qwen3Moe", {**QWEN3_MOE, "head_dim": 6}),
+    "qwen3-dense": ("Qwen3Moe", {**QWEN3_MOE, "mlp_only_layers": [0, 2]}),
+}
 PLAIN = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias"]
 GATED = [name for name in FAMILIES if name not in PLAIN]
 OWN = {
@@ -112,7 +126,7 @@ def tiny(
     """
     if name in OWN:
         return random_model(seed, n_layers=LAYERS, **OWN[name]).to(dtype)
-    family, usual = FAMILIES[name]
+    family, usual = {**FAMILIES, **MIXTURES}[name]
     settings = settings or usual
     config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, config_name)(**settings)

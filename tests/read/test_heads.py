@@ -136,9 +136,8 @@ def test_output_pairs_are_those_of_the_whole_square(bias, head):
     for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
         best = (sign * full).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
-        assert full[numbers(frame.key), numbers(frame.output)].tolist() == pytest.approx(
-            frame.value.tolist()
-        )
+        pairs = numbers(frame.key), numbers(frame.output)
+        assert full[pairs].tolist() == pytest.approx(frame.value.tolist())
 
 
 @given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))

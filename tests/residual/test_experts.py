@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import transformers
 from experiments.families import make, texts
 
 from bilens.convert import process
@@ -15,48 +14,25 @@ from bilens.read.flow.nodes import LEAVES
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.layers import MLP
 from bilens.testing import check_family
-from tests.families import of_order_one
+from tests.families import MIXTURES, tiny
 from tests.models import toy_tokenizer
 from tests.nightly import nightly
 
-SIZES = {
-    **{"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
-    # Products of groups, the default, need weights of 32 bits or fewer.
-    **{"num_experts_per_tok": 2, "eos_token_id": 1, "experts_implementation": "eager"},
-}
-MIXTURES = {
-    "mixtral": ("Mixtral", {"num_local_experts": 4}),
-    "olmoe": ("Olmoe", {"num_experts": 4}),
-    "olmoe-normed": ("Olmoe", {"num_experts": 4, "norm_topk_prob": True}),
-    "qwen3": ("Qwen3Moe", {"num_experts": 4, "moe_intermediate_size": 12, "head_dim": 6}),
-    "qwen3-dense": (
-        "Qwen3Moe",
-        {"num_experts": 4, "moe_intermediate_size": 12, "mlp_only_layers": [0, 2]},
-    ),
-}
 TEXT = torch.tensor([3, 14, 15, 9, 26, 5, 3])
-
-
-def mixture(name, dtype=torch.float64, **settings):
-    kind, own_settings = MIXTURES[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **own_settings, **settings})
-    return of_order_one(getattr(transformers, f"{kind}ForCausalLM")(config)).to(dtype)
 
 
 @pytest.mark.parametrize("name", nightly(MIXTURES, ("mixtral", "qwen3-dense")))
 def test_every_part_is_that_of_the_model(name):
-    check_family(mixture(name))
+    check_family(tiny(name))
 
 
 def test_the_usual_types_and_products_of_groups():
-    check_family(
-        mixture("mixtral", torch.float32, experts_implementation="grouped_mm"), rounding=1e-4
-    )
+    settings = {**MIXTURES["mixtral"][1], "experts_implementation": "grouped_mm"}
+    check_family(tiny("mixtral", dtype=torch.float32, settings=settings), rounding=1e-4)
 
 
 def test_a_router_that_is_ignored_is_noticed(monkeypatch):
-    model = mixture("mixtral")
+    model = tiny("mixtral")
     monkeypatch.setattr(MLP, "routing", lambda mlp, _: torch.ones(1, mlp.up.n_out))
     with pytest.raises(BilensError, match="the parts of an MLP but computes something else"):
         check_family(model)
@@ -65,9 +41,9 @@ def test_a_router_that_is_ignored_is_noticed(monkeypatch):
         check_family(model)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-experts"])
 def test_experts_add_up_to_the_mlp(name):
-    view = ResidualModel(mixture(name))
+    view = ResidualModel(tiny(name))
     layer, mlp = Pass.of(view, TEXT).layer(1), view.layer(1).mlp
     size = mlp.up.n_out // 4
     total = torch.zeros_like(layer.mlp_n)
@@ -83,7 +59,7 @@ def test_experts_add_up_to_the_mlp(name):
 
 
 def test_flows_add_up_and_the_change_of_routing_is_a_choice():
-    view = ResidualModel(mixture("mixtral"))
+    view = ResidualModel(tiny("mixtral"))
     on_text = flow(view, TEXT, view.direction(3, 4))
     between = flow(view, TEXT, view.direction(3, 4), against=TEXT.flip(0))
     assert not on_text.choices.any()
@@ -154,17 +130,15 @@ def test_choices_are_exchanged_as_in_own_passes(kind):
 
 
 def test_processing_folds_the_norm_into_experts_and_router():
-    model, report = process(mixture("mixtral"))
+    model, report = process(tiny("mixtral"))
     assert not report.refused or "fold_norms" not in report.refused
     layer = model.model.layers[0]
     assert torch.equal(layer.post_attention_layernorm.weight, torch.ones(16).double())
-    assert not torch.equal(
-        layer.mlp.gate.weight, mixture("mixtral").model.layers[0].mlp.gate.weight
-    )
+    assert not torch.equal(layer.mlp.gate.weight, tiny("mixtral").model.layers[0].mlp.gate.weight)
 
 
 def test_dense_mlps_have_no_experts():
-    view = ResidualModel(mixture("qwen3-dense"))
+    view = ResidualModel(tiny("qwen3-dense"))
     assert [layer.mlp.router is None for layer in view.parts.layers] == [True, False, True]
     with pytest.raises(BilensError, match="layers.0.mlp has no experts"):
         view.layer(0).mlp.expert(0)

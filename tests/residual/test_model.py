@@ -18,9 +18,8 @@ from bilens.read.language import TokenDirection
 from bilens.residual import Pass, ResidualModel
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
-from tests.families import EACH, EACH_GATED, FAMILIES, exact_norms, some_text, tiny
+from tests.families import EACH, EACH_GATED, FAMILIES, MIXTURES, exact_norms, some_text, tiny
 from tests.models import parts, random_model, random_text, toy_tokenizer
-from tests.residual.test_experts import MIXTURES, mixture
 from tests.tokenizers_of_all_kinds import small_llama
 
 
@@ -98,7 +97,7 @@ def test_small_weights_are_read_in_float32(dtype):
 
 @pytest.mark.parametrize("name", [*EACH, *MIXTURES])
 def test_texts_side_by_side_have_the_numbers_of_each(name):
-    view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
+    view = view_of(name)
     texts = some_text()
     together = Pass.of(view, texts, patterns=True)
     for row, ids in enumerate(texts):
@@ -115,8 +114,8 @@ def test_texts_side_by_side_have_the_numbers_of_each(name):
             torch.testing.assert_close(several[[row]], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pass_shows_the_likeliest_next_tokens():
-    view, ids = ResidualModel(random_model(), toy_tokenizer()), random_text()
+def test_a_pass_shows_the_likeliest_next_tokens(view):
+    ids = random_text()
     one, two = Pass.of(view, ids), Pass.of(view, torch.stack([ids.flip(0), ids]))
     best = view.logits(ids[None])[0, -1].softmax(-1).max()
     assert list(one.frame().columns) == ["next token", "probability"]
@@ -125,20 +124,19 @@ def test_a_pass_shows_the_likeliest_next_tokens():
     assert two.frame()["text"].tolist() == [0] * 10 + [1] * 10
 
 
-def test_logits_of_a_pass_are_those_of_given_embeddings():
-    view, ids = ResidualModel(tiny("llama")), some_text()[:1]
-    tokens = view.W_E[: ids.shape[1]][None]
-    own = view.model(inputs_embeds=tokens, use_cache=False).logits
-    torch.testing.assert_close(Pass.of(view, ids, tokens).logits, own, rtol=1e-5, atol=1e-6)
+def test_logits_of_a_pass_are_those_of_given_embeddings(llama):
+    ids = some_text()[:1]
+    tokens = llama.W_E[: ids.shape[1]][None]
+    own = llama.model(inputs_embeds=tokens, use_cache=False).logits
+    torch.testing.assert_close(Pass.of(llama, ids, tokens).logits, own, rtol=1e-5, atol=1e-6)
 
 
-def test_tokens_by_name():
-    view = ResidualModel(random_model(), toy_tokenizer())
+def test_tokens_by_name(view):
     assert view.token("t7") == 7
     with pytest.raises(BilensError, match="token='tt7', expected a single token .* nearest are t7"):
         view.token("tt7")
     with pytest.raises(BilensError, match="token='t7', but the model came without a tokenizer"):
-        ResidualModel(random_model()).token("t7")
+        ResidualModel(view.model).token("t7")
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "gemma3", "gpt2", "own-layer-bias"])
@@ -184,13 +182,12 @@ def test_forward_hooks_are_refused_by_name():
 def test_every_family_is_tested():
     from bilens.residual.families import known_families  # noqa: PLC0415
 
-    models = [*map(tiny, (*FAMILIES, "own-none")), *map(mixture, MIXTURES)]
+    models = map(tiny, (*FAMILIES, "own-none", *MIXTURES))
     tested = {type(model).__name__ for model in models}
     assert tested == {name for name in known_families() if not name.startswith("Made")}
 
 
-def test_texts_go_in_as_strings_or_ids():
-    view = ResidualModel(random_model(), toy_tokenizer())
+def test_texts_go_in_as_strings_or_ids(view):
     ids = view.ids("t7 t3 t9")
     assert ids.tolist()[-3:] == [7, 3, 9]
     assert torch.equal(view.ids(ids), ids)
@@ -200,11 +197,10 @@ def test_texts_go_in_as_strings_or_ids():
     with pytest.raises(BilensError, match="text has .* tokens, expected up to"):
         view.ids("t7 " * 1000)
     with pytest.raises(BilensError, match="without a tokenizer, which texts need"):
-        ResidualModel(random_model()).ids("t7")
+        ResidualModel(view.model).ids("t7")
 
 
-def test_directions_by_name_or_number():
-    view = ResidualModel(random_model(), toy_tokenizer())
+def test_directions_by_name_or_number(view):
     u = view.direction(7, [3, 9])
     assert torch.equal(u, view.direction("t7", minus=["t3", 9]))
     assert torch.equal(view.direction("t7", minus="t3"), view.direction(7, minus=3))

@@ -10,8 +10,9 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, open_part, patched, remove
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
+from tests.families import family_view, tiny
 from tests.models import toy_tokenizer
-from tests.residual.test_experts import mixture, number_with_choices
+from tests.residual.test_experts import number_with_choices
 
 TEXTS = torch.tensor([[3, 14, 15, 9, 26, 5, 3], [3, 14, 7, 9, 2, 5, 3]])
 
@@ -73,9 +74,9 @@ def by_hand(model, nodes, texts):
 
 
 @pytest.mark.parametrize("two_texts", [True, False])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-experts"])
 def test_experts_are_removed_as_by_own_hooks(name, two_texts):
-    model = mixture(name)
+    model = tiny(name)
     view, texts = ResidualModel(model, toy_tokenizer()), TEXTS[: 1 + two_texts]
     against = texts[1] if two_texts else None
     split = flow(view, texts[0], "t5", minus="t6", against=against, ablate=0)
@@ -90,7 +91,7 @@ def test_experts_are_removed_as_by_own_hooks(name, two_texts):
 
 @pytest.mark.parametrize("two_texts", [True, False])
 def test_flows_of_experts_add_up_to_that_of_their_mlp(two_texts):
-    view = ResidualModel(mixture("mixtral"), toy_tokenizer())
+    view = family_view("mixtral")
     split = flow(view, TEXTS[0], "t5", against=TEXTS[1] if two_texts else None, ablate=0)
     for layer in range(3):
         for position in (2, 6):
@@ -105,7 +106,7 @@ def test_flows_of_experts_add_up_to_that_of_their_mlp(two_texts):
 
 
 def test_an_mlp_is_opened_to_its_experts():
-    view = ResidualModel(mixture("mixtral"), toy_tokenizer())
+    view = family_view("mixtral")
     split = flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
     opened, nodes = open_part(view, split, "mlp.1@4"), split.experts(1, 4)
     frame = opened.frame()
@@ -118,7 +119,7 @@ def test_an_mlp_is_opened_to_its_experts():
 
 
 def test_experts_and_choices_are_patched_by_their_addresses():
-    model = mixture("mixtral")
+    model = tiny("mixtral")
     view = ResidualModel(model, toy_tokenizer())
     terms = noted(model, TEXTS[1], [(1, 2)])
     given = {(1, 2): dict(enumerate(terms[1, 2]))}
@@ -143,7 +144,7 @@ def test_experts_and_choices_are_patched_by_their_addresses():
 
 
 def test_addresses_of_experts():
-    view = ResidualModel(mixture("qwen3-dense"))
+    view = ResidualModel(tiny("qwen3-dense"))
     for address in ("expert.1.3", "expert.1.0@4", "choice.1"):
         assert str(Part.parse(address, view)) == address
     for address in ("expert.1.4", "expert.0.0", "expert.3.0", "expert.1", "choice.1@2"):

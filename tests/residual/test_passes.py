@@ -59,8 +59,8 @@ def test_a_mixture_is_the_model_with_hooks(name):
     assert (expected - whole).abs().max() > 1e-3
 
 
-def test_gradients_by_shares_are_central_differences():
-    view, keep = ResidualModel(random_model(n_layers=2, norm="rms")), torch.rand(2, 5).double()
+def test_gradients_by_shares_are_central_differences(view):
+    keep = torch.rand(2, 5).double()
     start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
     number = logit_of(view, view.direction(3))
     with torch.enable_grad():
@@ -76,8 +76,7 @@ def test_gradients_by_shares_are_central_differences():
     assert slope.abs().max() > 1e-3
 
 
-def test_gradients_at_sites_are_central_differences():
-    view = ResidualModel(random_model(n_layers=2, norm="rms"))
+def test_gradients_at_sites_are_central_differences(view):
     start, number = Pass.of(view, random_text(seed=1)[None]), logit_of(view, view.direction(3))
     tokens = torch.cat([start.tokens, 2 * start.tokens])
     site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(start.mixed[1][0])
@@ -128,8 +127,7 @@ def test_a_layer_of_which_nothing_is_kept_does_not_run():
     torch.testing.assert_close(start.changed(given), start.changed(whole))
 
 
-def test_addresses_name_parts():
-    view = ResidualModel(random_model(n_layers=2))
+def test_addresses_name_parts(view):
     for address in ("mlp.1", "head.0.3", "head.1.2@4"):
         assert str(Part.parse(address, view)) == address
     start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))

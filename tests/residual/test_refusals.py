@@ -17,7 +17,6 @@ from bilens.residual import Pass, ResidualModel
 from bilens.residual.changes import Part
 from tests.families import FAMILIES, LIKE_LLAMA, altered, some_text, tiny
 from tests.refusals import refused
-from tests.residual.test_experts import mixture
 from tests.tokenizers_of_all_kinds import small_llama, tokenizer_of
 
 
@@ -26,14 +25,14 @@ def llama() -> ResidualModel:
 
 
 def mixtral() -> ResidualModel:
-    return ResidualModel(mixture("mixtral"))
+    return ResidualModel(tiny("mixtral"))
 
 
 def changed(name, value, model="llama", opened=None):
     """Return how a model is opened, or a view of it read, after one of its attributes changed."""
 
     def read():
-        made = mixture(model) if model in ("mixtral", "olmoe") else tiny(model)
+        made = tiny(model)
         view = ResidualModel(made) if opened else None
         altered(made, name, value)
         return opened(view) if view else ResidualModel(made)
@@ -64,7 +63,7 @@ def shared(name, other):
 
 def products_of_groups():
     """The default of transformers, of which test_experts.py has others."""
-    model = mixture("mixtral")
+    model = tiny("mixtral")
     model.set_experts_implementation("grouped_mm")
     ResidualModel(model)
 
@@ -152,9 +151,7 @@ OTHERS = {
     "model.norm is a Shifted and computes something else": changed(
         "model.norm", Shifted(16, dtype=torch.float64)
     ),
-    r"weights that its family does not have, .*: model.extra.weig": changed(
-        "model.extra", nn.Linear(2, 2)
-    ),
+    r"its family does not have, .*: model.extra.weig": changed("model.extra", nn.Linear(2, 2)),
     "model's own number, which W_U n is compared with, is N": lambda: check_sum(
         "W_U n", torch.tensor([1.0]), torch.tensor([torch.nan]), size=1.0
     ),

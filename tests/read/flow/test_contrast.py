@@ -20,11 +20,10 @@ from bilens.read.flow.rules import RELEVANCE, SECANTS
 from bilens.read.flow.split import flows
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.passes import embedded
-from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
+from tests.families import ALL, DAILY, EACH_READ, MIXTURES, exact_norms, family_view, some_text
 from tests.models import parts, random_model, random_text, toy_tokenizer, view_of
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION, QUESTIONS, TWO, check, leaves, logit
-from tests.residual.test_experts import MIXTURES, mixture
 
 
 def between(view, first, second, **options):
@@ -63,7 +62,7 @@ def test_flows_of_weights_in_16_bits_are_those_of_their_float32_copy(name, dtype
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_flows_of_experts_in_16_bits_add_up(name):
-    view = ResidualModel(mixture(name).to(torch.bfloat16), toy_tokenizer())
+    view = family_view(name, dtype=torch.bfloat16)
     result = between(view, *some_text()[:2])
     assert leaves(result) == pytest.approx(result.value, rel=1e-4)
 
@@ -194,8 +193,7 @@ def test_heads_by_source_are_those_of_a_dense_reference(attention):
 
 @pytest.mark.parametrize("name", nightly([*ALL, *MIXTURES], ["gpt2", "own-mixed", "mixtral"]))
 def test_questions_side_by_side_have_their_own_flows(name):
-    model = mixture(name) if name in MIXTURES else family_view(name).model
-    view = ResidualModel(model, toy_tokenizer())
+    view = family_view(name)
     longer = Question("t3 t2 t1 t8 t9", "t5", (), "t3 t7 t1 t8 t9", target="probability")
     one_text = Question("t3 t2 t1 t8", "t5")
     asked = [QUESTIONS[0], longer, *QUESTIONS[1:], one_text, replace(QUESTIONS[1], position=2)]

@@ -21,17 +21,14 @@ def test_a_flow_is_the_same_if_each_layer_runs_again(against, monkeypatch):
     torch.testing.assert_close(*results)
 
 
-def test_a_model_whose_layers_read_keys_of_earlier_ones_keeps_all_graphs(monkeypatch):
-    view = ResidualModel(make("gemma4_text"), toy_tokenizer())
-    assert view.places.crosses
-    assert not ResidualModel(make("gpt_neo"), toy_tokenizer()).places.crosses
+# Of the first, layers read keys of earlier ones, so that all graphs are kept; of the last, layers
+# return a list.
+@pytest.mark.parametrize(
+    ("name", "crosses"), [("gemma4_text", True), ("gpt_neo", False), ("openai-gpt", False)]
+)
+def test_layers_run_again_unless_they_read_earlier_ones(name, crosses, monkeypatch):
+    view = ResidualModel(make(name), toy_tokenizer())
+    assert view.places.crosses == crosses
     monkeypatch.setattr(split, "KEPT_BYTES", 0)
     first, second = (ids % 30 for ids in texts())
-    assert flow(view, first, "t5", minus="t6", against=second, ablate=0).adjoints.keep
-
-
-def test_layers_that_return_a_list_run_again(monkeypatch):
-    monkeypatch.setattr(split, "KEPT_BYTES", 0)
-    view = ResidualModel(make("openai-gpt"), toy_tokenizer())
-    first, second = (ids % 30 for ids in texts())
-    assert not flow(view, first, "t5", minus="t6", against=second, ablate=0).adjoints.keep
+    assert flow(view, first, "t5", minus="t6", against=second, ablate=0).adjoints.keep == crosses

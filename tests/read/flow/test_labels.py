@@ -51,9 +51,8 @@ def test_on_one_text_a_token_is_removed(biased):
     with embedding.register_forward_hook(without):
         absent = biased.logits(ids[None])[0, -1]
     (token,) = nodes_of(result, kind="token", position=2)
-    assert (token.raises, token.lowers) == ranked(
-        biased, biased.logits(ids[None])[0, -1], absent, 30
-    )
+    present = biased.logits(ids[None])[0, -1]
+    assert (token.raises, token.lowers) == ranked(biased, present, absent, 30)
 
 
 def test_sources_are_shares_of_all_paths(biased, monkeypatch):

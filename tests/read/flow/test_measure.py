@@ -8,14 +8,12 @@ from bilens.read.flow.ablation import without_parts
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import parts_of
 from bilens.read.flow.question import Score
-from bilens.residual import ResidualModel
 from bilens.residual.passes import Pass
-from tests.families import EACH_READ, exact_norms, family_view, some_text
-from tests.models import random_text, toy_tokenizer, view_of
+from tests.families import EACH_READ, MIXTURES, exact_norms, family_view, some_text
+from tests.models import random_text, view_of
 from tests.nightly import nightly
 from tests.read.flow.flows import DIRECTION, TWO, logit, nodes_of
 from tests.read.flow.own_runs import by_hand
-from tests.residual.test_experts import MIXTURES, mixture
 
 FEW = nightly(
     ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"],
@@ -28,22 +26,16 @@ def between(view, **options):
     return flow(view, TWO[0], DIRECTION, against=TWO[1], ablate=0, **options)
 
 
-def view_named(name):
-    if name in MIXTURES:
-        return ResidualModel(mixture(name), toy_tokenizer())
-    return family_view(name)
-
-
 def asked(logits):
     return logits[3] - logits[[7, 8]].mean()
 
 
 @pytest.mark.parametrize("two_texts", [True, False])
 @pytest.mark.parametrize(
-    "name", [*EACH_READ, *nightly(MIXTURES, ("mixtral", "qwen3")), "neox", "gemma3"]
+    "name", [*EACH_READ, *nightly(MIXTURES, ("mixtral", "qwen3-experts")), "neox", "gemma3"]
 )
 def test_effects_are_those_of_own_passes(name, two_texts):
-    view, texts = view_named(name), some_text()[: 1 + two_texts, :8]
+    view, texts = family_view(name), some_text()[: 1 + two_texts, :8]
     with exact_norms():
         result = flow(view, texts[0], DIRECTION, against=texts[1] if two_texts else None, ablate=0)
         heads, mlps = nodes_of(result, kind="head"), nodes_of(result, kind="mlp")

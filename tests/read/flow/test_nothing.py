@@ -79,8 +79,8 @@ def test_parts_that_write_nothing_leave_finite_answers(family, silent):
 
 
 @pytest.mark.parametrize("against", ["text", "later", "ids", "embeddings", "texts"])
-def test_runs_that_are_alike_have_finite_answers(against):
-    view, text = ResidualModel(tiny("llama"), TOKENS), "t1 t2 t3 t4"
+def test_runs_that_are_alike_have_finite_answers(view, against):
+    text = "t1 t2 t3 t4"
     second, position = {
         "text": (text, -1),
         "later": ("t1 t2 t3 t9", 2),

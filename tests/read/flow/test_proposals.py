@@ -13,6 +13,7 @@ from bilens.read.flow import Question, propose_questions
 from bilens.read.flow.words import Words
 from bilens.residual import ResidualModel
 from tests.models import random_model
+from tests.refusals import refused
 
 WORDS = [
     *("no", "the", "cat", "dog", "cow", "hen", "fox", "owl", "bee", "ant"),
@@ -91,20 +92,22 @@ def test_names_are_written_as_they_are_read(names):
     assert token_list(written_names(names)) == names
 
 
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"minus": ()}, "expected a question with a second text and a token to subtract"),
-        ({"against": ""}, "expected a question with a second text and a token to subtract"),
-        ({"text": torch.tensor([1, 2])}, "expected a question of two texts as strings"),
-        ({"target": "probability"}, "expected a question about a logit after the whole text"),
-        ({"position": 1}, "expected a question about a logit after the whole text"),
-    ],
-)
-def test_what_is_no_question_of_two_texts_is_refused(view, others, message):
+def asked(**others):
     fields = {"text": "the cat", "token": "eats", "minus": ("eat",), "against": "the dog"} | others
-    with pytest.raises(BilensError, match=message):
-        propose_questions(view, Question(**fields))
+    return lambda view: propose_questions(view, Question(**fields))
+
+
+test_what_is_no_question_of_two_texts_is_refused = refused(
+    {
+        "a question with a second text and a token to subtract": [
+            asked(minus=()),
+            asked(against=""),
+        ],
+        "expected a question of two texts as strings": asked(text=torch.tensor([1, 2])),
+        "a logit after the whole text": [asked(target="probability"), asked(position=1)],
+        "vocabulary has no words": lambda view: Words(ResidualModel(view.model)),
+    }
+)
 
 
 def test_a_question_that_the_model_does_not_answer_is_refused(view):
@@ -112,11 +115,6 @@ def test_a_question_that_the_model_does_not_answer_is_refused(view):
     wrong = Question(first.against, first.token, first.minus, first.text)
     with pytest.raises(BilensError, match="the model does not answer the question itself"):
         propose_questions(view, wrong)
-
-
-def test_a_vocabulary_without_words_is_refused(view):
-    with pytest.raises(BilensError, match="vocabulary has no words"):
-        Words(ResidualModel(view.model))
 
 
 def test_words_of_one_form_are_alike_in_their_spelling(view):

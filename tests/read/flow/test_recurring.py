@@ -16,7 +16,6 @@ from bilens.residual.passes import Pass
 from tests.families import exact_norms, family_view
 from tests.models import random_model, toy_tokenizer, view_of
 from tests.read.flow.flows import QUESTIONS, write_questions
-from tests.residual.test_experts import mixture
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +68,9 @@ def test_directions_do_not_depend_on_coordinates():
     torch.testing.assert_close(u.T @ s, M @ t.T @ r @ torch.linalg.inv(M))
 
 
-def view_named(name):
-    if name == "mixtral":
-        return ResidualModel(mixture(name), toy_tokenizer())
-    return family_view(name)
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "mixtral"])
 def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
-    model = view_named(name)
+    model = family_view(name)
     question = QUESTIONS[0]
     with torch.no_grad(), exact_norms():
         moves = Moves.of(model, question)
@@ -140,7 +133,9 @@ def test_a_layer_that_writes_one_direction_has_it():
 
 @pytest.mark.parametrize("name", [None, "gemma3", "mixtral"])
 def test_effects_are_exchanges_by_hand(name):
-    view = view_of(n_layers=2, norm="rms", residual_scale=0.7) if name is None else view_named(name)
+    view = (
+        view_of(n_layers=2, norm="rms", residual_scale=0.7) if name is None else family_view(name)
+    )
     found = task_directions(view, QUESTIONS, k=3, strongest=4)
     part = found.strongest[0]
     t, r = (of_side[part.number - 1] for of_side in found.directions[part.layer])

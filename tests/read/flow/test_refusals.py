@@ -139,9 +139,7 @@ def with_patch(text, *parts):
 test_what_cannot_be_patched_is_said = refused(
     {
         "against and replace name the second run": lambda view: patch(view, TWO[0], DIRECTION),
-        "has the position 7, expected one of the 2 tokens of against": with_patch(
-            "t3 t4", "mlp.0@7"
-        ),
+        "the position 7, expected one of the 2 tokens of against": with_patch("t3 t4", "mlp.0@7"),
         "no address of a part": with_patch("t3", "x"),
     }
 )
@@ -177,11 +175,6 @@ def hide_a_direction():
     edit(view, 0, torch.ones(1, 16).double())
 
 
-def edit_gemma_along():
-    gemma = family_view("gemma3")
-    edit_mlp_along(gemma, torch.ones(1, gemma.d_model), torch.ones(1, gemma.d_model), layer=0)
-
-
 def read_a_model_of_both_sides():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=VOCAB, intermediate_size=16, **sizes)
@@ -202,16 +195,14 @@ EDITS = {
     ],
     r"have shapes .* expected \(k, 4\)": lambda llama: head_along(llama, ONES[:1, 1:], head=0),
     "linearly dependent": lambda llama: head_along(llama, ONES, head=0),
-    "moment is singular": lambda llama: head_along(
-        llama, ONES[:1], head=0, moment=torch.zeros(4, 4)
-    ),
+    "is singular": lambda llama: head_along(llama, ONES[:1], head=0, moment=torch.zeros(4, 4)),
     r"\(4, 9\) and \(4, 9\), expected \(k, 16\) of both": lambda view: edit_mlp_along(
         view, WIDE, WIDE, layer=0
     ),
     r"read is a tensor of shape \(1, 16\)": lambda view: edit_mlp_along(
         view, torch.ones(2, 16), torch.ones(1, 16), layer=0
     ),
-    "a norm after its output": edit_gemma_along,
+    "norm after its output": lambda: edit_mlp_along(family_view("gemma3"), LONG, LONG, layer=0),
     "BertLMHeadModel, whose structure is not known": read_a_model_of_both_sides,
 }
 test_edits_that_cannot_be_are_refused = refused(EDITS)
@@ -244,10 +235,10 @@ test_what_is_of_another_model_or_flow_is_refused = refused(
         ],
         # Also of the same shape, which would answer with numbers of neither.
         "model is not that of the flow": [
-            lambda view: measure(llama(), split_of(view), split_of(view).nodes_above(1)),
-            lambda view: measure(llama(), split_of(view, against=TWO[1]), []),
-            lambda view: remove(llama(), split_of(view), [Node("mlp", 1.0, 0, "mlp", 8)]),
-            lambda view: open_part(llama(), split_of(view), "mlp.1"),
+            lambda view, llama: measure(llama, split_of(view), split_of(view).nodes_above(1)),
+            lambda view, llama: measure(llama, split_of(view, against=TWO[1]), []),
+            lambda view, llama: remove(llama, split_of(view), [Node("mlp", 1.0, 0, "mlp", 8)]),
+            lambda view, llama: open_part(llama, split_of(view), "mlp.1"),
         ],
         r"a mask has shape \(3, 5\), expected \(2, 5\)": lambda view: Cases.of(
             view, QUESTIONS

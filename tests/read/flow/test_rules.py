@@ -41,10 +41,6 @@ def function_of_numbers(name: str) -> Operation:
     return lambda x: function(x.abs() + 0.1 if name in POSITIVE else x, *arguments)
 
 
-def at_places(x: Tensor, scores: Tensor) -> Tensor:
-    return x.gather(-1, scores.topk(2, -1).indices)
-
-
 def router(x: Tensor) -> Tensor:
     values, index = x.softmax(-1).topk(2, -1)
     return x.gather(-1, index) * values / values.sum(-1, keepdim=True)
@@ -169,7 +165,7 @@ SHARED: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("where", lambda a, b: torch.where(a > 0, a, b), (CUBE, CUBE)),
     ("masked_fill", lambda a, b: a.masked_fill(b > 0, 0.5), (CUBE, CUBE)),
     ("masked_fill_", lambda a, b: (a * 1).masked_fill_(b > 0, 0.5), (CUBE, CUBE)),
-    ("gather", at_places, (CUBE, CUBE)),
+    ("gather", lambda x, scores: x.gather(-1, scores.topk(2, -1).indices), (CUBE, CUBE)),
     ("gather", router, (CUBE,)),
     (
         "linalg_solve_triangular",
