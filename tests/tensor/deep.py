@@ -78,3 +78,7 @@ def same_strengths(actual: Tensor, expected: Tensor, depth: int) -> bool:
 def strongest_by_hand(arrays: list[Tensor], directions: Tensor, k: int) -> Tensor:
     every = [value for u in directions for value in effective_by_hand(arrays, u)]
     return torch.tensor(sorted(every, reverse=True)[:k], dtype=torch.float64)
+
+
+def widened(chain: list[BilinearTensor], embedding: torch.Tensor) -> list[BilinearTensor]:
+    return [chain[0].change_basis(inputs=embedding), *chain[1:]]

@@ -7,17 +7,13 @@ from bilens.tensor.features import Dictionary
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
-def of_rank(n_out: int, m: int, rank: int, seed: int) -> torch.Tensor:
-    return normal(n_out, rank, seed=seed) @ normal(rank, m, seed=seed + 1)
-
-
 def near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return actual.shape == expected.shape and torch.allclose(actual, expected, atol=1e-8, rtol=1e-8)
 
 
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
 def test_the_inverse_is_the_pseudoinverse(n_out, m, rank, seed):
-    F = of_rank(n_out, m, rank, seed)
+    F = normal(n_out, rank, seed=seed) @ normal(rank, m, seed=seed + 1)
     result = Dictionary.of(F)
     # The four conditions of Penrose, which one matrix alone satisfies.
     P = result.inverse
@@ -42,16 +38,6 @@ def test_feature_outputs(shape, m):
     assert near(result.reconstruct(read(x)), tensor(x) @ (result.features @ result.inverse).T)
     if result.complete:
         assert near(result.reconstruct(read(x)), tensor(x))
-
-
-def test_of_all_exact_activations_these_are_the_shortest():
-    F, y = normal(3, 8), normal(3, seed=1)
-    a = Dictionary.of(F).activations(y)
-    assert close(F @ a, y)
-    for seed in range(5):
-        other = a + (torch.eye(8) - torch.linalg.pinv(F) @ F) @ normal(8, seed=seed)
-        assert close(F @ other, y)
-        assert other.norm() > a.norm()
 
 
 def test_dead_features_stay_silent():

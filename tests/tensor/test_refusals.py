@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
@@ -26,7 +26,7 @@ from bilens.tensor import (
     top_entries,
 )
 from tests.refusals import refused
-from tests.tensor.deep import random_chain
+from tests.tensor.deep import random_chain, widened
 from tests.tensor.factors import normal, random_matrix, random_tensor
 
 U, SINGLE = torch.eye(2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
@@ -40,10 +40,6 @@ TWO_LAYERS = [random_tensor(4, 5, 3, 0), random_tensor(3, 6, 3, 1)]
 
 def broken(tensor: BilinearTensor) -> BilinearTensor:
     return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
-
-
-def widened(chain: list[BilinearTensor], embedding: Tensor) -> list[BilinearTensor]:
-    return [chain[0].change_basis(inputs=embedding), *chain[1:]]
 
 
 def spoilt(chain: list[BilinearTensor]) -> list[BilinearTensor]:
@@ -145,9 +141,7 @@ CLUSTER = {
     "vectors holds NaN": lambda v: cluster(v * float("nan"), torch.ones(3)),
     "weights holds NaN or infinite": lambda v: cluster(v, torch.ones(3) * float("inf")),
     "weights holds negative": lambda v: cluster(v, -torch.ones(3)),
-    r"vectors\[1\] is zero": lambda v: cluster(
-        v * torch.tensor([[1.0], [0.0], [1.0]]), torch.ones(3)
-    ),
+    r"vectors\[1\] is zero": lambda v: cluster(v * torch.tensor([[1], [0], [1]]), torch.ones(3)),
     "weights are all zero": lambda v: cluster(v, 0 * torch.ones(3)),
 }
 DICTIONARIES = {
@@ -238,22 +232,18 @@ BONDS = {
     r"embedding .* expected 3 rows": lambda c: function_bonds(c, U, X, X[:, :2]),
     "mean square of 0 on x": lambda c: function_bonds(c, 0 * U, X),
 }
-test_misuse_of_a_tensor_is_explained = refused(TENSORS, given=lambda: random_tensor(4, 5, 3, 0))
-test_misuse_of_a_factored_matrix_is_explained = refused(
-    MATRICES, given=lambda: random_matrix(4, 5, 2)
-)
-test_misuse_of_a_spectrum_is_explained = refused(
+test_misuse_of_a_tensor_is_said = refused(TENSORS, given=lambda: random_tensor(4, 5, 3, 0))
+test_misuse_of_a_factored_matrix_is_said = refused(MATRICES, given=lambda: random_matrix(4, 5, 2))
+test_misuse_of_a_spectrum_is_said = refused(
     SPECTRA, given=lambda: random_tensor(4, 5, 3, 0).interaction(output=0).eigh()
 )
-test_misuse_of_clusters_is_explained = refused(
-    CLUSTER, given=lambda: torch.arange(1.0, 7.0).reshape(3, 2)
-)
-test_misuse_of_a_dictionary_is_explained = refused(
+test_misuse_of_clusters_is_said = refused(CLUSTER, given=lambda: torch.arange(1.0, 7).reshape(3, 2))
+test_misuse_of_a_dictionary_is_said = refused(
     DICTIONARIES, given=lambda: Dictionary.of(normal(3, 4))
 )
-test_misuse_of_an_inner_product_is_explained = refused(LAYERS, given=lambda: TWO_LAYERS)
-test_misuse_of_a_tree_is_explained = refused(TREES, given=lambda: random_chain(2, "plain"))
-test_misuse_of_bonds_is_explained = refused(
+test_misuse_of_an_inner_product_is_said = refused(LAYERS, given=lambda: TWO_LAYERS)
+test_misuse_of_a_tree_is_said = refused(TREES, given=lambda: random_chain(2, "plain"))
+test_misuse_of_bonds_is_said = refused(
     BONDS, given=lambda: random_chain(2, "plain", n_in=3, n_out=2, seed=1)
 )
 

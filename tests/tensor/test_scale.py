@@ -15,7 +15,6 @@ from bilens.tensor import (
     BilinearTensor,
     Dictionary,
     FactoredMatrix,
-    Spectrum,
     bonds,
     cluster,
     decompile,
@@ -94,37 +93,6 @@ def test_expected_inner_products_keep_the_scale():
     # Where the second layer reads a constant, the first one's scale changes the function.
     grown[0] = scaled(grown[0], 1, 1, 1 / 8)
     assert torch.isclose(expected_inner(grown, b), expected_inner(a, b))
-
-
-NAN = BilinearTensor(torch.full((3, 2), torch.nan), torch.ones(3, 2), torch.ones(2, 3))
-ONES = BilinearTensor(torch.ones(3, 2), torch.ones(3, 2), torch.ones(2, 3))
-SPOILT = Spectrum(torch.tensor([torch.nan, 1.0]), torch.eye(2), torch.zeros(2))
-USES = {
-    "inner": lambda t: t.inner(ONES),
-    "inner with": ONES.inner,
-    "norm": BilinearTensor.norm,
-    "cosine": lambda t: t.cosine(ONES),
-    "cosine with": ONES.cosine,
-    "difference": lambda t: (t - ONES).norm(),
-    "output_gram": BilinearTensor.output_gram,
-    "input_gram": BilinearTensor.input_gram,
-    "svd": BilinearTensor.svd,
-    "form norm": lambda t: t.interaction(output=0).norm(),
-    "eigh": lambda t: t.interaction(output=0).eigh(),
-    "expected_cosine": lambda t: expected_cosine([ONES], [t]),
-    "decompile": lambda t: decompile([t], torch.ones(2), 1),
-    "cluster": lambda t: cluster(t.left, torch.ones(3)),
-    "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left.T).svd(),
-    "matrix norm": lambda t: FactoredMatrix(t.left, ONES.left.T).norm(),
-    "top_entries": lambda t: FactoredMatrix(t.left, ONES.left.T).top_entries(1),
-    "effective_rank": lambda t: SPOILT.effective_rank(),
-}
-
-
-@pytest.mark.parametrize("name", USES)
-def test_what_is_not_a_number_is_an_error(name):
-    with pytest.raises(BilensError, match="holds NaN or infinite values, expected finite numbers"):
-        USES[name](NAN)
 
 
 READINGS = {

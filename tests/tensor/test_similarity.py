@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
-from tests.tensor.deep import KINDS, forward, random_chain
+from tests.tensor.deep import KINDS, forward, random_chain, widened
 from tests.tensor.factors import close, normal, random_tensor
 
 Chain = list[BilinearTensor]
@@ -58,14 +58,8 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from(ONE), st.sampled_from(ONE), sizes)
-def test_one_layer(kind_a, kind_b, size):
-    a, b = model(kind_a, rank=4, **size), model(kind_b, rank=2, **{**size, "seed": 20_000})
-    assert_inner(a, b, size["n_in"])
-
-
-@given(st.sampled_from(TWO), st.sampled_from(ONE + TWO), sizes, st.integers(1, 4))
-def test_two_layers(kind_a, kind_b, size, rank):
+@given(st.sampled_from(ONE + TWO), st.sampled_from(ONE + TWO), sizes, st.integers(1, 4))
+def test_one_and_two_layers(kind_a, kind_b, size, rank):
     a, b = model(kind_a, rank=rank, **size), model(kind_b, rank=2, **{**size, "seed": 20_000})
     assert_inner(a, b, size["n_in"])
     assert_inner(b, a, size["n_in"])
@@ -106,7 +100,7 @@ def test_sampling_agrees(kind):
     assert (squares.mean() - expected_inner(a, a)).abs() < 5 * squares.std() / len(x) ** 0.5
 
 
-def test_the_cosine_of_one_function_in_two_forms_is_one():
+def test_the_cosine_of_one_function_in_two_forms_is_one_and_with_zero_zero():
     a = model("two", 4, 3, 5, 0)
     rescaled = [
         BilinearTensor(3 * a[0].right, a[0].left, -a[0].out),
@@ -115,10 +109,6 @@ def test_the_cosine_of_one_function_in_two_forms_is_one():
     assert close(expected_cosine(a, rescaled), torch.ones((), dtype=torch.float64))
     negated = [a[0], BilinearTensor(a[1].left, a[1].right, -a[1].out)]
     assert close(expected_cosine(a, negated), -torch.ones((), dtype=torch.float64))
-
-
-def test_the_cosine_with_zero_is_zero():
-    a = model("two", 4, 3, 5, 0)
     silent = [BilinearTensor(*(torch.zeros_like(f) for f in (a[0].left, a[0].right, a[0].out)))]
     assert expected_cosine(a, [*silent, a[1]]) == 0
 
@@ -193,7 +183,3 @@ def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_sp
     assert abs(result - expectation(a, b, shift, root)) <= 1e-9 * scale
     same = expected_cosine(a, a, mean=mean, covariance=covariance)
     assert abs(same - 1) < 1e-9
-
-
-def widened(chain: Chain, embedding: Tensor) -> Chain:
-    return [chain[0].change_basis(inputs=embedding), *chain[1:]]

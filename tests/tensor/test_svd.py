@@ -5,9 +5,8 @@ from hypothesis import given
 from bilens.tensor import BilinearTensor, bilinear
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
-SQUARE_ROOT = (
-    3e-7  # a Gram matrix in float64 gives singular values to about sqrt(eps) of the largest
-)
+# A Gram matrix in float64 gives singular values to about sqrt(eps) of the largest.
+SQUARE_ROOT = 3e-7
 
 
 @given(shapes)
