@@ -33,6 +33,12 @@ def write(
 
 
 VOCAB, HEADS, WIDTH, LAYERS = 30, 2, 16, 3
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def some_ids(time: int = 11) -> torch.Tensor:
+    return torch.randint(VOCAB, (time,), generator=torch.Generator().manual_seed(3))
+
 
 RELEASED = {
     "vocab_size": VOCAB,

@@ -164,9 +164,7 @@ def test_adapters_around_a_model_are_merged_first():
 
     model = PeftModelForCausalLM(small_llama(30))
     for open_it in (bilens.load, bilens.residual.ResidualModel):
-        with pytest.raises(
-            BilensError, match=r"PeftModelForCausalLM, .* model.merge_and_unload\(\)"
-        ):
+        with pytest.raises(BilensError, match=r"PeftModelForCausalLM, .* model.merge_and_unload"):
             open_it(model)
     assert bilens.load(model.merge_and_unload()).vocab_size == 30
 

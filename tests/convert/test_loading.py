@@ -231,9 +231,7 @@ def test_an_added_bias_that_does_not_fit_is_named(saved):
     for name, bias in (("model.layers.0", 5), ("lm_head", 7)):
         change_json(saved / "config.json", bilens_processing={"steps": [], "added_biases": [name]})
         save_file({**weights, f"{name}.bias": torch.ones(bias)}, saved / "model.safetensors")
-        with pytest.raises(
-            CheckpointError, match=rf"{name}.bias has shape \({bias},\) and does no"
-        ):
+        with pytest.raises(CheckpointError, match=rf"{name}.bias has shape \({bias},\) and does"):
             open_model(saved)
 
 

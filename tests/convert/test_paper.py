@@ -13,10 +13,11 @@ from bilens.residual import ResidualModel
 from tests.convert.foreign import (
     IMAGES,
     PAPER,
-    VOCAB,
+    TOLERANCE,
     image_shapes,
     paper_shapes,
     random_state,
+    some_ids,
     write,
 )
 from tests.nightly import nightly
@@ -28,7 +29,6 @@ GATES = {
     "gelu": functional.gelu,
 }
 KINDS = [*product([True], GATES), (False, "relu"), (False, "gelu")]
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 def turned(x):
@@ -71,10 +71,6 @@ def reference(settings, state, ids):
     return norm(x) @ state["lm_head.weight"].T
 
 
-def some_ids(time=11):
-    return torch.randint(VOCAB, (time,), generator=torch.Generator().manual_seed(3))
-
-
 @pytest.mark.parametrize("dtype", nightly(TOLERANCE, [torch.float64]), ids=str)
 @pytest.mark.parametrize("normalization", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -112,9 +108,7 @@ def test_speeds_of_rotary_positions_may_be_there(tmp_path):
     bilens.load(write(tmp_path, PAPER, state, "model.safetensors"))
     state[name.format(1)] = 1.0 / 500 ** (torch.arange(0, 8, 2) / 8)
     write(tmp_path, PAPER, state, "model.safetensors")
-    with pytest.raises(
-        CheckpointError, match="h.1.attn.rotary.inv_freq holds other frequencies than"
-    ):
+    with pytest.raises(CheckpointError, match="h.1.attn.rotary.inv_freq holds other frequencies"):
         bilens.load(tmp_path)
 
 

@@ -139,16 +139,14 @@ def with_bias(part, heads):
 
 
 @given(
-    st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
-    st.sampled_from(["learned", "shortformer"]),
-    st.sampled_from(["none", "rms", "layer"]),
-    st.booleans(),
-    st.integers(0, 99),
+    attention=st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
+    positions=st.sampled_from(["learned", "shortformer"]),
+    norm=st.sampled_from(["none", "rms", "layer"]),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
 )
-def test_heads_have_the_form_of_their_singular_values(attention, positions, norm, bias, seed):
-    model = random_model(
-        seed, n_layers=2, attention=attention, positions=positions, norm=norm, bias=bias
-    )
+def test_heads_have_the_form_of_their_singular_values(**settings):
+    model = random_model(n_layers=2, **settings)
     processed, report = process(model, ["factor_heads"])
     assert (report.added_biases, report.untied, report.refused) == ((), False, {})
     assert difference(model, processed) < 1e-9
@@ -163,9 +161,8 @@ def test_heads_have_the_form_of_their_singular_values(attention, positions, norm
             torch.testing.assert_close(k.mT @ k, torch.diag_embed(values))
     again, second = process(processed, ["factor_heads"])
     assert second.folded == {"factor_heads": []}
-    assert all(
-        torch.equal(a, b) for a, b in zip(processed.parameters(), again.parameters(), strict=True)
-    )
+    pairs = zip(processed.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_shortformer_keeps_the_norms_that_positions_follow():

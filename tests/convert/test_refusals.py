@@ -23,8 +23,8 @@ from bilens.convert import (
 )
 from bilens.errors import CheckpointError
 from bilens.memory import MemoryLimitError
-from bilens.tensor import BilinearTensor
 from tests.convert.foreign import IMAGES, PAPER, RELEASED, write
+from tests.convert.test_spectra import along, layer
 from tests.families import altered, tiny
 from tests.models import random_model, toy_tokenizer
 from tests.refusals import refused
@@ -81,9 +81,7 @@ FILES = {
     "bos_token_id=1000000000 in config.json, expected 0 to 29": config(bos_token_id=10**9),
     f"{NOT_COMPLETE}.*bos_token_id": config(bos_token_id="x"),
     "bos_token_id=-1 in config.json, expected 0 to 29": config(bos_token_id=-1),
-    "inv_freq holds NaN or infinite values by the settings in confi": config(
-        rope_parameters=ROTARY
-    ),
+    "inv_freq holds NaN or infinite values by the settings in": config(rope_parameters=ROTARY),
     "is quantised by some method": config(quantization_config=[1]),
     **{
         f"quantised by {name}, and what its lay": config(quantization_config={"quant_method": name})
@@ -191,9 +189,7 @@ MODELS = {
     "unknown settings for a language model of the paper.*: mlp": foreign(PAPER | {"mlp": "blp"}),
     "missing settings for .*: gated": foreign(UNGATED),
     "bilinear=False with gate=None in config.json: bilens h": foreign(PAPER | {"bilinear": False}),
-    "config.json cannot be used: d_model=16 is not a multiple of n_heads=3": foreign(
-        PAPER | {"n_head": 3}
-    ),
+    "cannot be used: d_model=16 is not a multiple of n_heads=3": foreign(PAPER | {"n_head": 3}),
     "config.json cannot be used: ": foreign(RELEASED | {"n_embd": "wide"}),
     "config.json cannot be used: d_model=0, expected a whole": foreign(IMAGES | {"d_hidden": 0}),
     "the weights cannot be read": holding({"transformer.wte.weight": Something()}),
@@ -274,25 +270,11 @@ CONVERTED = {
     "has its own activation, hidden_act='silu'": lambda: make_bilinear(tiny("llama")),
     "not bilinear yet: beta=0.125, expected 0": make_half_linear_bilinear,
     "GPT2LMHeadModel has 2 layers and 0 gated MLPs; expect": lambda: give_swish(tiny("gpt2")),
-    "hidden_act='relu' in the model's configuration; expec": use(
-        "config.hidden_act", "relu", give_swish
-    ),
-    "layers.1.mlp has the parts of an MLP but": use(
-        "model.layers.1.mlp.forward", functional.silu, give_swish
-    ),
+    "hidden_act='relu' in the model's configuration": use("config.hidden_act", "relu", give_swish),
+    "layers.1.mlp has the parts of": use("model.layers.1.mlp.forward", functional.silu, give_swish),
     "mlp='gelu' in the model's configuration; expected one that": give_swish_to_no_blocks,
 }
 test_models_that_cannot_be_converted_are_refused = refused(CONVERTED)
-
-
-def layer(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((30, 12), (30, 12), (12, 30))
-    return BilinearTensor(*(torch.randn(shape, generator=generator) for shape in shapes))
-
-
-def along(seed=1, count=23):
-    return torch.randn(count, 12, generator=torch.Generator().manual_seed(seed))
 
 
 def spectra(tensor=layer(), directions=along(), k=4, batch_size=5):  # noqa: B008
@@ -313,9 +295,7 @@ SPECTRA = {
     "holds spectra with along.* another folder": spectra(directions=along(3)),
     "holds spectra with k=4, not 3.* another folder": spectra(k=3),
     "holds spectra with directions=23, not 7.* another folder": spectra(directions=along()[:7]),
-    "holds no spectra.json; run `bilens spectra` first": lambda tmp_path: read_spectra(
-        tmp_path / "a"
-    ),
+    "holds no spectra.json; run `bilens spectra`": lambda tmp_path: read_spectra(tmp_path / "a"),
     "spectra.json is damaged and cannot be read": read_damaged_spectra,
 }
 test_the_spectra_of_something_else_stay = refused(SPECTRA, CheckpointError)

@@ -10,13 +10,19 @@ import bilens
 from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
 from bilens.residual import ResidualModel
-from tests.convert.foreign import RELEASED, VOCAB, random_state, released_shapes, write
+from tests.convert.foreign import (
+    RELEASED,
+    TOLERANCE,
+    random_state,
+    released_shapes,
+    some_ids,
+    write,
+)
 from tests.models import check_same_model
 from tests.nightly import nightly
 
 FLAGS = ("bilinear", "gated", "squared_mlp", "squared_attn", "bilinear_attn")
 ALL = [dict(zip(FLAGS, values, strict=True)) for values in product([False, True], repeat=5)]
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 def rms(x):
@@ -85,10 +91,6 @@ def reference(settings, state, ids):
         x = x + y
         x = x + mlp(settings, state, f"{name}.mlp", rms(x))
     return 30 * torch.tanh(rms(x) @ state["lm_head.weight"].T / 30)
-
-
-def some_ids(time=11):
-    return torch.randint(VOCAB, (time,), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("dtype", nightly(TOLERANCE, [torch.float64]), ids=str)

@@ -28,18 +28,14 @@ def clear(mode, ink):
     return picture
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
-
-
 @pytest.fixture
 def write_idx() -> WriteIdx:
     """Write an array as an IDX file, in gzip if the name ends so."""
 
     def write(path: Path, array: np.ndarray) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = idx_bytes(array)
+        sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+        content = bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
         return path
 

@@ -66,9 +66,7 @@ def test_class_names(tmp_path, write_set):
     assert fashion.n_classes == 10
 
 
-def test_the_environment_names_the_folder_where_data_dir_does_not(
-    tmp_path, write_set, tiny_set, monkeypatch
-):
+def test_the_environment_names_the_folder_as_default(tmp_path, write_set, tiny_set, monkeypatch):
     write_set(tmp_path / "mnist")
     monkeypatch.setenv("BILENS_DATA", str(tmp_path))
     assert_tiny(load_images("mnist"), tiny_set)

@@ -113,10 +113,8 @@ def test_samples_follow_the_probabilities(grammar, sentences):
         )
         freedom = len(possible) - 1
         # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal.
-        normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(
-            2 / (9 * freedom)
-        )
-        assert normal < 6, context
+        spread = 2 / (9 * freedom)
+        assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 6, context
 
 
 def test_every_position_has_one_kind(grammar, sentences):

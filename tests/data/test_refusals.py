@@ -87,10 +87,6 @@ def incomplete_mnist(tmp_path, write_set):
     load_images("fashion-mnist", tmp_path)
 
 
-def from_data_dir():
-    load_images("mnist", "/nowhere")
-
-
 def from_environment(monkeypatch):
     monkeypatch.setenv("BILENS_DATA", "/nowhere")
     load_images("mnist")
@@ -99,10 +95,6 @@ def from_environment(monkeypatch):
 def incomplete_stories(tmp_path):
     write(tmp_path / "tinystories" / "train.txt.gz", gzip.compress(b"train"))
     next(read_texts("tinystories", tmp_path))
-
-
-def folder_of_stories(tmp_path):
-    next(read_texts(tmp_path))
 
 
 def without_hub(monkeypatch):
@@ -169,12 +161,8 @@ ARGUMENTS = {
     "^p=0, expected a whole number, at least 1 and at most 256$": lambda: load_images("modular-0"),
     "^p=257, expected a whole number, at least 1 and at m": lambda: load_images("modular-257"),
     r"^test_images has shape \(0, 2\), expected .*2x1": lambda: load_images("modular-1"),
-    "^strength=0.5, expected a finite number, above 0.5 and below 1$": lambda: Grammar(
-        strength=0.5
-    ),
-    "^strength=1.0, expected a finite number, above 0.5 and below 1$": lambda: Grammar(
-        strength=1.0
-    ),
+    "strength=0.5, expected a finite number, above 0.5 and below 1$": lambda: Grammar(strength=0.5),
+    "strength=1.0, expected a finite number, above 0.5 and below 1$": lambda: Grammar(strength=1.0),
     "^strength=-1.0, expected a finite number, above 0.5": lambda: Grammar(strength=-1.0),
     "^ids holds a row that is not a sentence of the language; expected sentences": [
         *sentences(Grammar(), "lily ate", "[BOS] ate", "[BOS] lily tom", "[BOS] tom pie"),
@@ -241,9 +229,7 @@ FOLDERS = {
     "a/1.tiff .* it has several frames, expected one": tiff(FRAMES.getvalue()),
     "has neither the IDX files .* nor class folders with imag": images(),
     "nor class folders with images; unpack archives first": images(("notes.txt", "none")),
-    f"neither the IDX files .*{REMEDY}": [
-        images((name, b"PK")) for name in ("a.npz", "a.npy", "a.zip")
-    ],
+    f"neither the IDX .*{REMEDY}": [images((name, b"PK")) for name in ("a.npz", "a.npy", "a.zip")],
     "^[^:]*c holds no pictures; fill it, or remove it$": [
         images(*files, ("c", None)) for files in ((), (A, B, BEE))
     ],
@@ -285,7 +271,9 @@ NAMED = (
     "IDX files or of class folders with images"
 )
 SETS = {
-    "^data_dir='/nowhere' is not a folder; correct it, or leave it out$": from_data_dir,
+    "^data_dir='/nowhere' is not a folder; correct it, or leave it out$": lambda: load_images(
+        "mnist", "/nowhere"
+    ),
     "^BILENS_DATA='/nowhere' is not a folder; correct it, or leave it out$": from_environment,
     "FashionMNIST/raw lacks train-labels-idx1-ubyte, t10k-labels-idx1-ubyte; ex": incomplete_mnist,
     "t10k-labels-idx1-ubyte cannot be read as an IDX file": damaged_mnist,
@@ -296,12 +284,8 @@ SETS = {
     r": test_labels is a tensor of shape \(5, 4, 3\) and .*, expected a te": mnist({3: IMAGES[:5]}),
     r": train_labels is .* \(11,\) .* beside .*train_images \(12, 12\)": mnist({1: LABELS[1:]}),
     r": test_labels is .* \(4,\) .* beside .*test_images \(5, 12\)": mnist({3: LABELS[:4]}),
-    r": train_images has shape \(0, .*\), expected \(count, ": mnist(
-        {0: IMAGES[:0], 1: LABELS[:0]}
-    ),
-    r": train_images has shape .*, expected \(count, ": mnist(
-        {0: IMAGES[:, :0], 2: IMAGES[:5, :0]}
-    ),
+    r"train_images has shape \(0, .*\), expected \(count, ": mnist({0: IMAGES[:0], 1: LABELS[:0]}),
+    r"train_images has shape .*, expected \(count, ": mnist({0: IMAGES[:, :0], 2: IMAGES[:5, :0]}),
     ": train_labels holds 10, expected 0 to 9$": mnist({1: LABELS + 1}),
     ": test_labels holds 10, expected 0 to 9$": mnist({3: LABELS[:5] + 6}),
     **{
@@ -326,21 +310,17 @@ TEXTS = {
     "/a.txt holds no stories; leave it out$": [
         texts(content, "a.txt") for content in ("", " \n\n<|endoftext|>\n")
     ],
-    r"(?s)/a.txt cannot be read \(UnicodeDecodeError.*UTF-8.$": texts(
-        "a story".encode("utf-16"), "a.txt"
-    ),
+    r"(?s)a.txt cannot be read \(Unicode.*UTF-8.$": texts("a story".encode("utf-16"), "a.txt"),
     r"/a.txt cannot be read \(UnicodeDecodeError": texts("café".encode("latin-1"), "a.txt"),
     r"/a.txt.gz cannot be read \(BadGzipFile: .*\). Fetch it again": texts("plain", "a.txt.gz"),
-    r"/a.txt.gz cannot be read \(EOFError: ": texts(
-        gzip.compress(b"cut", mtime=0)[:-9], "a.txt.gz"
-    ),
+    r"/a.txt.gz cannot be read \(EOFError": texts(gzip.compress(b"cut", mtime=0)[:-9], "a.txt.gz"),
     r"(?s)/a.parquet cannot be read \(.*\). Fetch it again": texts("plain", "a.parquet"),
     r"(?s)/a.jsonl cannot be read \(.*\). Fetch it again": texts('{"text": "a"}\n{', "a.jsonl"),
-    "a.jsonl has the columns body, expected text or story; rename o": texts(
-        '{"body": 1}', "a.jsonl"
-    ),
+    "a.jsonl has the columns body, expected text or story; rename": texts('{"body": 1}', "a.jsonl"),
     "/a.jsonl holds '3', expected text as text$": texts('{"text": 3}', "a.jsonl"),
-    " is a folder without files .txt, .txt.gz, .parquet, .jsonl; choose anoth": folder_of_stories,
+    " is a folder without files .txt, .txt.gz, .parquet, .jsonl;": lambda tmp_path: next(
+        read_texts(tmp_path)
+    ),
     **{
         f"^data='{name}', expected grammar, deep-grammar, tinystories, or the path of a f": (
             lambda name=name: next(read_texts(name))

@@ -41,9 +41,7 @@ test_bad_input_is_named = refused(
         r"q1 is .*\(4, 9, 8\).*batch, heads, time, d_head": attend_to(0, lambda x: x[0]),
         r"v is .*kv_heads, time, d_value.*beside q1": attend_to(2, lambda x: x[:, :, :0]),
         "k1 is torch.float32 and v is torch.float64": attend_to(1, lambda x: x.float()),
-        "q1 is torch.float16 .* The range of float16 is": attend(
-            [x.half() for x in random_inputs()]
-        ),
+        "q1 is torch.float16 .* The range of float16": attend([x.half() for x in random_inputs()]),
         "q2 is on meta and v on cpu; move": attend_to(3, lambda x: x.to("meta")),
         "q1 has shape .* expected no size to be zero": attend(random_inputs(width=0)),
         "q1 has 4 heads, not a multiple of the 3": attend(QUERIES_OF_4_AND_KEYS_OF_3),

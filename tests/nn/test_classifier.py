@@ -42,14 +42,6 @@ def test_the_chain_of_tensors_is_the_model(settings):
     assert torch.allclose(hidden, model(x), rtol=1e-10, atol=1e-12)
 
 
-@given(configs)
-def test_all_eigenvectors_rebuild_the_logits(settings):
-    model = build(ClassifierConfig(**{**settings, "n_layers": 1})).double()
-    x = torch.randn(5, 12, dtype=torch.float64)
-    spectrum = model.tensor().interaction(output=range(settings["n_classes"])).eigh()
-    assert torch.allclose(spectrum(x), model(x), rtol=1e-10, atol=1e-11)
-
-
 def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_it():
     norm, batches = ScalarNorm(), [torch.randn(4, 7) * size for size in (1.0, 5.0, 2.0)]
     assert torch.equal(norm.eval()(batches[0]), batches[0])

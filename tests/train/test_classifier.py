@@ -80,9 +80,7 @@ def test_a_run_holds_what_is_needed(trained):
 
 
 @pytest.mark.parametrize("steps", nightly([1, 10, 23, 40], [23, 40]))
-def test_ctrl_c_then_resume_ends_where_an_uninterrupted_run_ends(
-    trained, tmp_path, monkeypatch, steps
-):
+def test_ctrl_c_then_resume_ends_as_an_uninterrupted_run(trained, tmp_path, monkeypatch, steps):
     _, straight, expected = trained
     with monkeypatch.context() as patch:
         stop_after(patch, steps)
@@ -115,9 +113,7 @@ def test_resume_refuses_other_settings(trained, tmp_path):
     with pytest.raises(CheckpointError, match="Nothing to resume.*Train without --resume"):
         train(tmp_path, resume=True)
     run = trained[0]
-    with pytest.raises(
-        CheckpointError, match="trained with weight_decay=0.5, not weight_decay=0.1"
-    ):
+    with pytest.raises(CheckpointError, match="with weight_decay=0.5, not weight_decay=0.1"):
         train(run, replace(BRIEF, weight_decay=0.1), resume=True)
     with pytest.raises(CheckpointError, match=r"epochs=3, not epochs=1. .* \(only epochs may grow"):
         train(run, replace(BRIEF, epochs=1), resume=True)
@@ -129,9 +125,7 @@ def test_resume_refuses_other_settings(trained, tmp_path):
 def test_a_finished_run_stays_as_it_is(trained, caplog):
     run, model, history = trained
     before = times(run)
-    message = (
-        "holds training.json and config.json and model.safetensors already.*--resume.*--output"
-    )
+    message = "holds training.json and config.json and model.safetensors already.*--resume.*--out"
     with pytest.raises(CheckpointError, match=message):
         train(run)
     again, same = train(run, resume=True)
@@ -145,9 +139,7 @@ def test_a_finished_run_stays_as_it_is(trained, caplog):
 def test_divergence_is_an_error_and_saves_no_model(tmp_path, rate):
     """At the higher rate the one step of the training has a finite loss still."""
     wild = ClassifierTraining(epochs=1, learning_rate=rate, batch_size=2000 if rate > 1e9 else 64)
-    with pytest.raises(
-        BilensError, match=r"loss became infinite or NaN in epoch 1 of seed 0.*rate"
-    ):
+    with pytest.raises(BilensError, match=r"loss became infinite or NaN in epoch 1 of seed 0"):
         train(tmp_path, wild)
     assert not (tmp_path / "model.safetensors").exists()
     assert not (tmp_path / "checkpoints").exists()

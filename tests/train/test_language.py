@@ -69,9 +69,8 @@ def test_muon_trains_by_the_same_schedule(tmp_path):
     start, _ = train(tmp_path / "one", replace(TRAINING, optimizer="muon", epochs=0.2, warmup=0.9))
     torch.manual_seed(TRAINING.seed)
     fresh = LanguageModel(start.config)
-    assert all(
-        torch.equal(a, b) for a, b in zip(start.parameters(), fresh.parameters(), strict=True)
-    )
+    pairs = zip(start.parameters(), fresh.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(model.W_E, fresh.W_E)
 
 
@@ -202,9 +201,7 @@ def test_there_has_to_be_something_to_resume(tmp_path, trained):
     run = trained[0]
     with pytest.raises(CheckpointError, match="with learning_rate=0.01, not learning_rate=0.1"):
         train(run, replace(TRAINING, learning_rate=0.1), resume=True)
-    with pytest.raises(
-        CheckpointError, match=r"with d_hidden=20, not d_hidden=24. Resume with the"
-    ):
+    with pytest.raises(CheckpointError, match=r"with d_hidden=20, not d_hidden=24. Resume with"):
         train(run, config=small_config(d_hidden=24), resume=True)
 
 

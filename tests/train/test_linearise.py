@@ -205,7 +205,7 @@ def test_a_model_that_was_made_bilinear_before_is_refused():
     model = tiny("llama")
     give_swish(model)
     with pytest.raises(
-        BilensError, match="the model is bilinear already, at least in part; expected a model wit"
+        BilensError, match="the model is bilinear already, at least in part; expected"
     ):
         linearise(model, texts(3), texts(3))
 
@@ -213,9 +213,7 @@ def test_a_model_that_was_made_bilinear_before_is_refused():
 def test_a_distillation_that_diverges_and_weights_that_are_nan():
     model = tiny("llama", dtype=torch.float32)
     how = Distillation(steps=20, batch_size=32, learning_rate=1e12)
-    with pytest.raises(
-        BilensError, match="The (loss|weights) became .* by step .*; lower learning_rate"
-    ):
+    with pytest.raises(BilensError, match="The (loss|weights) became .* by step .*; lower"):
         linearise(model, texts(3), texts(3), alone=False, distillation=how)
     model.model.norm.weight.data[3] = torch.nan
     with pytest.raises(CheckpointError, match="model.norm.weight holds NaN or infinite values"):

@@ -138,20 +138,14 @@ TRAINED = {
     "64 pixels and 10 classes; the model reads 32": lambda: train_classifier(
         ClassifierConfig(32, 10), digits(), BRIEF
     ),
-    "resume=True needs the run directory": lambda: train_classifier(
-        CLASSIFIER, digits(), BRIEF, resume=True
-    ),
+    "needs the run directory": lambda: train_classifier(CLASSIFIER, digits(), BRIEF, resume=True),
     r"seeds=\[1, 1\], expected at least one and none of them": lambda: train_classifiers(
         CLASSIFIER, digits(), BRIEF, [1, 1]
     ),
     "tokenizer of grammar has 72 tokens; the model has vocab_size=5": train_words(vocab_size=5),
     "texts of grammar are 8 tokens long; the model has n_ctx=4": train_words(n_ctx=4),
-    "batch_size=8 cannot be shared out evenly over 1 proc": train_words(
-        replace(WORDS, accumulate=3)
-    ),
-    "batch_size=100000, expected at most 40, the texts of gr": train_words(
-        replace(WORDS, batch_size=100_000)
-    ),
+    "batch_size=8 cannot be shared out evenly over 1": train_words(replace(WORDS, accumulate=3)),
+    "batch_size=100000, expected at most 40": train_words(replace(WORDS, batch_size=100_000)),
 }
 test_what_cannot_be_trained_is_named = refused(TRAINED)
 CONVERTED = {
