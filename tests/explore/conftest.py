@@ -5,9 +5,15 @@ import pytest
 from bilens.convert import save_model
 from bilens.data import Grammar
 from bilens.explore import explorer
+from bilens.explore.flows import FlowView
 from bilens.files import write_json
 from tests.explore.browser import served
-from tests.models import digit_model, random_model
+from tests.models import digit_model, grammar_view, random_model
+
+
+@pytest.fixture(scope="session")
+def flows():
+    return FlowView(grammar_view(n_layers=2), "once lily ate")
 
 
 @pytest.fixture(scope="session")

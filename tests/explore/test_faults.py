@@ -39,10 +39,6 @@ def asked(task: str) -> list[Question]:
     ]
 
 
-def circuit_page(path: Path) -> None:
-    write_report(path, [circuit(view_of(n_layers=2), asked(""))], title=ABOUT)
-
-
 def tasks_page(path: Path) -> None:
     model = view_of(n_layers=2)
     questions = []
@@ -60,16 +56,16 @@ def summary_page(path: Path) -> None:
     write_report(path, [summary], title="grammar, read from its weights")
 
 
-def classifier_page(path: Path) -> None:
-    write_report(path, [read_bonds(small_model(n_layers=2), digits())], title="digits")
-
-
 PAGES = {
     "flow": flow_page,
-    "circuit": circuit_page,
+    "circuit": lambda path: write_report(
+        path, [circuit(view_of(n_layers=2), asked(""))], title=ABOUT
+    ),
     "tasks": tasks_page,
     "summary": summary_page,
-    "classifier": classifier_page,
+    "classifier": lambda path: write_report(
+        path, [read_bonds(small_model(2), digits())], title="digits"
+    ),
 }
 WINDOWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 OPEN = "document.querySelectorAll('details').forEach((e) => { e.open = true; })"

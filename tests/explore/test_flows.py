@@ -11,20 +11,16 @@ from bilens.explore.flows import LARGEST, FlowOf, FlowView, _minus
 from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
+from bilens.sections import signed
 from tests.explore.browser import visiting
 from tests.models import grammar_view
 
 TEXT = "once lily ate"
 
 
-@pytest.fixture(scope="module")
-def view() -> FlowView:
-    return FlowView(grammar_view(n_layers=2), TEXT)
-
-
-def test_the_graph_is_that_of_the_flow(view):
-    text, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
-    expected = flow(view.model, TEXT, TokenDirection("lily", ("tom", "ben")))
+def test_the_graph_is_that_of_the_flow(flows):
+    text, graph = flows.page(FlowOf(TEXT, "lily", ("tom", "ben")))
+    expected = flow(flows.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
     assert "Of &quot;lily&quot;, &quot;tom&quot; and &quot;ben&quot; the model prefers " in text
     assert (
@@ -53,13 +49,13 @@ def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():
         ({"replace": "lily=tom", "target": "probability"}, "once tom ate"),
     ],
 )
-def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, against):
+def test_the_second_run_is_given_in_the_ways_of_the_command(flows, options, against):
     of = FlowOf(TEXT, "lily", ("tom",), **options)
-    view.check(of)
-    text, graph = view.page(of)
-    against = view.model.W_E.mean(0) if against is None else against
+    flows.check(of)
+    text, graph = flows.page(of)
+    against = flows.model.W_E.mean(0) if against is None else against
     target = options.get("target", "logit")
-    expected = flow(view.model, TEXT, "lily", minus="tom", against=against, target=target)
+    expected = flow(flows.model, TEXT, "lily", minus="tom", against=against, target=target)
     content = json.loads(graph)
     assert content["value"] == pytest.approx(expected.value)
     assert content["values"] == pytest.approx(expected.values)
@@ -78,59 +74,57 @@ def test_the_mean_is_that_of_the_texts():
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
 
 
-def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
-    _, graph = view.page(FlowOf(TEXT))
-    logits = view.model.logits(view.model.ids(TEXT)[None])[0, -1]
+def test_without_tokens_it_is_the_likeliest_minus_the_next(flows):
+    _, graph = flows.page(FlowOf(TEXT))
+    logits = flows.model.logits(flows.model.ids(TEXT)[None])[0, -1]
     best = logits.topk(2)
-    names = view.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
+    names = flows.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
     assert json.loads(graph)["number"] == f'"{names[0]}" minus "{names[1]}"'
-    assert json.loads(graph)["value"] == pytest.approx(
-        float(best.values @ torch.tensor([1.0, -1.0]).double())
-    )
+    assert json.loads(graph)["value"] == pytest.approx(float(best.values[0] - best.values[1]))
 
 
 @pytest.mark.parametrize(("count", "against"), [(1, ""), (3, "once tom ate")])
-def test_nodes_are_removed_from_the_running_model(view, count, against):
+def test_nodes_are_removed_from_the_running_model(flows, count, against):
     of = FlowOf(TEXT, "lily", against=against)
-    reading = view.split(of)
+    reading = flows.split(of)
     nodes = [node for node in reading.page.nodes if node.removable][:count]
     names = [node.name for node in nodes]
     removed = [node for node in reading.flow.nodes if node.name(reading.flow.tokens) in names]
-    result = remove(view.model, reading.flow, removed)
-    message_part = view.removed(of, tuple(node.name for node in nodes))
+    result = remove(flows.model, reading.flow, removed)
+    message_part = flows.removed(of, tuple(node.name for node in nodes))
     assert f"a change of {result.actual:+#.3g}. The flow" in message_part
     assert f"predicts {result.predicted:+#.3g}" in message_part
     if count > 1:
-        assert f"and {reading.flow.value + result.actual:+#.3g} without" in message_part
+        assert f"and {signed(reading.flow.value + result.actual, '#.3g')} without" in message_part
     logit = reading.page.nodes[0].name
-    assert view.removed(of, ("no such node",)) == view.removed(of, (logit,)) == ""
-    assert view.removed(FlowOf("", "lily"), (nodes[0].name,)) == ""
+    assert flows.removed(of, ("no such node",)) == flows.removed(of, (logit,)) == ""
+    assert flows.removed(FlowOf("", "lily"), (nodes[0].name,)) == ""
 
 
-def test_tokens_that_come_twice_are_told_apart(view):
-    names = [node.name for node in view.split(FlowOf("lily ate lily ate", "kite")).page.nodes]
+def test_tokens_that_come_twice_are_told_apart(flows):
+    names = [node.name for node in flows.split(FlowOf("lily ate lily ate", "kite")).page.nodes]
     assert len({*names}) == len(names)
     assert {name for name in names if name.startswith("token@")} == {
         f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)
     }
 
 
-def test_what_would_take_minutes_is_refused(view, monkeypatch):
-    n = len(view.model.ids(TEXT))
-    assert view.start == TEXT
-    monkeypatch.setattr(view, "cost", LARGEST / (n - 1))
+def test_what_would_take_minutes_is_refused(flows, monkeypatch):
+    n = len(flows.model.ids(TEXT))
+    assert flows.start == TEXT
+    monkeypatch.setattr(flows, "cost", LARGEST / (n - 1))
     message = rf"{n} tokens would take minutes: .* width 16 up to {n - 1} are split here"
     with pytest.raises(StateError, match=message):
-        view.check(FlowOf(TEXT))
-    view.check(FlowOf(""))
-    assert "press Enter" in view.page(FlowOf(""))[0]
+        flows.check(FlowOf(TEXT))
+    flows.check(FlowOf(""))
+    assert "press Enter" in flows.page(FlowOf(""))[0]
     with pytest.raises(StateError, match=r"second 2 tokens \|once\|lily\|\. The"):
-        view.check(FlowOf(TEXT, against="once lily"))
+        flows.check(FlowOf(TEXT, against="once lily"))
 
 
-def test_a_large_model_waits_for_a_text(view, monkeypatch):
+def test_a_large_model_waits_for_a_text(flows, monkeypatch):
     monkeypatch.setattr("bilens.explore.flows.AT_ONCE", 1.0)
-    assert FlowView(view.model, TEXT).start == ""
+    assert FlowView(flows.model, TEXT).start == ""
 
 
 def test_a_flow_is_followed_in_the_browser(language_site, browser):

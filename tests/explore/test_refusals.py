@@ -4,7 +4,8 @@ from functools import cache
 
 from PIL import Image
 
-from bilens.explore.flows import FlowOf, FlowView
+from bilens.explore import explorer
+from bilens.explore.flows import FlowOf
 from bilens.explore.pages import LanguagePage
 from bilens.explore.screen import StateError, read_address
 from bilens.explore.sketchpad import read_sketch, unpack_input
@@ -17,17 +18,12 @@ TEXT = "once lily ate"
 
 
 @cache
-def flows() -> FlowView:
-    return FlowView(grammar_view(n_layers=2), TEXT)
-
-
-@cache
 def page() -> LanguagePage:
     return LanguagePage(grammar_view(), small_corpus())
 
 
 def asked(*question):
-    return lambda: flows().check(FlowOf(*question))
+    return lambda flows: flows.check(FlowOf(*question))
 
 
 def state(*fields):
@@ -70,6 +66,17 @@ TYPED = {
     ],
 }
 test_what_is_not_there_is_said_where_it_was_typed = refused(TYPED, StateError)
+test_where_it_cannot_listen_it_says_so = refused(
+    {
+        f"{words}": lambda image_run, place=place: explorer(image_run).launch(**place, wait=False)
+        for words, place in (
+            ("port=99999, expected a whole number, 1 to 65535", {"port": 99999}),
+            ("port=0, expected a whole number, 1 to 65535", {"port": 0}),
+            ("host=nope.invalid, port=None cannot be listened on: ", {"host": "nope.invalid"}),
+            ("port=7999 cannot be listened", {"host": "203.0.113.1", "port": 7999}),
+        )
+    }
+)
 test_what_is_no_number_is_refused = refused(
     {
         "saved: .* is not a whole number": [

@@ -58,10 +58,6 @@ def test_a_packed_drawing_is_exact_to_a_level():
     assert torch.allclose(unpack_input(pack_drawing(x), digits()), x, atol=0.5 / 255 + 1e-6)
 
 
-def read_png(address: str) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
-
-
 def status(address: str) -> int:
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
@@ -124,7 +120,8 @@ def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser)
         page = visit.open(address, READY)
         page.wait_for_timeout(300)
         x = unpack_input(text, digits()).reshape(8, 8)
-        ink = ink_of(read_png(page.evaluate(SHEET)))
+        shown = base64.b64decode(page.evaluate(SHEET).partition(",")[2])
+        ink = ink_of(Image.open(io.BytesIO(shown)))
         cells = torch.tensor(ink).reshape(8, 35, 8, 35).mean((1, 3))
         assert torch.allclose(cells.float(), x, atol=0.02)
 

@@ -198,8 +198,7 @@ CELLS = ".list tbody tr:not(.sum) td"
 
 
 @pytest.fixture(scope="module")
-def page_of_two_texts(tmp_path_factory):
-    view = view_of(n_layers=2)
+def page_of_two_texts(view, tmp_path_factory):
     split = flow(view, random_text(), "t3", minus="t4", against=OTHER)
     content = flow_page(split, number="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"

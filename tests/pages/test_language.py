@@ -19,8 +19,7 @@ from bilens.read.language import (
     read_ngrams,
 )
 from bilens.residual import ResidualModel
-from tests.families import family_view
-from tests.models import VOCAB, random_model, random_text, toy_tokenizer, view_of
+from tests.models import VOCAB, random_model, random_text, toy_tokenizer
 
 ATTACK = "<script>alert(1)</script>"
 
@@ -82,9 +81,8 @@ def test_the_strongest_token_has_full_colour(page):
     assert page.count("<summary>") > 4
 
 
-def test_a_direction_shows_the_ends_of_its_spectrum():
-    model = view_of()
-    result = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
+def test_a_direction_shows_the_ends_of_its_spectrum(view):
+    result = read_direction(view, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
     values = result.all_eigenvectors.values.sort(descending=True).values
     assert result.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
     for number, several in enumerate(result.contexts):
@@ -93,10 +91,9 @@ def test_a_direction_shows_the_ends_of_its_spectrum():
         assert (context.activation > 0) == (number < 2)
 
 
-def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):
-    model = family_view("llama")
+def test_a_model_without_a_tensor_has_a_page_that_says_so(llama, tmp_path):
     reading = read_language(
-        model, corpus(toy_tokenizer()), [TokenDirection("t3")], layer=1, among=10
+        llama, corpus(toy_tokenizer()), [TokenDirection("t3")], layer=1, among=10
     )
     assert reading.directions == []
     figures = write_report(tmp_path / "report.html", [reading], title="Llama")
@@ -107,12 +104,11 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path):
     assert body.count("<h2>Heads of layer 1") == 1
 
 
-def test_tables_hold_tokens_and_the_value():
-    model = view_of()
-    result = read_ngrams(model, "t3", layer=0, k=4)
+def test_tables_hold_tokens_and_the_value(view):
+    result = read_ngrams(view, "t3", layer=0, k=4)
     table = ngram_table(result.heads[0], "head")
     assert table.header == ["earlier token", "present token", "logits"]
-    assert ngram_table(bigrams(model, layer=0), "mlp").header == ["input", "output", "logits"]
+    assert ngram_table(bigrams(view, layer=0), "mlp").header == ["input", "output", "logits"]
     after = result.following
     table = ngram_table(after, "after")
     assert table.header == ["token", "logits"]
