@@ -79,9 +79,7 @@ def test_a_model_that_does_not_add():
     reading = read_fourier(adding_model(13, {2: 1.0}), least=1.0 - 1e-6)
     assert reading.frequencies == (2,)
     assert reading.accuracy_removed < 0.5
-    with pytest.raises(
-        BilensError, match="^The model has 9 pixels and 3 classes, expected twice as"
-    ):
+    with pytest.raises(BilensError, match="^The model has 9 pixels and 3 classes, expected twice"):
         read_fourier(ImageClassifier(ClassifierConfig(9, 3, 4)))
     with pytest.raises(NotBilinearError, match="norm"):
         read_fourier(ImageClassifier(ClassifierConfig(6, 3, 4, norm="rms")))

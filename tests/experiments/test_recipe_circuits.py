@@ -151,12 +151,11 @@ def test_the_measure_of_a_model_that_only_adds_is_known():
     assert numbers["bad"]["CMD"]["low"] == numbers["bad"]["CMD"]["high"]
 
 
-def test_edges_are_ranked_and_measured_like_parts():
-    view = ResidualModel(tiny("llama"), toy_tokenizer())
+def test_edges_are_ranked_and_measured_like_parts(llama):
     texts = (("t1 t2 t3", "t1 t7 t3"), ("t2 t2 t9", "t2 t7 t9"), ("t3 t2 t1", "t3 t7 t1"))
-    cases = Cases.of(view, [Question(text, "t3", ("t7",), against) for text, against in texts])
+    cases = Cases.of(llama, [Question(text, "t3", ("t7",), against) for text, against in texts])
     split = Split("", cases.some([0, 1]), cases.some([2]), cases.some([2]))
-    result = recipe.compared_edges(view, split)
+    result = recipe.compared_edges(llama, split)
     assert set(result["rises"]) == {
         "gradient (AtP)",
         "EAP-IG inputs",
@@ -171,11 +170,10 @@ def test_edges_are_ranked_and_measured_like_parts():
     assert sorted(ranks[exists].tolist()) == list(range(1, int(exists.sum()) + 1))
 
 
-def test_a_circuit_is_a_graph_as_mib_reads_it():
-    view = ResidualModel(tiny("llama"), toy_tokenizer())
-    ranks = torch.arange(view.n_layers * (view.n_heads + 1)).reshape(view.n_layers, -1)
-    graph = recipe.mib_graph(view, ["head.0.1", "mlp.1"], ranks)
-    assert graph["cfg"]["n_heads"] == view.n_heads
+def test_a_circuit_is_a_graph_as_mib_reads_it(llama):
+    ranks = torch.arange(llama.n_layers * (llama.n_heads + 1)).reshape(llama.n_layers, -1)
+    graph = recipe.mib_graph(llama, ["head.0.1", "mlp.1"], ranks)
+    assert graph["cfg"]["n_heads"] == llama.n_heads
     nodes = graph["nodes"]
     assert {name for name, node in nodes.items() if node["in_graph"]} == {
         *("input", "a0.h1", "m1", "logits")

@@ -135,9 +135,7 @@ def test_the_recipe_has_a_row_for_each_architecture(tmp_path, monkeypatch):
     assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
     rows = outcome.numbers["architectures"]
     names = [row["architecture"] for row in rows]
-    assert names[:4] == [
-        f"{mlp}-{attention}-20" for mlp in compare.MLPS for attention in compare.ATTENTIONS
-    ]
+    assert names[:4] == [f"{mlp}-{a}-20" for mlp in compare.MLPS for a in compare.ATTENTIONS]
     # Bilinear attention has more parameters, and comes again with fewer hidden units; a ReLU
     # without a gate has fewer, and comes with more.
     assert len(names) == 7

@@ -8,7 +8,6 @@ import torch
 from experiments.context import RecipeContext
 from sklearn.metrics import roc_auc_score
 
-from bilens.errors import DataError
 from bilens.read.flow import edit
 from bilens.residual import ResidualModel
 from experiments import tensor_readings as readings
@@ -74,11 +73,6 @@ def test_every_variant_is_compared_with_the_original(data):
     }
     assert rows["control"][1]["kl"] == pytest.approx(0, abs=1e-5)
     assert all(row["kl"] > 1e-6 for row in rows["both"][1:])
-
-
-def test_the_model_has_to_be_there(tmp_path):
-    with pytest.raises(DataError, match=r"stories260K.bin is missing"):
-        recipe.run(RecipeContext("small", tmp_path, tmp_path))
 
 
 def test_readings_of_tensors_are_tables(data, monkeypatch):

@@ -29,7 +29,7 @@ from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from experiments import larger_story, story
 from tests.experiments.tiny import check_rows
-from tests.models import random_model
+from tests.models import grammar_view
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
 
@@ -137,10 +137,13 @@ def test_validation_loss_is_a_mean_over_all_texts(tmp_path):
     )
 
 
-def grammar_model(**parts) -> ResidualModel:
-    grammar = Grammar()
-    model = random_model(vocab_size=len(grammar.vocabulary), **parts)
-    return ResidualModel(model, grammar.tokenizer())
+def model_of_rules(**parts):
+    """Return a view without weights but its embedding, which is the identity, and its numbers."""
+    view = grammar_view(n_heads=4, **parts)
+    for parameter in view.model.parameters():
+        parameter.zero_()
+    view.model.W_E.copy_(torch.eye(*view.model.W_E.shape))
+    return view, {word: i for i, word in enumerate(Grammar().vocabulary)}
 
 
 class Oracle:
@@ -154,22 +157,16 @@ def test_the_truth_has_no_divergence_from_itself():
     ids = Grammar().sample(20, 16, seed=1)
     result = divergence(Oracle(), Grammar(), ids)
     assert max(abs(value) for value in result.values()) < 1e-9
-    other = divergence(grammar_model(), Grammar(), ids)
+    other = divergence(grammar_view(), Grammar(), ids)
     assert min(other.values()) > 0.1
 
 
 @torch.no_grad()
 def test_a_model_that_is_all_bigrams_has_them_found():
     grammar = Grammar()
-    size = len(grammar.vocabulary)
-    view = grammar_model(d_model=size + size % 4, n_heads=4)
-    model = view.model
-    for parameter in model.parameters():
-        parameter.zero_()
-    model.W_E.copy_(torch.eye(*model.W_E.shape))
-    number = {word: i for i, word in enumerate(grammar.vocabulary)}
+    view, number = model_of_rules(d_model=72)
     for first, second in grammar.bigrams[:7]:
-        model.W_U[number[first], number[second]] = 1
+        view.model.W_U[number[first], number[second]] = 1
     assert found_bigrams(view, grammar) >= 0.7
     assert found_trigrams(view, grammar) < 0.5
 
@@ -177,15 +174,10 @@ def test_a_model_that_is_all_bigrams_has_them_found():
 @torch.no_grad()
 def test_verbs_that_look_at_names_are_found():
     grammar = Grammar()
-    size = len(grammar.vocabulary)
-    view = grammar_model(d_model=size, n_heads=4, positions="none")
-    model = view.model
-    for parameter in model.parameters():
-        parameter.zero_()
-    model.W_E.copy_(torch.eye(size))
-    number = {word: i for i, word in enumerate(grammar.vocabulary)}
+    view, number = model_of_rules(d_model=72, positions="none")
     for head, verbs in ((1, ("sang", "ate", "lost")), (3, ("lost", "found"))):
-        unit, attn = head * model.blocks[0].attn.d_head, model.blocks[0].attn
+        attn = view.model.blocks[0].attn
+        unit = head * attn.d_head
         attn.query.weight[unit, [number[verb] for verb in verbs]] = 1
         attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
     result = found_pairs(view, grammar)
@@ -195,13 +187,8 @@ def test_verbs_that_look_at_names_are_found():
 @torch.no_grad()
 def test_the_flow_of_a_rule_is_on_its_nodes():
     grammar = Grammar()
-    size = len(grammar.vocabulary)
-    view = grammar_model(d_model=size, n_heads=4, positions="none")
+    view, number = model_of_rules(d_model=72, positions="none")
     model, attn = view.model, view.model.blocks[0].attn
-    for parameter in model.parameters():
-        parameter.zero_()
-    model.W_E.copy_(torch.eye(size))
-    number = {word: i for i, word in enumerate(grammar.vocabulary)}
     # One head moves the name to the verb, where it raises what it ate.
     attn.query.weight[0, number["ate"]] = 1
     for unit, name in enumerate(dict.fromkeys(name for name, _, _ in grammar.skip_trigrams)):

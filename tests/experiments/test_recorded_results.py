@@ -54,6 +54,7 @@ def test_a_file_has_the_run_and_its_numbers(tmp_path):
         (replace(ROW, value="17; 1.02"), "value='17; 1.02', expected a number"),
         (replace(ROW, baselines={"PCA": "0.1"}), "PCA='0.1', expected a number"),
         (replace(ROW, low=float("nan")), "low=nan, expected a finite number"),
+        (replace(ROW, low="0.81"), "low='0.81', expected a number"),
         (replace(ROW, held=0.5), "held=0.5, expected true, false or nothing"),
     ],
 )
