@@ -133,22 +133,6 @@ def test_a_file_of_a_model_is_no_folder(command, name, here, capsys):
     assert f"model/{name} is a file, expected the folder of a model, such as model" in message
 
 
-@pytest.mark.parametrize(
-    ("words", "needed"),
-    [
-        ("images --paths 3", "a model of several layers, without --bonds"),
-        ("images --bonds --basis pixels", "a model of one layer, without --bonds"),
-        ("deep --basis pixels", "a model of one layer, without --bonds"),
-        ("deep --bonds --paths 3", "a model of several layers, without --bonds"),
-        ("deep --drop 0.1", "--bonds"),
-        ("images --metric weights", "--bonds"),
-    ],
-)
-def test_what_an_option_needs_is_said(words, needed, here, capsys):
-    message = outcome(["decompose", *words.split()], capsys)
-    assert f"has no effect here, expected {needed}; leave it out" in message
-
-
 READ = {
     "model": ["ngrams", "damaged", "--token", "t3"],
     "deep": ["decompose", "damaged", "--paths", "5"],

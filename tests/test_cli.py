@@ -111,6 +111,11 @@ def test_whole_numbers_may_be_short(text, number):
         ("decompose void", "void is not a directory here"),
         ("report run --data void", "name='void', expected digits"),
         ("process run", "run holds ImageClassifier, expected a language model; bilens.load"),
+        ("flow story --prompt 日本語 --token she", "text='日本語' holds no token"),
+        ("flow storie --prompt a --token she", "Did you mean story, the model that comes with"),
+        ("report story --token grl", "token='grl', expected a single token"),
+        ("ngrams story --token grl --layer 0", "it is cut into |gr|##l|; the nearest are girl"),
+        ("circuit story", "nothing is asked; expected either --prompt TEXT"),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
@@ -119,8 +124,11 @@ def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
 
 
 def test_options_of_a_model_of_the_other_depth_are_refused(run, deep_run, capsys):
-    for of, option, value in ((run, "paths", "5"), (deep_run, "basis", "pixels")):
-        message = f"--{option}={value} has no effect here, expected a model of"
+    for of, option, value, needed in (
+        (run, "paths", "5", "several layers"),
+        (deep_run, "basis", "pixels", "one layer"),
+    ):
+        message = f"--{option}={value} has no effect here, expected a model of {needed}, without"
         assert message in refusal(capsys, "decompose", of, f"--{option}", value)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import bilens
 from bilens.cli import main
 from bilens.shipped import STORY as SHIPPED
 from tests.command_line import in_json, refusal
@@ -34,11 +33,6 @@ def run(tmp_path_factory):
 
 def shown(capsys) -> str:
     return " ".join(capsys.readouterr().out.split())
-
-
-def test_a_trained_run_loads(run):
-    assert bilens.load(run).d_model == 16
-    assert json.loads((run / "training.json").read_text())["data"].endswith("stories.txt")
 
 
 def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
@@ -108,21 +102,6 @@ def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
     assert "--width=240 is that of a figure; add --figure" in refusal(capsys, *command)
 
 
-def test_numbers_come_as_json(run, tmp_path, capsys):
-    for command, options, wanted in (
-        ("ngrams", ["--token", "girl"], "before girl"),
-        ("heads", ["--heads", "1", "--k", "3"], "head 0.1 raises"),
-        ("contexts", ["--token", "girl", "--eigenvectors", "1", "--k", "1"], "token"),
-        ("generate", ["--tokens", "2"], "text"),
-        (
-            "flow",
-            ["--prompt", "once upon a", "--token", "girl", "--output", tmp_path / "f.html"],
-            "nodes",
-        ),
-    ):
-        assert in_json(capsys, command, run, *options)[wanted], command
-
-
 def test_generate_goes_on_with_the_prompt(run, capsys):
     for temperature in ("0", "1e-300", "1"):
         main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
@@ -157,21 +136,6 @@ def test_the_model_that_comes_with_bilens_has_its_name_alone(tmp_path, monkeypat
     assert "story does not say what it was trained on" in refused
     for text in (page, Path("flow.html").read_text(), refused):
         assert str(SHIPPED) not in text
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("flow story --prompt 日本語 --token she", "text='日本語' holds no token"),
-        ("flow storie --prompt a --token she", "Did you mean story, the model that comes with"),
-        ("report story --token grl", "token='grl', expected a single token"),
-        ("ngrams story --token grl --layer 0", "it is cut into |gr|##l|; the nearest are girl"),
-        ("circuit story", "nothing is asked; expected either --prompt TEXT"),
-    ],
-)
-def test_what_new_users_mistype_is_said(command, message, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert message in refusal(capsys, *command.split())
 
 
 FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the"]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import bilens
+from tests.source import SOURCE
 
 ROOT = Path(__file__).parents[1]
-SOURCE = Path(bilens.__file__).parent
 
 
 def test_every_room_has_its_reference():

@@ -380,20 +380,7 @@ def test_passes_of_two_models_do_not_wait_for_each_other():
         with Meeting(number):
             Pass.of(view, TEXT)
 
-    errors = []
-
-    def run(number):
-        try:
-            read(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    assert side_by_side(lambda: read(0), lambda: read(1)) == []
 
 
 def test_layers_that_are_called_by_name_have_the_same_readings():

@@ -18,7 +18,7 @@ from bilens.options import token_list
 from bilens.pages.page import report
 from bilens.question_files import written_names
 from tests.command_line import refusal
-from tests.models import digits, grammar_view, small_corpus, view_of
+from tests.models import digits, grammar_view, small_corpus
 
 FUTURE = """
 from __future__ import annotations
@@ -46,10 +46,9 @@ def test_readings_of_bilens_say_what_their_options_are(name):
     assert name in COMMANDS
 
 
-def test_plain_settings_become_arguments():
-    model = view_of(n_layers=2)
+def test_plain_settings_become_arguments(view):
     settings = {"token": "t3", "minus": "t4,t5", "layer": 1, "k": 3, "among": 10, "unknown": 1}
-    reading = find_analysis("ngrams").run(model, settings, nothing)
+    reading = find_analysis("ngrams").run(view, settings, nothing)
     assert str(reading.direction) == "t3 minus t4, t5"
     assert (reading.layer, len(reading.preceding["token"])) == (1, 3)
     tokens = {f"t{number}" for number in range(10)}
@@ -99,12 +98,11 @@ def test_texts_and_images_that_are_loaded_are_taken():
     assert len(reading.contexts[0]) == 2
 
 
-def test_a_model_of_another_kind_is_named():
-    model = view_of()
+def test_a_model_of_another_kind_is_named(view):
     with pytest.raises(BilensError, match="runs/a holds ResidualModel, and `bilens bonds` reads"):
-        find_analysis("bonds").run(model, {}, nothing, source="runs/a")
+        find_analysis("bonds").run(view, {}, nothing, source="runs/a")
     with pytest.raises(BilensError, match="ngrams needs token: "):
-        find_analysis("ngrams").run(model, {}, nothing)
+        find_analysis("ngrams").run(view, {}, nothing)
 
 
 def test_an_unknown_type_of_model_reads_as_its_name():

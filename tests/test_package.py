@@ -23,6 +23,7 @@ from bilens.cli.running import BIBTEX
 from bilens.kernels.attention import TRITON
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 
 # What `python -m build --no-isolation` does in five processes.
@@ -100,9 +101,8 @@ def required(lines, name):
 
 
 def test_the_extra_for_gpus_resolves_with_builds_for_cuda():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["gpu"]]
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *extras["gpu"]]
     allowed = [torch for torch in CUDA_TRITON if torch in required(lines, "torch")]
     assert allowed
     for torch in allowed:
@@ -142,9 +142,6 @@ def conflicts(lines):
     return found
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
 def test_the_constraints_hold_for_the_oldest_python():
     """Debian's Python is 3.11.2: a pin for 3.11.5 stops the install with a riddle."""
     (floor,) = SpecifierSet(PROJECT["requires-python"])
@@ -178,11 +175,10 @@ def test_the_torch_of_make_resolves_with_the_constraints():
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     # gradio and triton have bounds of their own, and are not in the wheel's tests.
-    required = [*project["dependencies"], *extras["train"], *extras["figures"], *extras["gguf"]]
-    assert len(project["dependencies"]) == 10
+    required = [*PROJECT["dependencies"], *extras["train"], *extras["figures"], *extras["gguf"]]
+    assert len(PROJECT["dependencies"]) == 10
     bounds = {(r := Requirement(line)).name: str(r.specifier) for line in required}
     lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
     oldest = [Requirement(line) for line in lines if not line.startswith("#")]

@@ -16,7 +16,6 @@ from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
 from bilens.shipped import TASKS, task_names
 from tests.command_line import refusal
-from tests.models import view_of
 
 ROWS = [
     ("The keys", (" are",), (" is",), "The key", "number", "short"),
@@ -161,32 +160,22 @@ def test_pairs_have_two_texts(tmp_path, line, message):
 
 GOOD = "t3 t2 t3 t4\tt5\tt6\tt3 t7 t3 t4\n"
 FAULTS = [
-    ("t3 t4\tx5\tt6\tt3 t7", "token='x5', expected a single token"),
-    ("t3 t4\tt5\tt6,x6\tt3 t7", "token='x6', expected a single token"),
+    ("t3 t4\tx5\tt6\tt3 t7", "parts", "token='x5', expected a single token"),
+    ("t3 t4\tt5\tt6,x6\tt3 t7", "parts", "token='x6', expected a single token"),
+    ("t3 t4\tt5\tt6\tt3 t7 t3", "edges", "against has 3 tokens, expected 2"),
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), FAULTS)
-def test_what_does_not_fit_the_model_is_said_with_its_line(tmp_path, line, message):
-    path, view = tmp_path / "q.tsv", view_of(n_layers=1)
+@pytest.mark.parametrize(("line", "level", "message"), FAULTS)
+def test_what_does_not_fit_the_model_is_said_with_its_line(view, tmp_path, line, level, message):
+    path = tmp_path / "q.tsv"
     # In the last task, which is searched after minutes.
     path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
     for read in (
-        lambda: language.circuit(view, questions=str(path)),
+        lambda: language.circuit(view, questions=str(path), level=level),
         lambda: language.task_directions(view, questions=str(path)),
     ):
         with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
-            read()
-
-
-def test_flows_and_edges_take_texts_of_one_length(tmp_path):
-    path, view = tmp_path / "q.tsv", view_of(n_layers=1)
-    path.write_text(f"{GOOD}# two tasks\nt3 t4\tt5\tt6\tt3 t7 t3\ttwo\n")
-    for read in (
-        lambda: language.circuit(view, questions=str(path), level="edges"),
-        lambda: language.task_directions(view, questions=str(path)),
-    ):
-        with pytest.raises(BilensError, match=r"q\.tsv, line 3: against has 3 tokens, expected 2"):
             read()
 
 

@@ -14,6 +14,7 @@ from tests.command_line import refusal
 from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
+SLOW += ("sklearn", "pyarrow", "tokenizers")
 NAMES = [*COMMANDS, "train images", "train language"]
 FILES = ("circuit model --questions", "task-directions model --questions")
 """Commands that read a file of questions before they load a model."""
@@ -126,7 +127,7 @@ def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, m
     [
         ("--drop 0.1", "drop=0.1 has no effect here, expected --bonds"),
         ("--metric weights", "metric=weights has no effect here, expected --bonds"),
-        ("--bonds --paths 5", "paths=5 has no effect here, expected a model of several"),
+        ("--bonds --paths 5", "paths=5 has no effect here, expected a model of several layers"),
         ("--bonds --basis pixels", "basis=pixels has no effect here, expected a model of one"),
     ],
 )

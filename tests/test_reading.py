@@ -19,7 +19,7 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
-from tests.models import digits, grammar_view, random_text, small_corpus, view_of
+from tests.models import digits, grammar_view, random_text, small_corpus
 
 
 def test_a_record_is_json_where_numbers_are_missing():
@@ -55,10 +55,10 @@ def classifier(n_layers: int) -> ImageClassifier:
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(view):
     tensor, deep = classifier(1).tensor(), classifier(2)
-    view = view_of(n_layers=2)
-    direction = TokenDirection("t3", ("t7",))
+    direction, words = TokenDirection("t3", ("t7",)), [TokenDirection("lily", ("tom",))]
+    of_words = read_language(grammar_view(n_ctx=8), small_corpus(), words, layer=0)
     return {
         "spectrum": tensor.interaction(output="a").eigh(),
         "spectra": tensor.interaction(output=range(10)).eigh(k=3),
@@ -75,15 +75,10 @@ def results():
         "read": read_classifier(classifier(1), digits()),
         "deep": read_deep(deep, digits(), k=12),
         "few": read_bonds(deep, digits()),
-        **language_results(),
+        "language": of_words,
+        "direction": of_words.directions[0],
+        "attention": of_words.attention,
     }
-
-
-def language_results():
-    corpus = small_corpus()
-    directions = [TokenDirection("lily", ("tom",))]
-    reading = read_language(grammar_view(n_ctx=8), corpus, directions, layer=0)
-    return {"language": reading, "direction": reading.directions[0], "attention": reading.attention}
 
 
 @pytest.mark.parametrize(

@@ -195,16 +195,6 @@ def test_importing_is_lazy():
     assert not set(SLOW[3:]) & data
 
 
-def test_the_overview_of_commands_imports_none_of_them():
-    (*_, loaded) = modules_after(
-        "import io, contextlib\nfrom bilens.cli import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        "    main(['--help'])"
-    )
-    assert "bilens.cli" in loaded
-    assert not set(SLOW) & loaded
-
-
 def test_no_module_imports_itself_through_others():
     # Lazy imports count too: a circle that is hidden by them is still one.
     modules = {}
