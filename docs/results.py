@@ -32,7 +32,8 @@ GROUPS = {
         "small_layers",
     ],
     "Language models": [
-        *("stories", "story", "grammar", "rules", "compare", "anneal", "linear_gates"),
+        *("stories", "story", "larger_story", "grammar", "rules", "compare", "anneal"),
+        "linear_gates",
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
     "Circuits and flows": [
