@@ -91,13 +91,17 @@ def _check_logits(case: FamilyCase) -> None:
     case.compare(sum_of_parts(case.of_text), case.of_text.logits[0])
 
 
+def _window(view: ResidualModel) -> int | None:
+    window: int | None = getattr(view.model.config.get_text_config(), "sliding_window", None)
+    return window
+
+
 def _check_patterns(case: FamilyCase) -> None:
     """Compare patterns of softmax attention with the scores of queries and keys."""
     view, time = case.view, len(case.ids)
-    config = getattr(view.model.config, "text_config", view.model.config)
-    if view.parts.attention != "softmax" or getattr(config, "sliding_window", None):
+    if view.parts.attention != "softmax" or _window(view):
         return
-    cap = getattr(config, "attn_logit_softcapping", None)
+    cap = getattr(view.model.config.get_text_config(), "attn_logit_softcapping", None)
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
         n = case.of_text.layer(number).attn_n[0]
@@ -114,7 +118,8 @@ def _check_scores(case: FamilyCase) -> None:
     view = case.view
     if any(view.layer(number).heads.inner for number in case.layers):
         return
-    for number, distance in zip(case.layers, (len(case.ids) - 1, 0), strict=False):
+    window = _window(view) or len(case.ids)
+    for number, distance in zip(case.layers, (min(window, len(case.ids)) - 1, 0), strict=False):
         n = case.of_text.layer(number).attn_n[0]
         a, b = n[-1:], n[:1]
 

@@ -1,6 +1,7 @@
 """Readings of heads against the model's own pattern and against whole matrices."""
 
 import math
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bilens.errors import BilensError
 from bilens.read.language import (
     attention_pairs,
     attention_scores,
@@ -21,7 +23,7 @@ from bilens.read.language import (
 )
 from bilens.residual import Pass, ResidualModel
 from bilens.testing import check_family
-from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
+from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text, tiny
 from tests.models import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
 from tests.residual.test_intact import ROTATIONS, rotating
@@ -82,6 +84,24 @@ def test_the_length_of_the_text_rotates_queries_and_keys_alike(kind):
         columns.append(scores.entries(ids[-1:], ids[8 - distance : 9 - distance]))
     result = torch.cat(columns, -1).softmax(-1)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_distance_that_a_layer_does_not_see_is_refused():
+    view, ids = ResidualModel(tiny("cohere2"), TOKENS), some_text()[0][:9]
+    of_text = Pass.of(view, ids, patterns=True)
+    for layer in range(2):
+        row = of_text.pattern(layer)[0, 0, -1].flip(0)
+        for distance, weight in enumerate(row.tolist()):
+            asks = [
+                partial(view.qk, layer, distance),
+                partial(attention_scores, view, layer=layer, distance=distance, position=8),
+            ]
+            for ask in asks:
+                if weight:
+                    ask()
+                else:
+                    with pytest.raises(BilensError, match=f"0 to {distance - 1}|got {distance}"):
+                        ask()
 
 
 @given(bias=st.booleans(), n_kv_heads=st.sampled_from([1, 2, 4]), norm=parts["norm"])

@@ -324,7 +324,7 @@ class ResidualModel:
             the heads.
 
         Raises:
-            BilensError: the distance is negative.
+            BilensError: the distance is negative, or the layer does not see so far.
 
         Source: Elhage et al. 2021, as for `ov`.
         """

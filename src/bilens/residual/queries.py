@@ -60,6 +60,9 @@ def scored_rows(
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
     queries. Keys that heads share are repeated for each of them. With `linear` norms of queries and
     keys multiply by their gain only, so that the result is linear in the rows.
+
+    Raises:
+        BilensError: the layer does not see the position from the end of a text of `length`.
     """
     at_once = 8192  # rows that go through a layer
     if len(x) > at_once:
@@ -90,6 +93,12 @@ def scored_rows(
                 "transformers, which returns queries and keys; set queries_keys in its Family"
             )
         query, key, scale = call["query"], call["key"], call["scaling"]
+        window, distance = call.get("sliding_window"), (length or position + 1) - 1 - position
+        if window is not None and distance >= window:
+            raise BilensError(
+                f"Heads of layer {layer} see {window} positions, expected a distance between query "
+                f"and key of 0 to {window - 1}, got {distance}"
+            )
         # Row h of the keys is then that of head h, also where heads share keys.
         pairs = [(query, key.repeat_interleave(query.shape[1] // key.shape[1], 1))]
     return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in pairs]
