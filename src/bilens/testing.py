@@ -9,6 +9,7 @@ bilens's own tests run the same checks on every architecture that it knows.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -91,17 +92,17 @@ def _check_logits(case: FamilyCase) -> None:
     case.compare(sum_of_parts(case.of_text), case.of_text.logits[0])
 
 
-def _window(view: ResidualModel) -> int | None:
-    window: int | None = getattr(view.model.config.get_text_config(), "sliding_window", None)
-    return window
+def _setting(view: ResidualModel, name: str) -> Any:
+    config = view.model.config
+    return getattr(getattr(config, "text_config", config), name, None)
 
 
 def _check_patterns(case: FamilyCase) -> None:
     """Compare patterns of softmax attention with the scores of queries and keys."""
     view, time = case.view, len(case.ids)
-    if view.parts.attention != "softmax" or _window(view):
+    if view.parts.attention != "softmax" or _setting(view, "sliding_window"):
         return
-    cap = getattr(view.model.config.get_text_config(), "attn_logit_softcapping", None)
+    cap = _setting(view, "attn_logit_softcapping")
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
         n = case.of_text.layer(number).attn_n[0]
@@ -118,7 +119,7 @@ def _check_scores(case: FamilyCase) -> None:
     view = case.view
     if any(view.layer(number).heads.inner for number in case.layers):
         return
-    window = _window(view) or len(case.ids)
+    window = _setting(view, "sliding_window") or len(case.ids)
     for number, distance in zip(case.layers, (min(window, len(case.ids)) - 1, 0), strict=False):
         n = case.of_text.layer(number).attn_n[0]
         a, b = n[-1:], n[:1]
