@@ -106,6 +106,10 @@ FLOWS = {
         lambda view: patch(view, TWO[0], DIRECTION, 9, against=TWO[1]),
     ],
     "direction has 3 numbers, expected 16, the width": split(token=torch.zeros(3).double()),
+    r"token=7, expected text or .* such as model.direction\(7\) for": [
+        split(token=7),
+        lambda view: patch(view, TWO[0], 7, against=TWO[1]),
+    ],
     "token='t99', expected a single token": split(token=TokenDirection("t99")),
     r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5": flow_of(against="t4 t5"),
     r"against has shape \(2, 16\), expected \(3, 16": flow_of(against=torch.zeros(2, 16).double()),

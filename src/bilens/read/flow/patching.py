@@ -18,8 +18,7 @@ from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.options import Target
 from bilens.read.flow.case import make_cases
-from bilens.read.flow.question import Against, Question, replaced, second_ids, token_hints
-from bilens.read.language.names import TokenDirection
+from bilens.read.flow.question import Against, Answer, Question, replaced, second_ids, token_hints
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Part
 from bilens.residual.choices import Choosing, by_text
@@ -102,7 +101,7 @@ class Effects(Reading):
 def patch(
     model: ResidualModel,
     text: str | Int[Tensor, " time"],
-    token: str | Sequence[str] | TokenDirection | Float[Tensor, " d_model"],
+    token: Answer,
     position: int = -1,
     *,
     minus: str | Sequence[str] = (),

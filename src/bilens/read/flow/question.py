@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,11 @@ from bilens.settings import CheckedSettings
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
+Answer = Annotated[
+    str | Sequence[str] | TokenDirection | Float[Tensor, " d_model"],
+    "such as model.direction(7) for the token of number 7",
+]
+"""A token by name, several, whose mean is taken, or a direction of the last normalised stream."""
 BothTexts = tuple[Int[Tensor, " time"], Int[Tensor, " time"], Float[Tensor, "time d_model"] | None]
 """The tokens of a text and of the second run, and embeddings of the latter that are not theirs."""
 
@@ -82,7 +87,7 @@ class Question(CheckedSettings):
     def of(
         cls,
         text: str | Tensor,
-        token: str | Sequence[str] | TokenDirection | Tensor,
+        token: Answer,
         minus: str | Sequence[str] = (),
         against: Against | None = None,
         **others: Any,

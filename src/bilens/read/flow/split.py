@@ -15,9 +15,9 @@ from bilens.options import Target
 from bilens.read.flow.ablation import measurable, named_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerGraph, first_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
-from bilens.read.flow.question import Against, Question, Score, replaced
+from bilens.read.flow.question import Against, Answer, Question, Score, replaced
 from bilens.read.flow.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
-from bilens.read.language.names import TokenDirection, shown_tokens
+from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 from bilens.residual.passes import embedded
 from bilens.settings import Between
@@ -37,7 +37,7 @@ OneText = Annotated[
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
     text: OneText,
-    token: str | Sequence[str] | TokenDirection | Float[Tensor, " d_model"],
+    token: Answer,
     position: int = -1,
     *,
     minus: str | Sequence[str] = (),
