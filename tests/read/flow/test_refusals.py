@@ -15,12 +15,14 @@ from bilens.read.flow import (
     edit_head_along,
     edit_heads,
     edit_mlp_along,
+    find_circuit,
     flow,
     measure,
     open_part,
     patch,
     patched,
     remove,
+    search_circuit,
     task_directions,
 )
 from bilens.read.flow.edges import EdgeGraph
@@ -57,6 +59,9 @@ CIRCUITS = {
     ],
     "questions holds a str, expected Questions": lambda view: circuit(view, (x for x in ["t1"])),
     "model is torch.nn": circuit_of(model=torch.nn.Linear(2, 2)),
+    "numbers=2, expected 0 to 1": lambda view: Cases.of(view, QUESTIONS[:2]).some([0, 2]),
+    "there are no cases": [lambda: Cases.joined([]), lambda: find_circuit([], 0.9, 0.1)],
+    "ordering is empty": lambda view: search_circuit([], Cases.of(view, QUESTIONS[:2]), 0.9),
     "side by side": lambda: EdgeGraph(family_view("neox")),
 }
 test_what_no_circuit_takes_is_refused_by_its_name = refused(CIRCUITS)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, check_index
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, make_cases
 from bilens.read.flow.question import Question
@@ -202,7 +202,7 @@ class Cases(MaskedCases):
 
     def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
         """Return the cases with some numbers, which may repeat; their masks are as here."""
-        cases = [self.cases[i] for i in numbers]
+        cases = [self.cases[check_index("numbers", i, len(self))] for i in numbers]
         if by_position is None:
             by_position = self.by_position
         return Cases(self.model, cases, by_position=by_position)
@@ -210,6 +210,8 @@ class Cases(MaskedCases):
     @classmethod
     def joined(cls, several: Sequence["Cases"]) -> "Cases":
         """Return the cases of several as one."""
+        if not several:
+            raise BilensError("there are no cases, expected those of a template or more")
         cases = [case for of_one in several for case in of_one.cases]
         return cls(several[0].model, cases, by_position=several[0].by_position)
 
@@ -301,6 +303,8 @@ def search_circuit(
     does, that which misses the bounds least is returned, and holds if that is by at most 0.05.
     Parts are those of `start`, by default all.
     """
+    if not ordering:
+        raise BilensError("ordering is empty, expected the cases of a template or more")
     everything = ordering[0].everything if start is None else start
     worth = torch.stack([scores(cases, everything).flatten() for cases in ordering])
     orders = []
