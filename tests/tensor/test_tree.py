@@ -70,6 +70,14 @@ def test_a_pruned_tree_is_a_model(kind, k):
     assert close(paths(x), torch.stack([by_hand(paths, fit(paths, row)) for row in x]))
 
 
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_a_tree_is_the_sum_of_its_roots_paths(k):
+    paths = decompile(random_chain(3, "plain"), normal(3, 4, seed=1), k)
+    x = normal(4, 5, seed=2)
+    assert k > 1 or any(len(paths.of(root)) == 0 for root in range(3))
+    assert close(sum(paths.of(root)(x) for root in range(3)), paths(x))
+
+
 def fit(paths: Paths, x: Tensor) -> Tensor:
     return with_constant(x) if paths.constant else x
 

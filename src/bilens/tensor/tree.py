@@ -130,7 +130,7 @@ class Paths(Reading):
         that memory is bounded for any number of them.
         """
         x = fit_input(x, self.vectors, self.constant)
-        batch_size = max(1, WORKING_BYTES // (4 * len(self) * self.vectors.element_size()))
+        batch_size = max(1, WORKING_BYTES // (4 * max(1, len(self)) * self.vectors.element_size()))
         levels = list(self._levels())
         blocks = []
         for block in torch.split(x.reshape(-1, self.n_in), batch_size):
