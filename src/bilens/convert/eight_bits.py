@@ -28,10 +28,12 @@ def round_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if weight.ndim != 2:
             stored[name] = weight
             continue
+        # In half precision a scale is so coarse that 127 of its steps would leave int8.
+        numbers = weight.to(torch.promote_types(weight.dtype, torch.float32))
         # A row of zeros has the scale 1.
-        largest = weight.abs().amax(dim=1, keepdim=True)
+        largest = numbers.abs().amax(dim=1, keepdim=True)
         scale = torch.where(largest > 0, largest / LARGEST, 1.0)
-        stored[name + ROWS] = (weight / scale).round().to(torch.int8)
+        stored[name + ROWS] = (numbers / scale).round().to(torch.int8)
         stored[name + SCALE] = scale
     return stored
 
