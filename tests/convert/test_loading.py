@@ -13,14 +13,14 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bilens
 from bilens.cli import main
-from bilens.convert import open_model, open_tokenizer, save_model
+from bilens.convert import loading, open_model, open_tokenizer, save_model
 from bilens.convert.loading import find_tokenizer
 from bilens.convert.weights import read_weights
 from bilens.errors import CheckpointError
 from bilens.memory import MemoryLimitError
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
-from tests.models import toy_tokenizer
+from tests.models import check_same_model, toy_tokenizer
 
 
 @pytest.fixture
@@ -84,6 +84,15 @@ def test_a_model_larger_than_memory_is_opened_only_on_request(saved, monkeypatch
     with pytest.raises(MemoryLimitError):
         bilens.load(saved, low_memory=True, dtype=torch.float64)
     bilens.load(saved, low_memory=True)
+
+
+@pytest.mark.parametrize("sizes", [("4GB", "9KB"), ("9KB", "4GB"), ("9KB", "5KB")])
+def test_a_folder_holds_the_model_that_was_saved_last(tmp_path, monkeypatch, sizes):
+    models = [tiny("llama", seed, torch.float32) for seed in range(2)]
+    for model, size in zip(models, sizes, strict=True):
+        monkeypatch.setattr(loading, "SHARD_SIZE", size)
+        save_model(tmp_path, model, None)
+    check_same_model(open_model(tmp_path), models[1])
 
 
 def test_a_missing_shard_is_named(tmp_path):

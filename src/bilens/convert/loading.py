@@ -40,6 +40,9 @@ TOKENIZERS += SENTENCEPIECE  # type: ignore[assignment]
 """Files of which a folder with a tokenizer has one at least."""
 FINGERPRINT = "bilens_tokenizer"
 """Setting of a model that bilens saved: the tokenizer that was saved with it."""
+WHOLE_WEIGHTS = weights.WEIGHT_FILES[0]
+SHARD_SIZE = "4GB"
+"""Largest file of weights: it is put together in memory, and a model may be larger than that."""
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -139,7 +142,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         )
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    report["missing_keys"] = set(report["missing_keys"]) | biases - set(report["unexpected_keys"])
+    added = weights.stored_tensors(source, biases, **place) if biases else {}
+    report["missing_keys"] = set(report["missing_keys"]) | biases - added.keys()
     unexpected = set(report["unexpected_keys"]) - biases
     report["unexpected_keys"] = {name for name in unexpected if not name.startswith(ignored)}
     if text := weights.complaints(report):
@@ -147,7 +151,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
             "files again."
         )
-    _add_biases(model, weights.stored_tensors(source, biases, **place) if biases else {})
+    _add_biases(model, added)
     if swish is not None:
         gates.give_swish(model).beta = swish
     gates.restore_linear(model)
@@ -349,21 +353,29 @@ def save_model(
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
             marks: dict[str, Any] = {}
+            record = gates.read_record(model.config, gates.ProcessingRecord)
             if tokenizer is not None:
                 marks[FINGERPRINT] = _fingerprint(tokenizer)
             if eight_bits:
                 marks[MARK] = True
                 state = round_rows(model.state_dict() if state is None else state)
             with _marked(model.config, **marks):
-                # A file is put together in memory, and a model may be larger than that.
-                model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
+                # Biases that transformers has no room for are found by their names in the model.
+                plain = not (record and record.added_biases)
+                model.save_pretrained(
+                    draft, state_dict=state, max_shard_size=SHARD_SIZE, save_original_format=plain
+                )
                 write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)
             # The configuration is what a model is recognised by, so it comes last.
-            for file in sorted(Path(draft).iterdir(), key=lambda path: path.name == "config.json"):
+            files = sorted(Path(draft).iterdir(), key=lambda path: path.name == "config.json")
+            for file in files:
                 with written_whole(directory / file.name) as temporary:
                     shutil.move(file, temporary)
+            # One file of weights, of an earlier model, would come before the index of several.
+            if WHOLE_WEIGHTS not in {file.name for file in files}:
+                (directory / WHOLE_WEIGHTS).unlink(missing_ok=True)
 
 
 @contextmanager
