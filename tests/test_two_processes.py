@@ -51,6 +51,10 @@ def test_they_train_the_same_model(two, tmp_path):
     check_weights(tmp_path, two)
 
 
+def test_they_stop_in_the_same_step_and_resume(two):
+    check_weights(two / "interrupted", two)
+
+
 def test_they_train_the_large_preset_made_small(two):
     config = bilens.load(two / "preset").model.config
     assert (config.n_heads, config.norm, config.qk_norm) == (9, "rms", True)

@@ -12,6 +12,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,13 @@ from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
+from bilens.train.trainer import ResumableTrainer
 from tests.families import tiny
 from tests.models import TOKENS, random_model, random_text, small_config, small_corpus
 from tests.train import kill_attack
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
+from tests.train.runs import press_ctrl_c
 
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
@@ -73,10 +76,22 @@ def tensorise_gated(folder: Path) -> None:
     tensorise(model, TOKENS, {"a": tensors.texts()}, settings, folder, use_cpu=True)
 
 
+def interrupt_one(folder: Path) -> None:
+    """Interrupt the second process alone, in the middle of a training, and resume in both."""
+    train = partial(train_language, small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if this_process().process_index == 1:
+            press_ctrl_c(patch, ResumableTrainer, "training_step", 3)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    train(resume=True)
+
+
 def work(folder: Path) -> None:
     # Functions that are registered later, such as that which leaves the group, run before it.
     atexit.register(write_threads, folder / f"threads-{this_process().process_index}.json")
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
+    interrupt_one(folder / "interrupted")
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")

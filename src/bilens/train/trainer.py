@@ -258,6 +258,7 @@ class _Watch(TrainerCallback):
         self.interrupt, self.bar = interrupt, bar
         self.target = -math.inf if target is None else target
         self.reached = False
+        self.anywhere = torch.zeros(())
         self.task = bar.add_task(name, note="")
         self.trainer: ResumableTrainer
 
@@ -274,7 +275,7 @@ class _Watch(TrainerCallback):
             # The end has no checkpoint: a training that resumes needs a step to take.
             control.should_log = control.should_evaluate = True
             control.should_save = False
-        elif self.interrupt.is_set():
+        elif self._is_interrupted(args):
             control.should_save = control.should_training_stop = True
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
             torch.cuda.synchronize()
@@ -283,6 +284,16 @@ class _Watch(TrainerCallback):
         self.since = now
         self._stored(state)["seconds"] = self.seconds
         self.bar.update(self.task, completed=state.global_step)
+
+    def _is_interrupted(self, args: Any) -> bool:
+        """Whether this process was interrupted or, by the step before, any of several."""
+        if args.world_size == 1:
+            return self.interrupt.is_set()
+        # A signal reaches processes in different steps, and all have to stop in the same one. That
+        # of the step before is known by now, so that no GPU is waited for.
+        before, here = self.anywhere, float(self.interrupt.is_set())
+        self.anywhere = self.trainer.accelerator.reduce(torch.full((), here, device=args.device))
+        return bool(before > 0)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         record = state.log_history[-1]
