@@ -45,6 +45,14 @@ class LinearMap(ABC):
         """Return the matrix of all outputs as the parameter holds it."""
 
     @abstractmethod
+    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
+        """Replace b, or add one to a module without a bias.
+
+        Raises:
+            BilensError: the module has no place for biases.
+        """
+
+    @abstractmethod
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Return the outputs of the map for inputs x, in the type of its storage."""
 
@@ -89,25 +97,6 @@ class LinearMap(ABC):
             weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
         _put(self.stored, self.as_stored(weight))
 
-    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Replace b, or add one to a module without a bias.
-
-        Raises:
-            BilensError: the map is one of experts, which have no place for biases.
-        """
-        if self.stored.dim() > 2:
-            raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
-        # Other maps of a fused module keep their biases, or get zeros.
-        old = self.fused.bias()
-        if self.rows is not None:
-            old_or_none = bias.new_zeros(self.fused.n_out) if old is None else old
-            bias = old_or_none.index_copy(0, self.rows.to(bias.device), bias)
-        if old is None:
-            stored = self.stored
-            self.module.bias = nn.Parameter(bias.to(stored.dtype), stored.requires_grad)
-        else:
-            _put(self.module.bias, bias)  # type: ignore[arg-type]
-
 
 class ModuleMap(LinearMap):
     """The map that a module is: an `nn.Linear`, or GPT-2's Conv1D, which holds W transposed."""
@@ -126,6 +115,17 @@ class ModuleMap(LinearMap):
 
     def as_stored(self, weight: Float[Tensor, "n_out n_in"]) -> Tensor:
         return weight.T.contiguous() if isinstance(self.module, Conv1D) else weight
+
+    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
+        # Other maps of a fused module keep their biases, or get zeros.
+        weight, old = self.stored, self.fused.bias()
+        if self.rows is not None:
+            old_or_none = bias.new_zeros(self.fused.n_out) if old is None else old
+            bias = old_or_none.index_copy(0, self.rows.to(bias.device), bias)
+        if old is None:
+            self.module.bias = nn.Parameter(bias.to(weight.dtype), weight.requires_grad)
+        else:
+            _put(self.module.bias, bias)  # type: ignore[arg-type]
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         outputs: Tensor = self.module(x)
@@ -162,6 +162,9 @@ class ExpertMap(LinearMap):
         if not self.joins:
             return weight.unflatten(0, (n_experts, n_out))
         return weight.unflatten(1, (n_experts, n_in)).movedim(1, 0).contiguous()
+
+    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
+        raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         return x @ self.weight().to(x).mT

@@ -85,7 +85,8 @@ def scored_rows(
     else:
         norms = heads.inner if linear else ()
         with hooked(after=[(norm.module, partial(_times, norm.gain())) for norm in norms]):
-            arguments = _arguments(model, heads.module, position, length or position + 1)
+            length = length or position + 1
+            arguments = _arguments(model, heads.module, position, length)
             call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
         if call is None:
             raise BilensError(
@@ -93,7 +94,7 @@ def scored_rows(
                 "transformers, which returns queries and keys; set queries_keys in its Family"
             )
         query, key, scale = call["query"], call["key"], call["scaling"]
-        window, distance = call.get("sliding_window"), (length or position + 1) - 1 - position
+        window, distance = call.get("sliding_window"), length - 1 - position
         if window is not None and distance >= window:
             raise BilensError(
                 f"Heads of layer {layer} see {window} positions, expected a distance between query "
