@@ -9,12 +9,11 @@ from operator import index
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import Checks, check_values, checks_of
+from bilens.settings import Checks, check_values, checks_of, plain_number
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -98,11 +97,11 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ordinary(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Tensor) and value.dtype in (torch.int8, torch.int16, torch.int32):
+    if not isinstance(value, Tensor):
+        return plain_number(value)
+    if value.dtype in (torch.int8, torch.int16, torch.int32):
         return value.long()
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+    return value.clone() if value.is_inference() else value
 
 
 def check_finite(**arrays: Tensor) -> None:

@@ -95,8 +95,8 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     for name, value in values.items():
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
-        elif hasattr(value, "item") and isinstance(value, np.generic):
-            object.__setattr__(settings, name, value.item())
+        elif (number := plain_number(value)) is not value:
+            object.__setattr__(settings, name, number)
 
 
 def checks_of(hints: Mapping[str, Any]) -> Checks:
@@ -190,9 +190,13 @@ def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotati
     return lambda value: kind is Any or isinstance(value, kind)
 
 
+def plain_number(value: Any) -> Any:
+    """Return a number of NumPy as Python's, and anything else as it is."""
+    return value.item() if hasattr(value, "dtype") and isinstance(value, np.generic) else value
+
+
 def _is_number(kind: type, value: Any) -> bool:
-    if hasattr(value, "dtype") and isinstance(value, np.generic):
-        value = value.item()
+    value = plain_number(value)
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     if isinstance(value, int):
