@@ -5,7 +5,7 @@ wide, 5.5 million weights, trained by Muon in bfloat16. It is measured by the pr
 beside the model that ships and stories260K, on the same validation stories. More passes bring
 nothing: after the fifth it knows the stories of its training better, and others less well.
 
-Small: a twentieth of a pass. Paper: five passes, about two hours on one core.
+Small: a twentieth of a pass. Paper: five passes, an hour or two on one core.
 """
 
 from dataclasses import replace

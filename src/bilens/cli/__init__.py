@@ -96,23 +96,28 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
     These are devices and named pipes, and a file that is also read, or written by another option.
     """
     used: dict[str, str] = {}
-    for name, given in sorted(settings.items(), key=lambda setting: setting[0] in OUTPUTS):
-        for value in given if isinstance(given, tuple | list) else (given,):
-            is_path = isinstance(value, str | os.PathLike)
-            paths = [value] if is_path and os.path.isfile(value) else []  # noqa: PTH113
-            if name in OUTPUTS and value:
-                paths = [files.check_target(value)]
-                # The numbers of a page are written beside it.
-                paths += [path.with_suffix(".json") for path in paths if path.suffix == ".html"]
-            for path in paths:
-                place = os.path.realpath(path)
+    for name, given in settings.items():
+        for value in () if name in OUTPUTS else _listed(given):
+            if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113
+                used[os.path.realpath(value)] = name
+    for name in filter(OUTPUTS.__contains__, settings):
+        for value in filter(None, _listed(settings[name])):
+            path = files.check_target(value)
+            # The numbers of a page are written beside it.
+            numbers = [path.with_suffix(".json")] if path.suffix == ".html" else []
+            for written in (path, *numbers):
+                place = os.path.realpath(written)
                 # Several outputs may share a folder.
-                if name in OUTPUTS and path.suffix and not path.is_dir() and place in used:
+                if place in used and written.suffix and not written.is_dir():
                     raise BilensError(
-                        f"{name}={value} would overwrite {path}, which {used[place]} names too; "
+                        f"{name}={value} would overwrite {written}, which {used[place]} names too; "
                         "choose another name"
                     )
                 used[place] = name
+
+
+def _listed(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, tuple | list) else (given,)
 
 
 def parse(args: list[str]) -> Call:
