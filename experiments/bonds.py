@@ -20,8 +20,9 @@ Directions are
 Then both kinds of bonds are cut to few directions. These are chosen on training images for a loss
 of at most a point, and tested on the test images.
 
-The inside of a cut is measured for three-layer models: its products of two coordinates. Coordinates
-are those of the singular values, of a sparse basis, or of a random one.
+The inside of a cut is measured for three-layer models: how many of its products of two coordinates
+lose less than a point of the cut's accuracy. Coordinates are those of the singular values, of a
+sparse basis, or of a random one.
 
 The tree's method is that of Dooms et al. 2025 (arXiv 2504.02667, appendix G) without its dense
 cores; the numbers there are of other models.
@@ -49,7 +50,6 @@ from bilens.read import (
     classifier_bonds,
     classifier_function_bonds,
     held_out,
-    product_accuracies,
     read_bonds,
 )
 from bilens.tensor import (
@@ -108,7 +108,7 @@ def run(context: RecipeContext) -> Outcome:
         context.measured(f"bonds-inside-{INSIDE}-{seed}", partial(_inside, model, mnist))
         for seed, model in enumerate(three, start=context.seed)
     ]
-    stated.append(_row_inside(inside))
+    stated += _rows_inside(inside)
     figures = {
         "directions": line_figure(
             lines,
@@ -158,18 +158,22 @@ def _rows(name: str, measured: Sequence[dict[str, Any]]) -> list[Row]:
     ]
 
 
-def _row_inside(inside: Sequence[dict[str, Any]]) -> Row:
-    """Return the row of products of cuts, without a number if all products lose more."""
+def _rows_inside(inside: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return what cuts lose, and how many of their products keep their accuracy within a point."""
     in_bases = {basis: [cut[f"needed_{key}"] for cut in inside] for basis, key in BASES.items()}
-    middles = {
-        basis: None if None in counts else statistics.median(counts)
-        for basis, counts in in_bases.items()
-    }
-    claim = f"three layers, cut to {INSIDE}: products in a sparse basis that lose less than a point"
-    others = {**middles, "all products": inside[0]["products"]}
-    if others.pop("sparse basis") is None:
-        return Row(claim, None, baselines=others)
-    return Row.of_range(claim, in_bases["sparse basis"], baselines=others)
+    sparse = in_bases.pop("sparse basis")
+    others = {basis: statistics.median(counts) for basis, counts in in_bases.items()}
+    cut_to = f"three layers, cut to {INSIDE}"
+    return [
+        Row.of_range(
+            f"{cut_to}: points that all products lose", [100 * cut["drop"] for cut in inside]
+        ),
+        Row.of_range(
+            f"{cut_to}: products in a sparse basis that lose less than a point more",
+            sparse,
+            baselines={**others, "all products": inside[0]["products"]},
+        ),
+    ]
 
 
 def _models(
@@ -354,7 +358,6 @@ CHOSEN = ("function, images", "tree, images", "function, Gaussian", "function, s
 def _inside(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
     """Measure products of a cut to a few directions more than needed."""
     cut = classifier_bonds(model, data).cut(INSIDE)
-    full = model.accuracy(data.test_images, data.test_labels)
     generator = torch.Generator().manual_seed(0)
     turns = [
         torch.linalg.qr(torch.randn(k, k, generator=generator, dtype=torch.float64)).Q
@@ -362,24 +365,29 @@ def _inside(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
     ]
     return {
         "ranks": list(cut.ranks),
-        "accuracy": full,
-        "cut_accuracy": product_accuracies(cut, data)[-1][1],
+        "drop": model.accuracy(data.test_images, data.test_labels) - _accuracy(cut.tensors(), data),
         "products": len(cut.products()),
-        "needed_by_singular_values": needed_products(cut, data, full),
-        "needed_in_a_sparse_basis": needed_products(sparse_basis(cut), data, full),
-        "needed_in_a_random_basis": needed_products(cut.rotate(turns), data, full),
+        "needed_by_singular_values": needed_products(cut, data),
+        "needed_in_a_sparse_basis": needed_products(sparse_basis(cut), data),
+        "needed_in_a_random_basis": needed_products(cut.rotate(turns), data),
     }
 
 
-def needed_products(cut: Cut, data: ImageData, full: float) -> int | None:
-    """Return the fewest measured products that lose less than a point, as do all more."""
-    most, needed = len(cut.products()), None
-    steps = range(1 + int(PER_DECADE * math.log10(most)))
-    for k in sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most}, reverse=True):
+def needed_products(cut: Cut, data: ImageData) -> int:
+    """Return the fewest products that lose less than a point of all products, as do all more."""
+    needed = len(cut.products())
+    full = _accuracy(cut.keep_products(needed), data)
+    for k in reversed(product_counts(needed)):
         if full - _accuracy(cut.keep_products(k), data) > DROP + 1e-9:
             break
         needed = k
     return needed
+
+
+def product_counts(most: int) -> list[int]:
+    """Return the numbers of products that are measured, evenly spaced on a logarithmic scale."""
+    steps = range(1 + int(PER_DECADE * math.log10(most)))
+    return sorted({round(10 ** (step / PER_DECADE)) for step in steps})
 
 
 def _accuracy(chain: Sequence[BilinearTensor], data: ImageData) -> float:

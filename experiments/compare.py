@@ -17,6 +17,7 @@ Small: the grammar to 2.3 nats, 2 seeds, some 30 minutes on two cores. Paper: Ti
 preset tiny to 3.2 nats, 2 seeds, hours on two cores. Both resume after ctrl-C.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,21 +81,49 @@ def run(context: RecipeContext) -> Outcome:
         {"data": data, "target": target, "architectures": costs},
         figures,
         [Table(table, "", formats | dict.fromkeys(("ratio of steps", "ratio of seconds"), ".3f"))],
-        rows=_rows(costs, len(seeds)),
-        settings={"data": data, "target loss, nats": target},
+        rows=stated_rows(trained, target),
+        settings={"data": data, "target loss, nats": target, "low and high": "range over seeds"},
     )
 
 
-def _rows(costs: Sequence[dict[str, Any]], seeds: int) -> list[Row]:
-    """Return each architecture's cost as a multiple of that of the first."""
+def stated_rows(trained: Sequence[Trained], target: float) -> list[Row]:
+    """Return each architecture's steps as a multiple of those of the first.
+
+    The value is the ratio of the means; low and high are ratios of the same seed.
+    """
+    first, *others = trained
+    costs = summary(trained, target).set_index("architecture")
+    steps = {single.name: _steps(single, target) for single in trained}
     rows = []
-    for cost in costs[1:]:
-        claim = f"{cost['architecture']}: steps over those of {costs[0]['architecture']}"
-        ratio, source = cost["ratio of steps"], SOURCE.get(cost["architecture"].rpartition("-")[0])
-        held = None if source is None or ratio is None else ratio <= source
-        others = {"seconds": cost["ratio of seconds"]}
-        rows.append(Row(claim, ratio, n=seeds, baselines=others, source=source, held=held))
+    for single in others:
+        source = SOURCE.get(single.name.rpartition("-")[0])
+        ratio, seconds = costs.loc[single.name, ["ratio of steps", "ratio of seconds"]]
+        baselines = {"parameters": single.parameters / first.parameters}
+        row = Row(
+            f"{single.name}: steps over those of {first.name}",
+            None,
+            n=len(single.curves),
+            baselines={**baselines, "seconds": None},
+            source=source,
+        )
+        # A cost is missing unless all seeds reached the target.
+        if not math.isnan(ratio):
+            of_seeds = steps[single.name] / steps[first.name]
+            row = replace(
+                row,
+                value=ratio,
+                low=min(of_seeds),
+                high=max(of_seeds),
+                baselines={**baselines, "seconds": seconds},
+                held=None if source is None else bool(ratio <= source),
+            )
+        rows.append(row)
     return rows
+
+
+def _steps(architecture: Trained, target: float) -> pd.Series:
+    """Return the steps to the target, one for each seed."""
+    return pd.Series([crossing(curve, target)["steps"] for curve in architecture.curves])
 
 
 def variants(

@@ -11,6 +11,7 @@ from experiments.compare import (
     count_parameters,
     crossing,
     of_equal_size,
+    stated_rows,
     summary,
     train_all,
     variants,
@@ -96,6 +97,16 @@ def test_costs_are_means_over_seeds_and_ratios_to_the_first():
     assert (two["seconds of a step"], two["best"], two["seeds that missed"]) == (1.5, 2.0, 0)
 
 
+def test_a_row_has_the_ratios_of_the_same_seeds_around_that_of_the_means():
+    first = Trained("swiglu-softmax-8", 10, [curve([4.0, 2.0]), curve([4.0, 3.0, 2.0])])
+    other = Trained("swiglu-bilinear-8", 11, [curve([4.0, 3.0, 2.0], 2.0), curve([4.0, 2.0])])
+    (row,) = stated_rows([first, other], 2.5)
+    # 17.5 and 25 steps against 25 and 17.5.
+    assert (row.value, row.low, row.high, row.n) == (1, 17.5 / 25, 25 / 17.5, 2)
+    assert row.baselines == {"parameters": 1.1, "seconds": (50 + 8.75) / 21.25}
+    assert (row.source, row.held) == (1.04, True)
+
+
 def test_a_missed_target_has_no_cost():
     missed = Trained("first", 10, [curve([4.0, 3.0]), curve([4.0, 2.0])])
     one, two = summary([missed, Trained("other", 10, [curve([4.0, 2.0])])], 2.5).to_dict("records")
@@ -103,6 +114,9 @@ def test_a_missed_target_has_no_cost():
     assert math.isnan(one["steps"])
     assert two["steps"] == 17.5
     assert math.isnan(two["ratio of steps"])
+    (row,) = stated_rows([missed, Trained("swiglu-bilinear-8", 10, missed.curves)], 2.5)
+    assert (row.value, row.low, row.high, row.held) == (None, None, None, None)
+    assert row.baselines == {"parameters": 1, "seconds": None}
 
 
 def test_finished_trainings_are_used_again(tmp_path, monkeypatch):

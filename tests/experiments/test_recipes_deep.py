@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from experiments.bonds import MODELS, needed_products
+from experiments.bonds import DROP, MODELS, needed_products, product_counts
 from experiments.context import Outcome
 from experiments.fig6 import branches, own_shares, prominence
 
@@ -134,8 +134,15 @@ def test_bonds_measures_the_models():
 def test_products_are_counted_from_all_of_them_down():
     data = digits()
     cut = classifier_bonds(digit_model(n_layers=2), data).cut(8)
-    full = float((cut(data.test_images).argmax(-1) == data.test_labels).double().mean())
-    needed = needed_products(cut, data, full)
-    assert needed is not None
-    assert needed < len(cut.products())
-    assert needed_products(cut, data, full + 0.5) is None
+
+    def accuracy(k):
+        outputs = data.test_images.double()
+        for tensor in cut.keep_products(k):
+            outputs = tensor(outputs)
+        return (outputs.argmax(-1) == data.test_labels).double().mean()
+
+    needed, most = needed_products(cut, data), len(cut.products())
+    assert needed < most
+    assert accuracy(most) - accuracy(needed) <= DROP + 1e-9
+    smaller = max(n for n in product_counts(most) if n < needed)
+    assert accuracy(most) - accuracy(smaller) > DROP
