@@ -1,5 +1,7 @@
 """Files of results that are older than their code are found by the imports of their recipe."""
 
+import subprocess
+
 from experiments.stale import code, dependencies, programs
 
 from experiments import stale
@@ -30,6 +32,7 @@ def test_files_older_than_their_code_are_printed(capsys, monkeypatch):
         "old": {"command": "bilens reproduce fig3", "commit": "0123abcd"},
         "new": {"command": "bilens reproduce fig3", "commit": "now"},
         "lost": {"command": "bilens reproduce nothing", "commit": "now"},
+        "story": {"command": "bilens reproduce fig3", "commit": "0123abcd"},
     }
     monkeypatch.setattr(stale, "load_results", lambda: files)
     monkeypatch.setattr(
@@ -37,6 +40,30 @@ def test_files_older_than_their_code_are_printed(capsys, monkeypatch):
     )
     stale.main()
     assert capsys.readouterr().out.splitlines() == [
-        "old.json (0123abcd): experiments/fig3.py",
+        "README, story.json (0123abcd): experiments/fig3.py",
         "lost.json (now): no recipe or benchmark measures it",
+        "old.json (0123abcd): experiments/fig3.py",
     ]
+
+
+def test_a_file_has_changed_if_its_code_is_another(tmp_path, monkeypatch):
+    def git(*arguments):
+        someone = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        command = ["git", "-C", str(tmp_path), *someone, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    for name in ("code", "comment", "same"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n", encoding="utf-8")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    result = {"commit": git("rev-parse", "HEAD")}
+    (tmp_path / "code.py").write_text("x = 2\n", encoding="utf-8")
+    (tmp_path / "comment.py").write_text("x = 1  # one\n", encoding="utf-8")
+    (tmp_path / "new.py").write_text("x = 1\n", encoding="utf-8")
+    git("add", ".")
+    monkeypatch.setattr(stale, "ROOT", tmp_path)
+    names = ("code", "comment", "same", "new")
+    changed = [name for name in names if stale.has_changed(f"{name}.py", result)]
+    assert changed == ["code", "new"]
+    assert stale.has_changed("same.py", {"commit": "0" * 40}), "no such commit"
