@@ -16,6 +16,7 @@ from bilens.read.flow.circuit_measures import part_effects
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.language import TokenDirection
 from bilens.residual import Pass, ResidualModel
+from bilens.residual.running import wide_passes
 from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import EACH, EACH_GATED, FAMILIES, MIXTURES, exact_norms, some_text, tiny
@@ -93,6 +94,24 @@ def test_small_weights_are_read_in_float32(dtype):
     assert view.mlp(0).out.dtype == view.W_U.dtype == view.qk(0)[0].left.dtype == torch.float32
     assert Pass.of(view, some_text(), patterns=True).pattern(0).dtype == torch.float32
     assert view.mlp(0).interaction(view.direction(3)).eigh(3).values.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@given(st.integers(1, 4), st.booleans())
+def test_gradients_of_small_weights_keep_no_copy_in_float32(dtype, n, transposed):
+    linear = nn.Linear(3, n, dtype=dtype)
+    wide = linear.weight.detach().double()
+    x = torch.randn(2, 3, requires_grad=True)
+    with wide_passes(linear):
+        y = x @ linear.weight.T if transposed else linear(x)
+        z = x @ linear.weight.T if transposed else linear(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y.dtype == gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient.double(), wide.sum(0).expand(2, 3))
+    # A backward pass reads the weight that is stored, so that a later change of it shows.
+    linear.weight.data.zero_()
+    (gradient,) = torch.autograd.grad(z.sum(), x)
+    assert transposed or not gradient.any()
 
 
 @pytest.mark.parametrize("name", [*EACH, *MIXTURES])

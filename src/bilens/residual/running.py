@@ -11,6 +11,8 @@ from typing import Any, Literal, NoReturn, cast
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -99,6 +101,7 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
 
 
 NARROW = (torch.float16, torch.bfloat16)
+REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -114,18 +117,45 @@ def wide_passes(model: nn.Module) -> Iterator[None]:
 
 
 class _WideWeights(TorchFunctionMode):
-    """Mode in which each weight is widened where it is used, so that no copy of a model stays."""
+    """Mode in which each weight is widened where it is used, so that no copy of a model stays.
+
+    Nor does one stay for the backward pass: what it needs of a weight is widened again there.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_widened, args), **wide)
+        named = kwargs or {}
+        narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
+        if not narrow or function == REQUIRES_GRAD:
+            return function(*args, **named)
+        if function is functional.embedding:
+            # Rows first: a whole table in float32 may be gigabytes.
+            return function(*args, **named).float()
+        if function is Tensor.detach:
+            # Still a weight, which is widened where it is used.
+            return nn.Parameter(function(*args), requires_grad=False)
+        copies = {id(weight): weight.float() for weight in narrow}
+        # Only weights are widened, as everything else follows from them: a model may round to 16
+        # bits on purpose.
+        wide = [copies.get(id(value), value) for value in args]
+        wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
+        stored = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in narrow}
+
+        def pack(x: Tensor) -> Tensor | tuple[nn.Parameter, tuple[Any, ...]]:
+            # Such as the transpose, a view of the copy.
+            weight = stored.get(x.untyped_storage().data_ptr())
+            return x if weight is None else (weight, (x.shape, x.stride(), x.storage_offset()))
+
+        def unpack(kept: Tensor | tuple[nn.Parameter, tuple[Any, ...]]) -> Tensor:
+            return kept if isinstance(kept, Tensor) else kept[0].float().as_strided(*kept[1])
+
+        with saved_tensors_hooks(pack, unpack):
+            return function(*wide, **wide_named)
 
 
-def _widened(value: Any) -> Any:
-    # Weights only, as everything else follows from them: a model may round to 16 bits on purpose.
-    return value.float() if isinstance(value, nn.Parameter) and value.dtype in NARROW else value
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) and value.dtype in NARROW
 
 
 def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:
