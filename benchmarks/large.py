@@ -1,0 +1,162 @@
+"""Memory and time of readings of large Llamas that are opened with `low_memory=True`.
+
+`python -m benchmarks.large --folder FOLDER --write` needs 16 GB there, takes a quarter of an hour
+with one thread, and writes `results/large.json`. Weights are random, in bfloat16, of the shapes of
+Llamas with 1.24 and 8 billion parameters. A process of its own opens them. Private memory cannot be
+dropped; the whole counts pages of the model's files too, which are dropped when memory is short.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from experiments.results import Recording, Row
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import bilens
+from bilens.read.flow import flow
+from bilens.tensor import BilinearTensor, Spectrum
+
+SHAPES = {
+    1.24: {"d_model": 2048, "d_hidden": 8192, "layers": 16, "tied": True},
+    8: {"d_model": 4096, "d_hidden": 14336, "layers": 32, "tied": False},
+}
+"""Shapes of Llama 3.2 1B and Llama 3.1 8B, by billions of parameters."""
+LOGITS, EIGENPAIRS, TOKENS = 4, 8, 8
+
+
+def write(shape: dict[str, int], folder: Path) -> None:
+    """Write random weights, a layer at a time."""
+    config = LlamaConfig(
+        hidden_size=shape["d_model"],
+        intermediate_size=shape["d_hidden"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        tie_word_embeddings=bool(shape["tied"]),
+        architectures=["LlamaForCausalLM"],
+    )
+    with torch.device("meta"):
+        shapes = {name: x.shape for name, x in LlamaForCausalLM(config).named_parameters()}
+    config.save_pretrained(folder)
+    groups: dict[str, dict[str, torch.Size]] = {}
+    for name, size in shapes.items():
+        groups.setdefault(".".join(name.split(".")[:3]), {})[name] = size
+    files: dict[str, str] = {}
+    generator = torch.Generator().manual_seed(0)
+    for number, group in enumerate(groups.values()):
+        file = f"model-{number:05}.safetensors"
+        weights = {name: _random(size, generator) for name, size in group.items()}
+        save_file(weights, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(group, file)
+    index = json.dumps({"metadata": {}, "weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+
+
+def _random(size: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    # Uniform numbers are drawn ten times as fast as normal ones.
+    weight = torch.empty(size).uniform_(-1, 1, generator=generator)
+    return weight.mul_((3 / size[-1]) ** 0.5).bfloat16()
+
+
+class Peak:
+    """The largest private and whole memory of this process since `start`, read by a thread."""
+
+    def __init__(self) -> None:
+        self.start()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def start(self) -> None:
+        """Begin again."""
+        self.private = self.whole = 0.0
+
+    def _look(self) -> None:
+        while True:
+            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+            status = dict(line.split(":", 1) for line in lines)
+            self.private = max(self.private, int(status["RssAnon"].split()[0]) / 1024**2)
+            self.whole = max(self.whole, int(status["VmRSS"].split()[0]) / 1024**2)
+            time.sleep(0.02)
+
+
+def spectra(model: Any, layer: int) -> Spectrum:
+    """Return the top eigenpairs of a layer for some directions, its gate taken as linear."""
+    mlp = model.model.model.layers[layer].mlp
+    weights = (x.weight.float() for x in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    directions = torch.randn(LOGITS, model.d_model, generator=torch.Generator().manual_seed(0))
+    return BilinearTensor(*weights).interaction(directions).eigh(EIGENPAIRS)
+
+
+def read(folder: Path) -> None:
+    """Print a line of JSON for each reading: name, seconds, private and whole GB."""
+    peak = Peak()
+
+    def measured(name: str, call: Callable[[], Any]) -> Any:
+        peak.start()
+        start = time.process_time()
+        result = call()
+        seconds = time.process_time() - start
+        print(json.dumps([name, seconds, peak.private, peak.whole]), flush=True)
+        return result
+
+    model = measured("load, every weight checked", lambda: bilens.load(folder, low_memory=True))
+    layer, ids = model.n_layers // 2, torch.arange(TOKENS) + 100
+    pairs = f"top {EIGENPAIRS} eigenpairs of {LOGITS} logits, one layer"
+    measured(pairs, lambda: spectra(model, layer))
+    measured("OV and QK of all heads of a layer", lambda: (model.ov(layer), model.qk(layer)))
+    measured(f"flow of {TOKENS} tokens", lambda: flow(model, ids, model.direction(5)))
+
+
+def main() -> None:
+    """Write each model and read it in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(), help="where there is room")
+    parser.add_argument("--billions", type=float, nargs="*", default=list(SHAPES))
+    parser.add_argument("--read", type=Path, help="a folder to read in this process")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.read:
+        read(given.read)
+        return
+    recording, rows = Recording() if given.write else None, []
+    for billions in given.billions:
+        with TemporaryDirectory(dir=given.folder) as folder:
+            write(SHAPES[billions], Path(folder))
+            command = [sys.executable, "-m", "benchmarks.large", "--read", folder]
+            lines = subprocess.check_output(command, text=True).splitlines()
+        for name, seconds, private, whole in map(json.loads, lines):
+            memory = {"private GB": private, "whole GB": whole}
+            claim = f"{billions:g} billion parameters: {name}"
+            rows.append(Row(claim, seconds, unit="s", baselines=memory))
+            print(rows[-1], flush=True)
+    if recording is not None:
+        recording.write(
+            "large",
+            title="Memory and time of large models",
+            command="python -m benchmarks.large --write",
+            rows=rows,
+            settings={
+                "parameters, billions": given.billions,
+                "eigenpairs": EIGENPAIRS,
+                "logits": LOGITS,
+                "tokens": TOKENS,
+                "seconds": "of the processor",
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()
