@@ -75,8 +75,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Not --quiet, with which warnings such as dead links are no errors.
 docs: $(VENV)/installed-dev
-	$(BIN)/python -m mkdocs --quiet build
+	$(BIN)/python -m mkdocs build
 
 # Files of results that are older than the code that they depend on.
 results: $(VENV)/installed-dev

@@ -104,7 +104,8 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
     columns = [key for key in rows[0] if any(row[key] for row in rows)]
     machine = "" if "no GPU" in result["machine"] else f", {result['machine']}"
     lines = [
-        f"### {result['title']}\n",
+        # Anchors are names of files, which stay when a title is worded anew.
+        f"### {result['title']} {{#{name}}}\n",
         f"`{result['command']}` · {name}.json, {result['commit']}{machine}\n",
         *([f"{result['note']}\n"] if "note" in result else []),
         "|".join(columns),
