@@ -147,7 +147,7 @@ def _cells(row: Mapping[str, Any], together: Sequence[str]) -> dict[str, str]:
         "low…high": "…".join(ends),
         "n": "" if row["n"] is None else f"{row['n']:,}",
         **{name: shown(row["baselines"].get(name)) for name in together},
-        "beside": ", ".join(f"{name} {shown(number)}" for name, number in others.items()),
+        "beside": ", ".join(f"{name} {shown(number) or 'none'}" for name, number in others.items()),
         "source": shown(row["source"]),
         "held": HELD[row["held"]],
     }
