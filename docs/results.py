@@ -43,7 +43,7 @@ GROUPS = {
     "Exactness and speed": [
         *("earlier_flows", "flow_memory", "flow_time"),
         *("attention", "short_attention", "launches", "eigenpairs"),
-        *("spectra", "epoch", "step", "scaling", "gpu", "peers", "tasks"),
+        *("spectra", "epoch", "step", "scaling", "large", "gpu", "peers", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""
