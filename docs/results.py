@@ -106,7 +106,7 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
     lines = [
         # Anchors are names of files, which stay when a title is worded anew.
         f"### {result['title']} {{#{name}}}\n",
-        f"`{result['command']}` · {name}.json, {result['commit']}{machine}\n",
+        f"`{result['command']}`, {name}.json, {result['commit']}{machine}\n",
         *([f"{result['note']}\n"] if "note" in result else []),
         "|".join(columns),
         "|".join("---" for _ in columns),

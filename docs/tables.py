@@ -38,7 +38,7 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def unseen_templates(results: Mapping[str, Row]) -> str:
     """Return tables of all folds of each model, each task, and each behaviour of proposals."""
     unseen, proposals = results["unseen_templates"], results["proposals"]
-    parts = [f"`{unseen['command']}` · unseen_templates.json, {unseen['commit']}\n"]
+    parts = [f"`{unseen['command']}`, unseen_templates.json, {unseen['commit']}\n"]
     of_all: list[Sequence[str]] = []
     of_tasks: list[Sequence[str]] = []
     baselines = [*unseen["rows"][0]["baselines"]]
@@ -61,7 +61,7 @@ def unseen_templates(results: Mapping[str, Row]) -> str:
     parts.append(lines(columns, of_all))
     columns = ["f on the template left out", "median", "range", *baselines, "all found"]
     parts.append(lines(columns, of_tasks))
-    parts.append(f"`{proposals['command']}` · proposals.json, {proposals['commit']}\n")
+    parts.append(f"`{proposals['command']}`, proposals.json, {proposals['commit']}\n")
     by_behaviour: dict[str, list[str]] = {}
     for row in proposals["rows"]:
         name, _, claim = row["claim"].partition(": ")
@@ -83,7 +83,7 @@ def families(results: Mapping[str, Row]) -> str:
         else:
             others.append((row["type"], *cells))
     parts = [
-        f"`{results['families']['command']}` · families.json, {results['families']['commit']}\n",
+        f"`{results['families']['command']}`, families.json, {results['families']['commit']}\n",
         f"Exact between two texts and on one ({len(exact)}): {', '.join(exact)}.\n",
         lines(("others", "two texts", "one text"), others),
     ]
