@@ -1,8 +1,8 @@
 """Memory and time of readings of large Llamas that are opened with `low_memory=True`.
 
-`python -m benchmarks.large --folder FOLDER --write` needs 16 GB there, takes a quarter of an hour
-with one thread, and writes `results/large.json`. Weights are random, in bfloat16, of the shapes of
-Llamas with 1.24 and 8 billion parameters. A process of its own opens them. Private memory cannot be
+`python -m benchmarks.large --folder FOLDER --write` needs 16 GB there, takes seven minutes with one
+thread, and writes `results/large.json`. Weights are random, in bfloat16, of the shapes of Llamas
+with 1.24 and 8 billion parameters. A process of its own opens them. Private memory cannot be
 dropped; the whole counts pages of the model's files too, which are dropped when memory is short.
 """
 
