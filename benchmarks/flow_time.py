@@ -30,7 +30,7 @@ TOKEN, VOCAB, NODES = 5, 20_000, 20
 def both_ways(model: ResidualModel, texts: Tensor) -> None:
     """Run a model on two texts, and the change of a logit back to the embeddings."""
     with torch.enable_grad():
-        x = model.parts.embed.rows(texts).requires_grad_()
+        x = model.modules.embed.rows(texts).requires_grad_()
         first, second = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN]
         torch.autograd.grad(first - second, x)
 

@@ -180,7 +180,7 @@ def parts_figure(model: ResidualModel) -> go.Figure:
         "MLP": after - between,
         "sum: the logit": after,
     }
-    reads = model.parts.logit_weights([*map(model.token, words)])[0].T
+    reads = model.modules.logit_weights([*map(model.token, words)])[0].T
     figure = _map(
         torch.stack([part[0, -1] @ reads.T for part in written.values()]), words, [*written]
     )

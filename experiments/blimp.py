@@ -108,7 +108,7 @@ class Preferences:
                 y = model.layer(number).module(x, *args, **kwargs)
                 x = y[0] if isinstance(y, tuple) else y  # noqa: PLW2901
             places = torch.arange(int(first.min()), ids.shape[1])
-            logits = model.parts.unembed.module(model.parts.module_input(x[:, places - 1]))
+            logits = model.modules.unembed.module(model.modules.module_input(x[:, places - 1]))
             chances = logits.log_softmax(-1).gather(-1, ids[:, places, None])[..., 0]
             counted = (places >= first[:, None]) & (places < length[:, None])
             scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)

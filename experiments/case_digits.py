@@ -16,7 +16,7 @@ already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten minute
 from statistics import fmean
 from typing import Any
 
-from bilens.read import spectra
+from bilens.read import class_spectra
 from experiments.case import ENDS, case_models, eigenvector_figure, relu_accuracy
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row, interval
@@ -31,7 +31,7 @@ def run(context: RecipeContext) -> Outcome:
     models = case_models(context, seeds)
     with_relu = 100 * fmean(relu_accuracy(context, seed) for seed in seeds)
     accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-    spectrum = spectra(models[0], basis="pixels")
+    spectrum = class_spectra(models[0], basis="pixels")
     ends = spectrum.outermost(ENDS)
     right = ends(data.test_images).argmax(-1) == data.test_labels
     numbers: dict[str, Any] = {

@@ -78,7 +78,7 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
     out = torch.stack([layer.heads.weights().out for layer in _layers(model)])
     u = torch.stack([model.direction(pair.token, pair.minus) for pair in directions])
     streams = torch.stack([Pass.of(model, text).stream[0, -1] for text in plurals])
-    scales = model.parts.scale(streams)
+    scales = model.modules.scale(streams)
     written = torch.einsum("tlhd,lhdm,tm->tlh", changes, out, u)
     scores = {
         "contrastive flow": by_flow,

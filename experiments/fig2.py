@@ -25,7 +25,7 @@ import plotly.graph_objects as go
 
 from bilens.data import ImageData
 from bilens.pages import eigenvector_figure
-from bilens.read import spectra
+from bilens.read import class_spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
@@ -49,7 +49,7 @@ def run(context: RecipeContext) -> Outcome:
     ):
         training = ClassifierTraining(weight_decay=weight_decay, input_noise=1.0)
         models = context.classifiers(data, training, context.seed_range(SEEDS))
-        spectrum = spectra(models[0])
+        spectrum = class_spectra(models[0])
         names = data.class_names[:CLASSES]
         for label, name in enumerate(names):
             size = spectrum[label].activations(data.test_images).mean(0).abs()

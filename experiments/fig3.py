@@ -17,7 +17,7 @@ Paper: 20, some 4 hours. The source plots one model and one size only.
 from collections.abc import Sequence
 from typing import Any
 
-from bilens.read import TruncationCurve, spectra, truncation_curve
+from bilens.read import TruncationCurve, class_spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import line_figure, spread_line
@@ -39,7 +39,9 @@ def run(context: RecipeContext) -> Outcome:
     lines = []
     for d_model in context.choose((30, 100, 300), (30, 100, 300, 1000)):
         models = context.classifiers(data, ClassifierTraining(), seeds, d_model=d_model)
-        curves = [truncation_curve(spectra(m), data.test_images, data.test_labels) for m in models]
+        curves = [
+            truncation_curve(class_spectra(m), data.test_images, data.test_labels) for m in models
+        ]
         sizes[str(d_model)] = {
             **_numbers(curves, len(data.test_labels)),
             "needed_under_0.1_point_elsewhere": NEEDED_BY_OTHERS[d_model],

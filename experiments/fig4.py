@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from bilens.nn import ImageClassifier
-from bilens.read import spectra
+from bilens.read import class_spectra
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure
@@ -113,7 +113,7 @@ Basis = Literal["model", "pixels"]
 
 def positive_vectors(model: ImageClassifier, basis: Basis = "model") -> Vectors:
     """Return the positive eigenvectors of each class in pixels, the largest eigenvalue first."""
-    spectrum = spectra(model, basis=basis)
+    spectrum = class_spectra(model, basis=basis)
     pairs = zip(spectrum.values, spectrum.vectors, strict=True)
     return [vectors[values > 0] for values, vectors in pairs]
 

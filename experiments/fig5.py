@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import spectra, truncation_curve
+from bilens.read import class_spectra, truncation_curve
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
@@ -62,7 +62,7 @@ def run(context: RecipeContext) -> Outcome:
         of_models = [measure(model, data) for model in models]
         numbers[name] = intervals(of_models)
         stated += _rows(name, of_models)
-        tops = _top_positive(spectra(models[0]).oriented(data.test_images))
+        tops = _top_positive(class_spectra(models[0]).oriented(data.test_images))
         rows[name] = [(tops[digit], data.class_names[digit]) for digit in DIGITS]
     title = "Top positive eigenvectors"
     figures = {"eigenvectors": picture_figure(rows, data.shape, title=title)}
@@ -126,7 +126,7 @@ def _rows(kind: str, of_models: Sequence[dict[str, float]]) -> list[Row]:
 
 def measure(model: ImageClassifier, data: ImageData) -> dict[str, float]:
     """Return accuracy, effective rank, the loss with few eigenvectors, the periphery's share."""
-    spectrum = spectra(model)
+    spectrum = class_spectra(model)
     curve = truncation_curve(spectrum, data.test_images, data.test_labels)
     return {
         "accuracy": model.accuracy(data.test_images, data.test_labels),

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 
 from bilens.data import ImageData
 from bilens.pages import eigenvector_figure, spectrum_figure
-from bilens.read import spectra, top_inputs
+from bilens.read import class_spectra, top_inputs
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
@@ -34,7 +34,7 @@ def run(context: RecipeContext) -> Outcome:
     """Decompose one model."""
     data = context.mnist
     (model,) = context.classifiers(data, ClassifierTraining(), context.seed_range(SEEDS)[:1])
-    classes = spectra(model)
+    classes = class_spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}
     for label, name in enumerate(data.class_names):

@@ -21,8 +21,8 @@ import torch
 from bilens.analysis import Table
 from bilens.read.flow import (
     MLPDirections,
-    Moves,
     Question,
+    Snapshots,
     adjoints_of,
     find_directions,
     share_held,
@@ -45,12 +45,15 @@ def run(context: RecipeContext) -> Outcome:
     shares: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     for of_task in by_task.values():
         with torch.no_grad():
-            both = [head_moves(model, question) for question in of_task]
+            both = [head_snapshots(model, question) for question in of_task]
         of_values, of_layers = zip(*both, strict=True)
-        for part, moves in (("values of each head", of_values), ("values of a layer", of_layers)):
+        for part, snapshots in (
+            ("values of each head", of_values),
+            ("values of a layer", of_layers),
+        ):
             for k in KS:
-                for method, directions in methods(moves[:finding], k).items():
-                    shares[part, k, method].append(share_held(moves[finding:], directions)[0])
+                for method, directions in methods(snapshots[:finding], k).items():
+                    shares[part, k, method].append(share_held(snapshots[finding:], directions)[0])
     rows = [(*key, statistics.fmean(of_tasks)) for key, of_tasks in shares.items()]
     frame = pd.DataFrame(rows, columns=["part", "k", "directions", "share"])
     numbers: dict[str, Any] = {"tasks": list(by_task), "finding": finding}
@@ -73,10 +76,10 @@ def run(context: RecipeContext) -> Outcome:
     )
 
 
-def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
+def head_snapshots(model: ResidualModel, question: Question) -> tuple[Snapshots, Snapshots]:
     """Return changes and adjoints of the mixed values of every head, and of all heads of a layer.
 
-    They are scaled to a change of the logit of 1, as those of `Moves.of`.
+    They are scaled to a change of the logit of 1, as those of `Snapshots.of`.
     """
     adjoints = adjoints_of(model, [question])
     changes, of_layers = [], []
@@ -87,16 +90,16 @@ def head_moves(model: ResidualModel, question: Question) -> tuple[Moves, Moves]:
         of_layers.append(layer.of_heads[0])
     first, second = adjoints.numbers.tolist()
     scale = abs(first - second) ** -0.5
-    layers = Moves(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
+    layers = Snapshots(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
     by_head = (rows.unflatten(-1, (model.n_heads, -1)).transpose(1, 2) for rows in layers)
-    return Moves(*(rows.flatten(0, 1) for rows in by_head)), layers
+    return Snapshots(*(rows.flatten(0, 1) for rows in by_head)), layers
 
 
-def methods(moves: Sequence[Moves], k: int) -> dict[str, list[MLPDirections]]:
+def methods(snapshots: Sequence[Snapshots], k: int) -> dict[str, list[MLPDirections]]:
     """Return k directions of each part, by method."""
-    widths = [changes.shape[1] for changes in moves[0].changes]
+    widths = [changes.shape[1] for changes in snapshots[0].changes]
     return {
-        "of the task": find_directions(moves, k)[0],
-        "PCA of changes": principal_directions(moves, 0, k),
+        "of the task": find_directions(snapshots, k)[0],
+        "PCA of changes": principal_directions(snapshots, 0, k),
         "random": random_directions(widths, k),
     }

@@ -191,7 +191,7 @@ def nearest(model: ResidualModel, of_text: Flow, node: Node) -> tuple[str, ...]:
     if node.kind == "head":
         out = model.layer(node.layer or 0).heads.weights().out
         written = written.to(out) @ out[node.number or 0]
-    W, _ = model.parts.logit_weights()
+    W, _ = model.modules.logit_weights()
     cosines = functional.normalize(written.to(W), dim=0) @ functional.normalize(W, dim=0)
     tokenizer: Any = model.tokenizer
     texts = [text.strip() for text in tokenizer.batch_decode(cosines.topk(TOKENS).indices[:, None])]

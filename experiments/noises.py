@@ -23,7 +23,7 @@ import pandas as pd
 from bilens.analysis import Table
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import spectra, truncation_curve
+from bilens.read import class_spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, confidence_line, line_figure
@@ -110,7 +110,9 @@ def _rows(noise: str, measured: dict[str, list[float]]) -> list[Row]:
 
 def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[float]]:
     """Return one number of each kind for each model."""
-    curves = [truncation_curve(spectra(m), data.test_images, data.test_labels) for m in models]
+    curves = [
+        truncation_curve(class_spectra(m), data.test_images, data.test_labels) for m in models
+    ]
     runs = {
         "accuracy": [curve.full for curve in curves],
         "drop_at_10": [curve.drop(min(FEW, len(curve.accuracy))) for curve in curves],

@@ -36,7 +36,7 @@ from experiments.agreement import HEADS, accuracy
 from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import Contrasts, Head, contrasts, questions, ridged
-from experiments.head_directions import head_moves
+from experiments.head_directions import head_snapshots
 from experiments.pretrained import open_models
 from experiments.results import Row
 
@@ -133,7 +133,9 @@ def _of_heads(
     """Return edits of one direction of each head, by name, with the first layer that changes."""
     first = min(layer for layer, _ in heads)
     with torch.no_grad():
-        directions, _ = find_directions([head_moves(model, question)[0] for question in asked], 1)
+        directions, _ = find_directions(
+            [head_snapshots(model, question)[0] for question in asked], 1
+        )
 
     def along(scale: float, *, of_task: bool) -> Edit:
         def edited() -> ResidualModel:

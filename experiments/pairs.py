@@ -198,5 +198,5 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
     if len(ids[0]) != len(ids[1]):
         return False
     stream = Pass.of(model, torch.stack(ids)).stream
-    n = model.parts.normalised(stream[:, -1].to(direction))
+    n = model.modules.normalised(stream[:, -1].to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST

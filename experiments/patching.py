@@ -193,7 +193,7 @@ def _frozen(question: Question, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor
 def _direct(direction: TokenDirection, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor]:
     """Return the change of each part's output at the end, along the logit of the first text."""
     model, graph = runs[0].model, EdgeGraph(runs[0].model)
-    u = model.parts.centred(direction.vector(model)) * model.parts.scale(runs[0].stream[0, -1])
+    u = model.modules.centred(direction.vector(model)) * model.modules.scale(runs[0].stream[0, -1])
     heads, mlps = [], []
     for layer in range(model.n_layers):
         first, second = (graph.head_outputs(layer, run.mixed[layer][0])[:, -1] for run in runs)

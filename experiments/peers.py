@@ -70,7 +70,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Te
     runs = Cases.of(model, [pair.question]).cases[0].alone
     u = direction.vector(model)
     # LXT holds the scale of the last norm fixed, as all norms.
-    frozen = u * model.parts.scale(runs[0].stream[0, -1])
+    frozen = u * model.modules.scale(runs[0].stream[0, -1])
     result = {}
     for name, cp in (("LXT, AttnLRP", False), ("LXT, CP-LRP", True)):
         with lxt_rules(model, cp):
@@ -86,7 +86,7 @@ def by_captum(
     """Return captum's gradient times activation of each head and MLP."""
     captum = import_module("captum.attr")
     right, *wrong = (model.token(name) for name in (direction.token, *direction.minus))
-    layers = model.parts.layers
+    layers = model.modules.layers
 
     def forward(text: Tensor) -> Tensor:
         logits: Tensor = model.model(text, use_cache=False).logits[:, -1]
@@ -106,7 +106,7 @@ def by_captum(
 @contextmanager
 def _requiring_grad(model: ResidualModel) -> Iterator[None]:
     """Let the embedding require gradients, as captum takes those of inner activations."""
-    weight = model.parts.embed.module.weight
+    weight = model.modules.embed.module.weight
     weight.requires_grad_(True)
     try:
         yield

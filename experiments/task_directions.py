@@ -24,8 +24,8 @@ import torch
 from bilens.analysis import Table
 from bilens.read.flow import (
     MLPDirections,
-    Moves,
     Question,
+    Snapshots,
     find_directions,
     share_held,
     task_directions,
@@ -80,13 +80,17 @@ def measured(model: ResidualModel, finding: int, tasks: int) -> dict[str, Any]:
     """Return mean shares over tasks, by number of directions and method, and R2 of exchanges."""
     questions = dict(list(questions_by_task(model, 2 * finding).items())[:tasks])
     with torch.no_grad():
-        moves = {task: [Moves.of(model, q) for q in asked] for task, asked in questions.items()}
+        snapshots = {
+            task: [Snapshots.of(model, q) for q in asked] for task, asked in questions.items()
+        }
     shares: dict[str, dict[str, list[float]]] = {}
     for k in KS:
         fixed = _without_questions(model, k)
         of_methods: dict[str, list[list[float]]] = {}
-        for task, of_task in moves.items():
-            others = [m for name, group in moves.items() if name != task for m in group[finding:]]
+        for task, of_task in snapshots.items():
+            others = [
+                m for name, group in snapshots.items() if name != task for m in group[finding:]
+            ]
             found = of_task[:finding]
             by_method = {
                 "of the task": find_directions(found, k)[0],
@@ -122,9 +126,9 @@ def _without_questions(model: ResidualModel, k: int) -> dict[str, list[MLPDirect
     return {"SVD of W_down": of_weights, "random": chance}
 
 
-def principal_directions(moves: Sequence[Moves], side: int, k: int) -> list[MLPDirections]:
+def principal_directions(snapshots: Sequence[Snapshots], side: int, k: int) -> list[MLPDirections]:
     """Return the first principal directions of changes (side 0) or adjoints (1) of each part."""
-    parts = zip(*(of_question[side] for of_question in moves), strict=True)
+    parts = zip(*(of_question[side] for of_question in snapshots), strict=True)
     rows = (torch.cat(of_part) for of_part in parts)
     return [_orthonormal(torch.linalg.svd(x, full_matrices=False)[2][:k]) for x in rows]
 

@@ -197,7 +197,7 @@ def positions_of(
     model: ResidualModel, ids: Tensor, pairs: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], Positions]:
     """Return the positions of each pair of answers; pairs with few of either are left out."""
-    layer, norm = model.n_layers - 1, model.parts.norm
+    layer, norm = model.n_layers - 1, model.modules.norm
     module: Any = norm.module  # type: ignore[union-attr]
     batches: dict[tuple[str, str], list[tuple[Tensor, ...]]] = {pair: [] for pair in pairs}
     for batch in ids.split(BATCH):
@@ -266,7 +266,7 @@ def effects(original: ResidualModel, tensor: ResidualModel, texts: Tensor) -> pd
 def _effects(model: ResidualModel, texts: Tensor) -> dict[str, float]:
     before = _loss(model.model, texts)
     rises = {}
-    for number, layer in enumerate(model.parts.layers):
+    for number, layer in enumerate(model.modules.layers):
         weight: Any = layer.heads.out.module.weight
         width = weight.shape[1] // model.n_heads
         for head in range(model.n_heads):

@@ -258,7 +258,7 @@ def compiled_circuit(graph: EdgeGraph, outputs: list[int], tokens: list[int]) ->
     # The columns are directions that each part can change, depending on the tokens.
     writes = [(embedded - embedded.mean(0)).T]
     owners = [0]
-    for layer in model.parts.layers:
+    for layer in model.modules.layers:
         out = layer.heads.out.weight().unflatten(1, (model.n_heads, -1))
         value = layer.heads.value.weight().unflatten(0, (model.n_heads, -1))
         writes += [out[:, head] @ value[head] for head in range(model.n_heads)]

@@ -100,7 +100,7 @@ def view_of(**options: Any) -> ResidualModel:
 
 def place(view: ResidualModel, position: int = 3) -> int | None:
     """Position of a token, for models that need it."""
-    asks = view.parts.positions is not None or view.parts.hidden_positions is not None
+    asks = view.modules.positions is not None or view.modules.hidden_positions is not None
     return position if asks else None
 
 

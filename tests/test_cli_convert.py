@@ -86,11 +86,11 @@ def test_export_then_spectra(annealed, tmp_path, capsys):
     assert in_json(capsys, "export", annealed) == {"model": str(bilinear)}
     assert LlamaForCausalLM.from_pretrained(bilinear).config.hidden_act == "linear"
     options = ["--layer", "1", "--top", "3", "--output", str(tmp_path / "s")]
-    main(["spectra", str(bilinear), *options])
+    main(["token-spectra", str(bilinear), *options])
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
     assert names.tolist() == list(range(30))
-    result = in_json(capsys, "spectra", bilinear, *options)["tokens"]
+    result = in_json(capsys, "token-spectra", bilinear, *options)["tokens"]
     assert result[2]["eigenvalues"] == spectrum.values[2].tolist()
 
 
@@ -141,7 +141,7 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
 
 
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys, monkeypatch):
-    command = ["spectra", str(annealed), "--layer", "0"]
+    command = ["token-spectra", str(annealed), "--layer", "0"]
     output = ["--output", str(tmp_path / "s")]
     main([*command, *output, "--tokens", "t7,12"])
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
@@ -158,7 +158,7 @@ def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
     for number in range(2):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
         monkeypatch.setattr("accelerate.PartialState", lambda state=state, **_: state)
-        command = ["spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
+        command = ["token-spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
         main([*command, "--batch", "7"])
         assert f"the part of process {number} is done" in capsys.readouterr().out
     assert len(read_spectra(tmp_path / "s")[0]) == 30
@@ -177,7 +177,7 @@ def test_commands_on_a_released_model(tmp_path, capsys):
     state = random_state(released_shapes(RELEASED), torch.float32)
     toy_tokenizer().save_pretrained(tmp_path / "released")
     released = write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
-    main(["spectra", str(released), "--layer", "2", "--output", str(tmp_path / "s")])
+    main(["token-spectra", str(released), "--layer", "2", "--output", str(tmp_path / "s")])
     assert "30 tokens" in capsys.readouterr().out
     assert len(read_spectra(tmp_path / "s")[0]) == 30
     main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])

@@ -181,8 +181,8 @@ RUNS: dict[str, tuple[list[str], dict[str, str | None]]] = {
         {**REPORT_OPTIONS, **TEXTS},
     ),
     "process": (["process", "model"], {"steps": "fold_norms"}),
-    "spectra": (
-        ["spectra", "bilinear", "--layer", "0", "--tokens", "t3,t4", "--top", "2"],
+    "token-spectra": (
+        ["token-spectra", "bilinear", "--layer", "0", "--tokens", "t3,t4", "--top", "2"],
         {"layer": "1", "tokens": "t5", "top": "3", "batch": "1", "tolerance": "1e-9"},
     ),
     "explore a Space": (

@@ -97,22 +97,22 @@ TENSOR = {
 }
 
 READ = {
-    "class spectra": lambda m: bilens.read.spectra(m).values,
-    "logit spectra": lambda m: bilens.read.spectra(m, normal(10), "pixels").values,
+    "class spectra": lambda m: bilens.read.class_spectra(m).values,
+    "logit spectra": lambda m: bilens.read.class_spectra(m, normal(10), "pixels").values,
     "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(digits().test_images),
     "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).paths.eigenvalues,
     "accuracy": lambda m: numbers(m.accuracy(digits().test_images, digits().test_labels)),
     "explanation": lambda m: (
-        bilens.read.explain(bilens.read.spectra(m), digits().test_images[0]).logits
+        bilens.read.explain(bilens.read.class_spectra(m), digits().test_images[0]).logits
     ),
     "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2),
-    "mask": lambda m: bilens.read.class_mask(bilens.read.spectra(m, basis="pixels")),
+    "mask": lambda m: bilens.read.class_mask(bilens.read.class_spectra(m, basis="pixels")),
     "attack": lambda m: numbers(
         bilens.read.attack(
             m, digits().test_images, digits().test_labels, normal(64), label=3, norm=2.0
         ).fooled
     ),
-    "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.spectra(m)).weight),
+    "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.class_spectra(m)).weight),
 }
 
 VIEW = view_of(n_layers=2)

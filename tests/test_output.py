@@ -40,7 +40,17 @@ WRITERS = {
         *["--tokens", "0", "--calibration-tokens", "64", "--pattern-steps", "1"],
         *["--layer-steps", "1", "--held-out", "16", "--output"],
     ],
-    "spectra": ["spectra", "bilinear", "--layer", "0", "--tokens", "t3", "--top", "2", "--output"],
+    "token-spectra": [
+        "token-spectra",
+        "bilinear",
+        "--layer",
+        "0",
+        "--tokens",
+        "t3",
+        "--top",
+        "2",
+        "--output",
+    ],
     "report": ["report", "images", "--output"],
     "explore": ["explore", "images", "--space"],
     "demo": ["demo", "--output"],
@@ -49,7 +59,7 @@ WRITERS = {
 """By name: the arguments before the path that a command writes to."""
 LONG = ("demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
-BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "spectra", "report")
+BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "token-spectra", "report")
 """Commands of each way to write, for every day."""
 SILENT = ("decompose", "doctor", "cite")
 """Commands without such an option; `decompose` writes into the run that it reads."""

@@ -27,8 +27,8 @@ SLOW += ["transformers"]
 
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
-    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit flow load "
-    "register_family spectra task_directions"
+    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit class_spectra flow "
+    "load register_family task_directions"
 )
 
 
@@ -47,7 +47,7 @@ from urllib.request import urlopen
 import bilens
 run, page = sys.argv[1:]
 model = bilens.load(run)
-assert bilens.spectra(model).vectors.shape[0] == 10
+assert bilens.class_spectra(model).vectors.shape[0] == 10
 assert "read from its weights" in bilens.pages.report(run, page, data="digits").read_text()
 reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
 assert reading.title in bilens.pages.report([reading], page).read_text()

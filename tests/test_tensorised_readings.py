@@ -35,7 +35,7 @@ COMMANDS = {
     "logits": ["--prompt", PROMPT],
     "generate": ["--prompt", PROMPT, "--tokens", "3"],
     "flow": ["--prompt", PROMPT, "--token", TOKEN, "--through-patterns"],
-    "spectra": ["--layer", "1", "--tokens", TOKEN, "--top", "2"],
+    "token-spectra": ["--layer", "1", "--tokens", TOKEN, "--top", "2"],
     "report": ["--data", "grammar", "--layer", "1", "--token", TOKEN],
 }
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bilens import train as train
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.models import load
-    from bilens.read import spectra
+    from bilens.read import class_spectra
     from bilens.read.flow import flow, task_directions
     from bilens.read.flow.circuit_reading import circuit
     from bilens.read.language import TokenDirection
@@ -52,10 +52,10 @@ __all__ = [
     "__version__",
     "bonds",
     "circuit",
+    "class_spectra",
     "flow",
     "load",
     "register_family",
-    "spectra",
     "task_directions",
 ]
 

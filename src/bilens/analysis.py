@@ -35,7 +35,7 @@ from bilens.sections import (
     captioned,
     distinct,
     fact_text,
-    named_figures,
+    figures_by_name,
 )
 
 __all__ = ["Columns", "ContextList", "Fact", "Percent", "Picture", "Reading", "Section"]
@@ -124,7 +124,7 @@ class Reading:
         parts = [part for section in self.sections() for part in section.parts]
         # A graph that a reader explores is saved as its picture.
         has_graph = any(isinstance(part, FlowDrawing) for part in parts)
-        return ({"graph": self.plot()} if has_graph else {}) | named_figures(parts)
+        return ({"graph": self.plot()} if has_graph else {}) | figures_by_name(parts)
 
     def record(self) -> dict[str, Any]:
         """Return its numbers for JSON; see `bilens.pages.record_of`."""
@@ -165,9 +165,9 @@ class Analysis:
             line = lines.get(parameter.name, "")
             if _data_kind(parameter):
                 named = "Name of the data; by default that of the training."
-                about = named if parameter.default is REQUIRED else line
+                help_text = named if parameter.default is REQUIRED else line
                 folder = "Folder of the data; by default the environment variable BILENS_DATA."
-                options.append(Option("data", str | None, None, about))
+                options.append(Option("data", str | None, None, help_text))
                 options.append(Option("data_dir", Path | None, None, folder))
             else:
                 kind = parameter.annotation

@@ -76,10 +76,10 @@ def named_folder(data_dir: str | Path | None) -> Path | None:
 
 
 @contextmanager
-def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator[Any]:
+def hub_split(repository: str, split: str, instead: str, **options: Any) -> Iterator[Any]:
     """Open a split of a data set of the hub, or the copy of it in the cache of `datasets`.
 
-    `instead` are files that would do as well, for errors; `how` goes to `datasets.load_dataset`.
+    `instead` are files that would do as well, for errors; `options` go to `datasets.load_dataset`.
 
     Raises:
         DataError: the hub is out of reach, also inside the block, or has other data.
@@ -88,7 +88,7 @@ def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator
     try:
         try:
             with _hub_asked_once():
-                rows = datasets.load_dataset(repository, split=split, **how)
+                rows = datasets.load_dataset(repository, split=split, **options)
         except (ValueError, KeyError) as error:  # a split or a file that it does not have
             raise datasets.exceptions.DatasetsError(str(error)) from error
         yield rows

@@ -16,7 +16,7 @@ StepName = Literal[
 ]
 """Steps of the processing of a language model."""
 Basis = Literal["model", "pixels"]
-"""Space in which eigenvectors are orthonormal: see `spectra`."""
+"""Space in which eigenvectors are orthonormal: see `class_spectra`."""
 Order = Literal["eigenvalue", "activation"]
 """Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
 Metric = Literal["images", "gaussian", "weights"]

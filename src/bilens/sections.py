@@ -119,14 +119,18 @@ class Table:
 
     def _cells(self, number: int) -> list[str]:
         column = self.frame.iloc[:, number]
-        how = self.formats.get(self.header[number])
-        if how is None and column.dtype.kind == "f":
-            how = _common_format(column.tolist())
-        if how is None:
+        cell_format = self.formats.get(self.header[number])
+        if cell_format is None and column.dtype.kind == "f":
+            cell_format = _common_format(column.tolist())
+        if cell_format is None:
             return [shown(value) for value in column.tolist()]
-        plus = how.startswith("+")
+        plus = cell_format.startswith("+")
         return [
-            "" if math.isnan(value) else signed(value, how[1:]) if plus else format(value, how)
+            ""
+            if math.isnan(value)
+            else signed(value, cell_format[1:])
+            if plus
+            else format(value, cell_format)
             for value in column.tolist()
         ]
 
@@ -253,7 +257,7 @@ def captioned(sections: Iterable[Section]) -> list[tuple[str, Table | ContextLis
     return parts
 
 
-def named_figures(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
+def figures_by_name(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
     """Return the figures of the pictures among parts of a page, by distinct names."""
     pictures = [part for part in parts if isinstance(part, Picture)]
     names = distinct((picture.name for picture in pictures), "-")

@@ -259,11 +259,11 @@ def _misfit(name: str, values: Mapping[str, Any], hint: Any, fits: Check) -> Bil
     others = [f"{other} {tuple(x.shape)}" for other, x in tensors.items() if other != name]
     expected = describe_type(hint)
     # Shapes of the others matter to one that should be a tensor.
-    beside = f" beside {', '.join(others)}" if others and "a tensor of" in expected else ""
+    other_shapes = f" beside {', '.join(others)}" if others and "a tensor of" in expected else ""
     # Tokenizers return a batch, of one text too.
     if name in tensors and value.ndim and len(value) == 1 and fits(value[0]):
-        beside += f"; {name}[0] fits"
-    return BilensError(f"{name}{given}, expected {expected}{beside}")
+        other_shapes += f"; {name}[0] fits"
+    return BilensError(f"{name}{given}, expected {expected}{other_shapes}")
 
 
 def describe_type(hint: Any) -> str:

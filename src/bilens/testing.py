@@ -72,7 +72,7 @@ def check_family(
     """
     view = model if isinstance(model, ResidualModel) else ResidualModel(model)
     if ids is None:
-        length = min(8, view.parts.n_positions or 8)
+        length = min(8, view.modules.n_positions or 8)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(view.vocab_size, (length,), generator=generator)
     case, failures = FamilyCase(view, ids.to(view.device), rounding), []
@@ -100,7 +100,7 @@ def _setting(view: ResidualModel, name: str) -> Any:
 def _check_patterns(case: FamilyCase) -> None:
     """Compare patterns of softmax attention with the scores of queries and keys."""
     view, time = case.view, len(case.ids)
-    if view.parts.attention != "softmax" or _setting(view, "sliding_window"):
+    if view.modules.attention != "softmax" or _setting(view, "sliding_window"):
         return
     cap = _setting(view, "attn_logit_softcapping")
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
@@ -160,18 +160,18 @@ def _check_mlps(case: FamilyCase) -> None:
 def _check_streams(case: FamilyCase) -> None:
     view, number = case.view, case.view.n_layers - 1
     # A parallel MLP does not read what the attention of its layer writes.
-    if view.parts.mlp_moment(number) == Moment.attention(number):
+    if view.modules.mlp_moment(number) == Moment.attention(number):
         x = case.of_text.layer(number).mlp_input
         case.compare(x + view.layer(number).mlp.stream_output(x), case.of_text.stream)
 
 
 def _check_directions(case: FamilyCase) -> None:
     view, logits = case.view, case.of_text.next_logits[0]
-    if view.parts.softcap is not None:
-        logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
+    if view.modules.softcap is not None:
+        logits = view.modules.softcap * torch.atanh(logits / view.modules.softcap)
     first, second = 1, 2
-    n = view.parts.normalised(case.of_text.stream[0, -1])
-    _, b = view.parts.logit_weights([first, second])
+    n = view.modules.normalised(case.of_text.stream[0, -1])
+    _, b = view.modules.logit_weights([first, second])
     total = n @ view.direction(first, [second]) + b[0] - b[1]
     size = logits.abs().max()
     case.compare(total[None] / size + 1, (logits[first] - logits[second])[None] / size + 1)
@@ -181,7 +181,7 @@ def _check_flow(case: FamilyCase) -> None:
     """Split a difference of logits, and its change between two texts; both check their sums."""
     direction = case.view.direction(1, [2])
     flow(case.view, case.ids, direction)
-    if case.view.parts.queries_keys is None:
+    if case.view.modules.queries_keys is None:
         flow(case.view, case.ids, direction, against=case.ids.flip(0))
 
 

@@ -15,7 +15,7 @@ from bilens.convert import open_model, process, save_model
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.language import read_stream
 from bilens.residual import ResidualModel
-from bilens.residual.families import parts_of
+from bilens.residual.families import find_modules
 from tests.families import ALL, DAILY, exact_norms, log_probabilities, tiny
 from tests.models import check_same_model, parts, random_model, random_text
 from tests.nightly import nightly
@@ -39,7 +39,7 @@ def difference(a, b):
 
 @cache
 def allowed(name):
-    parts = parts_of(tiny(name))
+    parts = find_modules(tiny(name))
     with_mean = any(r.norm is None or not r.norm.centres for r in parts.fold_groups())
     refused = {
         "fold_norms": False,
@@ -74,7 +74,7 @@ def test_processing_changes_no_log_probability(name, dtype):
     assert difference(model.eval(), processed.eval()) < TOLERANCE[dtype]
     assert report.change < TOLERANCE[dtype]
     assert list(report.folded) == allowed(name)
-    norms = [reader.norm for reader in parts_of(processed).fold_groups() if reader.norm]
+    norms = [reader.norm for reader in find_modules(processed).fold_groups() if reader.norm]
     assert all(norm.is_plain() for norm in norms), "norms only centre and scale"
     check_again(processed, report)
 
@@ -150,7 +150,7 @@ def test_heads_have_the_form_of_their_singular_values(**settings):
     processed, report = process(model, ["factor_heads"])
     assert (report.added_biases, report.untied, report.refused) == ((), False, {})
     assert difference(model, processed) < 1e-9
-    before, after = (parts_of(each) for each in (model, processed))
+    before, after = (find_modules(each) for each in (model, processed))
     for one, other in zip(products(before), products(after), strict=True):
         torch.testing.assert_close(one, other)
     for layer in after.layers:
@@ -170,7 +170,7 @@ def test_shortformer_keeps_the_norms_that_positions_follow():
     processed, report = process(model, ["fold_norms"])
     assert difference(model, processed) < 1e-9
     assert report.refused["fold_norms"].startswith("2 norms stay: positions are added between")
-    before, after = (parts_of(each) for each in (model, processed))
+    before, after = (find_modules(each) for each in (model, processed))
     for old, new in zip(before.layers, after.layers, strict=True):
         assert (new.mlp.norm.is_plain(), old.mlp.norm.is_plain()) == (True, False)
         assert torch.equal(new.heads.norm.gain(), old.heads.norm.gain())
@@ -179,7 +179,7 @@ def test_shortformer_keeps_the_norms_that_positions_follow():
 
 @pytest.mark.parametrize("name", WITH_LAYER_NORM)
 def test_all_is_centred_behind_layer_norms(name):
-    result = parts_of(process(tiny(name))[0])
+    result = find_modules(process(tiny(name))[0])
     for reader in result.fold_groups():
         for part in reader.maps:
             assert part.weight().mean(1).abs().max() < 1e-12

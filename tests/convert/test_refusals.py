@@ -295,7 +295,9 @@ SPECTRA = {
     "holds spectra with along.* another folder": spectra(directions=along(3)),
     "holds spectra with k=4, not 3.* another folder": spectra(k=3),
     "holds spectra with directions=23, not 7.* another folder": spectra(directions=along()[:7]),
-    "holds no spectra.json; run `bilens spectra`": lambda tmp_path: read_spectra(tmp_path / "a"),
+    "holds no spectra.json; run `bilens token-spectra`": lambda tmp_path: read_spectra(
+        tmp_path / "a"
+    ),
     "spectra.json is damaged and cannot be read": read_damaged_spectra,
 }
 test_the_spectra_of_something_else_stay = refused(SPECTRA, CheckpointError)

@@ -60,7 +60,7 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     layer = view.n_layers - 1
     values = []
     for sign in (1, -1):
-        site = Site(view.parts.layers[layer].module, "input", layer)
+        site = Site(view.modules.layers[layer].module, "input", layer)
         shift = (site, lambda x, s=sign: x + s * step)
         values.append(number(runs[0].changed([[shift]])[0])[0])
     slope = (values[0] - values[1]) / 2

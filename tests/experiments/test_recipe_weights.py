@@ -3,7 +3,7 @@
 import pytest
 import torch
 from experiments.context import RecipeContext
-from experiments.head_directions import head_moves
+from experiments.head_directions import head_snapshots
 from experiments.part_weights import Share, opened, principal, summary
 
 from bilens.read.flow import Question
@@ -60,9 +60,9 @@ def test_too_much_counts_as_much_as_too_little():
 def test_changes_and_adjoints_of_heads_are_their_flow(view):
     question = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4")
     with torch.no_grad():
-        values, of_layers = head_moves(view, question)
+        values, of_layers = head_snapshots(view, question)
     (through,) = flows(view, [question])
     heads = through.heads.double() / abs(through.value)
-    for moves, expected in ((values, heads.flatten(0, 1)), (of_layers, heads.sum(1))):
-        found = (moves.changes * moves.adjoints).sum(-1)
+    for snapshots, expected in ((values, heads.flatten(0, 1)), (of_layers, heads.sum(1))):
+        found = (snapshots.changes * snapshots.adjoints).sum(-1)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)

@@ -17,7 +17,7 @@ from experiments.fig5 import border_share
 from experiments.fig9 import describe_ends
 
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import TruncationCurve, spectra
+from bilens.read import TruncationCurve, class_spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from experiments import fig5
@@ -152,7 +152,7 @@ def test_figure_4_never_pairs_models_of_the_same_seed():
 
 def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
     model = digit_model()
-    spectrum = spectra(model)
+    spectrum = class_spectra(model)
     for label, vectors in enumerate(positive_vectors(model)):
         values = spectrum.values[label]
         order = values.argsort(descending=True)[: int((values > 0).sum())]
@@ -180,7 +180,7 @@ def test_figure_5_says_whether_the_source_held(accuracy, rank, held):
 
 
 def test_figure_9_reads_the_ends_of_the_spectrum():
-    spectrum = spectra(digit_model())[3]
+    spectrum = class_spectra(digit_model())[3]
     values = spectrum.values.sort().values
     result = describe_ends(spectrum, digits())
     assert [e["eigenvalue"] for e in result["positive"]] == values.flip(0)[:3].tolist()

@@ -8,7 +8,7 @@ from html import escape
 
 import pytest
 
-from bilens.explore.flows import FlowOf
+from bilens.explore.flows import FlowRequest
 from bilens.explore.pages import LanguagePage, LanguageState
 from bilens.explore.screen import AT_ONCE, Screen, write_address
 from bilens.lazy_imports import gradio as gr
@@ -72,7 +72,7 @@ def removable(graph: str) -> list[str]:
     return [node["name"] for node in json.loads(graph)["nodes"] if node["removable"]]
 
 
-def expected_removal(view: LanguagePage, of: FlowOf, name: str) -> str:
+def expected_removal(view: LanguagePage, of: FlowRequest, name: str) -> str:
     split = view.flows.split(of).flow
     (node,) = (node for node in split.nodes if node.name(split.tokens) == name)
     result = remove(view.model, split, [node])
@@ -86,7 +86,7 @@ def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     assert json.loads(graph)["number"] == '"lily"'
     name = next(name for name in removable(graph) if name.endswith(' "once"'))
     updated = visitor.sets(removed=json.dumps([name]))
-    assert expected_removal(screen.view, FlowOf(TEXTS[0], "lily"), name) in visitor.page(
+    assert expected_removal(screen.view, FlowRequest(TEXTS[0], "lily"), name) in visitor.page(
         "flow-removed"
     )
     assert not updated & {"flow", "flow-text"}

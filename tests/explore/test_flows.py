@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from bilens.explore.flows import LARGEST, FlowOf, FlowView, _minus
+from bilens.explore.flows import LARGEST, FlowRequest, FlowView, _minus
 from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
@@ -19,7 +19,7 @@ TEXT = "once lily ate"
 
 
 def test_the_graph_is_that_of_the_flow(flows):
-    text, graph = flows.page(FlowOf(TEXT, "lily", ("tom", "ben")))
+    text, graph = flows.page(FlowRequest(TEXT, "lily", ("tom", "ben")))
     expected = flow(flows.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
     assert "Of &quot;lily&quot;, &quot;tom&quot; and &quot;ben&quot; the model prefers " in text
@@ -50,7 +50,7 @@ def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():
     ],
 )
 def test_the_second_run_is_given_in_the_ways_of_the_command(flows, options, against):
-    of = FlowOf(TEXT, "lily", ("tom",), **options)
+    of = FlowRequest(TEXT, "lily", ("tom",), **options)
     flows.check(of)
     text, graph = flows.page(of)
     against = flows.model.W_E.mean(0) if against is None else against
@@ -68,14 +68,14 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(flows, options, agai
 def test_the_mean_is_that_of_the_texts():
     texts = [torch.tensor([3, 4, 5]), torch.tensor([6, 7])]
     view = FlowView(grammar_view(n_layers=2), TEXT, texts)
-    _, graph = view.page(FlowOf(TEXT, "lily", mean=True))
+    _, graph = view.page(FlowRequest(TEXT, "lily", mean=True))
     mean = view.model.W_E[3:8].mean(0)
-    expected = flow(view.model, TEXT, view.direction(FlowOf(TEXT, "lily")), against=mean)
+    expected = flow(view.model, TEXT, view.direction(FlowRequest(TEXT, "lily")), against=mean)
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
 
 
 def test_without_tokens_it_is_the_likeliest_minus_the_next(flows):
-    _, graph = flows.page(FlowOf(TEXT))
+    _, graph = flows.page(FlowRequest(TEXT))
     logits = flows.model.logits(flows.model.ids(TEXT)[None])[0, -1]
     best = logits.topk(2)
     names = flows.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
@@ -85,7 +85,7 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(flows):
 
 @pytest.mark.parametrize(("count", "against"), [(1, ""), (3, "once tom ate")])
 def test_nodes_are_removed_from_the_running_model(flows, count, against):
-    of = FlowOf(TEXT, "lily", against=against)
+    of = FlowRequest(TEXT, "lily", against=against)
     reading = flows.split(of)
     nodes = [node for node in reading.page.nodes if node.removable][:count]
     names = [node.name for node in nodes]
@@ -98,11 +98,11 @@ def test_nodes_are_removed_from_the_running_model(flows, count, against):
         assert f"and {signed(reading.flow.value + result.actual, '#.3g')} without" in message_part
     logit = reading.page.nodes[0].name
     assert flows.removed(of, ("no such node",)) == flows.removed(of, (logit,)) == ""
-    assert flows.removed(FlowOf("", "lily"), (nodes[0].name,)) == ""
+    assert flows.removed(FlowRequest("", "lily"), (nodes[0].name,)) == ""
 
 
 def test_tokens_that_come_twice_are_told_apart(flows):
-    names = [node.name for node in flows.split(FlowOf("lily ate lily ate", "kite")).page.nodes]
+    names = [node.name for node in flows.split(FlowRequest("lily ate lily ate", "kite")).page.nodes]
     assert len({*names}) == len(names)
     assert {name for name in names if name.startswith("token@")} == {
         f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)
@@ -115,11 +115,11 @@ def test_what_would_take_minutes_is_refused(flows, monkeypatch):
     monkeypatch.setattr(flows, "cost", LARGEST / (n - 1))
     message = rf"{n} tokens would take minutes: .* width 16 up to {n - 1} are split here"
     with pytest.raises(StateError, match=message):
-        flows.check(FlowOf(TEXT))
-    flows.check(FlowOf(""))
-    assert "press Enter" in flows.page(FlowOf(""))[0]
+        flows.check(FlowRequest(TEXT))
+    flows.check(FlowRequest(""))
+    assert "press Enter" in flows.page(FlowRequest(""))[0]
     with pytest.raises(StateError, match=r"second 2 tokens \|once\|lily\|\. The"):
-        flows.check(FlowOf(TEXT, against="once lily"))
+        flows.check(FlowRequest(TEXT, against="once lily"))
 
 
 def test_a_large_model_waits_for_a_text(flows, monkeypatch):

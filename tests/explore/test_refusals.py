@@ -5,7 +5,7 @@ from functools import cache
 from PIL import Image
 
 from bilens.explore import explorer
-from bilens.explore.flows import FlowOf
+from bilens.explore.flows import FlowRequest
 from bilens.explore.pages import LanguagePage
 from bilens.explore.screen import StateError, read_address
 from bilens.explore.sketchpad import read_sketch, unpack_input
@@ -23,7 +23,7 @@ def page() -> LanguagePage:
 
 
 def asked(*question):
-    return lambda flows: flows.check(FlowOf(*question))
+    return lambda flows: flows.check(FlowRequest(*question))
 
 
 def state(*fields):

@@ -2,11 +2,11 @@ import torch
 
 from bilens.pages import shared_figure
 from bilens.pages.explanation import shared_section
-from bilens.read.explanation import SharedFeature, SharedFeatures, Use
+from bilens.read.explanation import ClassUse, SharedFeature, SharedFeatures
 
 
 def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
-    places = tuple(Use(label, (0,), raises, weight) for label, raises, weight in uses)
+    places = tuple(ClassUse(label, (0,), raises, weight) for label, raises, weight in uses)
     return SharedFeature(torch.ones(4), places, agreement=0.9)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import read_bonds, read_classifier, read_deep, spectra
+from bilens.read import class_spectra, read_bonds, read_classifier, read_deep
 from tests.devices import Elsewhere, second_device
 from tests.models import digit_model, digits, small_model
 from tests.nightly import nightly
@@ -50,8 +50,8 @@ def test_a_classifier_is_read_where_it_is(basis, wide):
         assert reading.accuracy == expected.accuracy
         assert reading.record().keys() == expected.record().keys()
         u = torch.eye(10)[3] - torch.eye(10)[8]
-        assert spectra(model, u, basis).values.shape[0] in (6, 64)
-        assert isinstance(spectra(model, basis=basis).values, Elsewhere) == wide
+        assert class_spectra(model, u, basis).values.shape[0] in (6, 64)
+        assert isinstance(class_spectra(model, basis=basis).values, Elsewhere) == wide
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -33,10 +33,10 @@ plain = {name: part for name, part in parts.items() if name != "norm"}
 
 def weighed(view, scores):
     """Return the pattern of one row of scores, by its definition."""
-    if view.parts.attention in ("squared", "bilinear"):
+    if view.modules.attention in ("squared", "bilinear"):
         return scores[0] * scores[-1]
     soft = [score.softmax(-1) for score in scores]
-    if view.parts.attention == "softmax":
+    if view.modules.attention == "softmax":
         return soft[0]
     return soft[0] - view.model.blocks[0].attn.diff_lambda * soft[1]
 

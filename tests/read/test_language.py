@@ -50,7 +50,7 @@ def test_streams_of_every_family_add_up(name):
         expected = view.mlp_inputs(1, ids[None])[0, 5]
     torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
     assert stream.heads.shape == (4, 6, view.d_model)
-    assert bool(stream.heads.any()) != view.parts.parallel
+    assert bool(stream.heads.any()) != view.modules.parallel
 
 
 @given(**parts, position=st.integers(-9, 8), n_layers=st.integers(1, 2))
@@ -68,8 +68,8 @@ def test_logits_of_every_family_are_split(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
         terms, logits = split_logits(view, ids), Pass.of(view, ids).next_logits[0]
-    if view.parts.softcap is not None:
-        logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
+    if view.modules.softcap is not None:
+        logits = view.modules.softcap * torch.atanh(logits / view.modules.softcap)
     torch.testing.assert_close(terms.total(), logits)
     torch.testing.assert_close(terms.residual.sum(0) + terms.pairs.sum((0, 1)), logits)
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
@@ -107,7 +107,7 @@ def token_alone(view, token, layer):
     block = model.blocks[layer]
     added = block.mlp(block.mlp_norm(e))
     full = model.unembed(model.norm(e + added)) - view.b_U
-    scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e + added)[:, None]
+    scale = 1.0 if view.modules.norm is None else view.modules.norm.scale(e + added)[:, None]
     mlp = scale * added @ view.W_U
     return full - mlp, mlp
 
@@ -170,7 +170,7 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
         values = values + attn.value.bias.reshape(2, 4)[head // 2]
     written = values @ attn.W_O[head]
     full = e + block.mlp(block.mlp_norm(e))
-    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(full)
+    last = torch.ones(VOCAB) if view.modules.norm is None else view.modules.norm.scale(full)
     before = view.layer(0).mlp.norm
     M = torch.ones(VOCAB) if before is None else before.scale(e)
     n = e if before is None else before.normalised(e)

@@ -10,7 +10,7 @@ from bilens.analyses import built_in
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
 from bilens.pages import write_report
-from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
+from bilens.read import attack, class_mask, class_spectra, read_bonds, read_classifier, read_deep
 from bilens.tensor import TensorChain, affine
 from tests.models import digits, small_model
 from tests.nightly import nightly
@@ -74,7 +74,7 @@ def test_a_single_layer_of_ones_own(basis, embedded, bias, tmp_path):
     logits = reading.spectrum.activations(data.test_images).sum(-1)
     torch.testing.assert_close(logits, stack(data.test_images), rtol=1e-3, atol=1e-3)
     assert write_report(tmp_path / "page.html", [reading], title="mine")
-    mask = class_mask(spectra(stack, basis="pixels")[3])
+    mask = class_mask(class_spectra(stack, basis="pixels")[3])
     result = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
     assert 0 <= result.targeted <= result.fooled <= 1
 
@@ -93,7 +93,7 @@ def test_no_analysis_reads_tensors_that_are_not_the_model(entry):
 def test_what_does_not_fit_is_named():
     data = digits()
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
-        spectra(Stack(2, False, embedded=True))
+        class_spectra(Stack(2, False, embedded=True))
     stack = Stack(2, False, embedded=True)
     stack.embedding = lambda: torch.eye(5, 64)
     with pytest.raises(BilensError, match=r"embedding\(\) has shape \(5, 64\), expected 6 rows"):

@@ -9,9 +9,9 @@ from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     TruncationCurve,
+    class_spectra,
     explain,
     read_classifier,
-    spectra,
     top_inputs,
     truncation_curve,
 )
@@ -109,7 +109,7 @@ def test_spectra_rebuild_the_logits_and_any_sum_of_them(bias, basis, batch, seed
     torch.manual_seed(seed)
     model, x = ImageClassifier(ClassifierConfig(9, 4, 5, bias=bias)).double(), normal(6, 9)
     directions = None if batch is None else normal(*batch, 4)
-    rebuilt = spectra(model, directions, basis)(x)
+    rebuilt = class_spectra(model, directions, basis)(x)
     sums = torch.eye(4).double() if directions is None else directions
     expected = torch.einsum("sc,...c->s...", model(x), sums)
     assert torch.allclose(rebuilt, expected, rtol=1e-10, atol=1e-12)

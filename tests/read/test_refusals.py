@@ -10,6 +10,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     attack,
     class_mask,
+    class_spectra,
     classifier_bonds,
     explain,
     path_accuracies,
@@ -17,7 +18,6 @@ from bilens.read import (
     read_classifier,
     read_deep,
     shared_by_classes,
-    spectra,
     top_inputs,
     truncation_curve,
 )
@@ -79,7 +79,7 @@ CLASSIFIERS = {
     r"batch shape \(\); expected one for each of the 10": accuracies_of_one_direction,
     r"batch shape \(\), expected one axis, the classes": [
         lambda: truncation_curve(ONE, X, LABELS),
-        lambda: shared_by_classes(spectra(digit_model())[3]),
+        lambda: shared_by_classes(class_spectra(digit_model())[3]),
     ],
     r"labels is .* \(3,\).* beside x \(360, 64\)": lambda: truncation_curve(BATCH, X, LABELS[:3]),
     "labels holds -1 to": lambda: truncation_curve(BATCH, X, LABELS - 1),

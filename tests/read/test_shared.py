@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bilens.read import shared_by_classes, shared_by_paths, spectra
+from bilens.read import class_spectra, shared_by_classes, shared_by_paths
 from bilens.tensor import Spectrum, cluster, decompile
 from tests.models import digit_model
 
@@ -65,7 +65,7 @@ def test_the_paths_of_a_deep_model_share_their_ends():
 
 
 def test_features_have_a_row_each():
-    shared = shared_by_classes(spectra(digit_model()))
+    shared = shared_by_classes(class_spectra(digit_model()))
     frame = shared.frame()
     assert frame.weight.sum() == pytest.approx(shared.weight)
     for row, feature in zip(frame.itertuples(), shared.features, strict=True):

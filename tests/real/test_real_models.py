@@ -126,10 +126,12 @@ def test_a_saved_model_is_the_model(package, tmp_path):
 
 def test_gains_above_a_thousand_are_read():
     model = opened(GEMMA3)
-    norms = [layer.heads.norm for layer in model.parts.layers]
+    norms = [layer.heads.norm for layer in model.modules.layers]
     assert all(norm.offset == 1 for norm in norms)
     gains = [
-        norm.gain().abs().max() for layer in model.parts.layers for norm in (layer.heads.out_norm,)
+        norm.gain().abs().max()
+        for layer in model.modules.layers
+        for norm in (layer.heads.out_norm,)
     ]
     assert max(gains) > 1
 
@@ -157,7 +159,7 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
     wide = bilens.load(tmp_path, dtype=torch.float32)
     numbers = torch.arange(0, model.vocab_size, 97)
     own = model.model.get_input_embeddings()(numbers)
-    assert torch.equal(model.parts.embed.rows(numbers).bfloat16(), own)
+    assert torch.equal(model.modules.embed.rows(numbers).bfloat16(), own)
     torch.testing.assert_close(model.W_E[numbers], wide.W_E[numbers], rtol=2**-7, atol=0)
     text, right, wrong = PROMPTS[0]
     questions = [

@@ -139,6 +139,6 @@ def test_processing_folds_the_norm_into_experts_and_router():
 
 def test_dense_mlps_have_no_experts():
     view = ResidualModel(tiny("qwen3-dense"))
-    assert [layer.mlp.router is None for layer in view.parts.layers] == [True, False, True]
+    assert [layer.mlp.router is None for layer in view.modules.layers] == [True, False, True]
     with pytest.raises(BilensError, match="layers.0.mlp has no experts"):
         view.layer(0).mlp.expert(0)

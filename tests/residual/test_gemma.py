@@ -53,7 +53,7 @@ def test_the_form_of_the_hub_is_the_model_in_float32_within_rounding(tmp_path, k
     assert own.dtype == dtype
     assert torch.equal(model.W_E.to(dtype), own)
     torch.testing.assert_close(model.W_E, wide.W_E, rtol=ROUNDING[dtype], atol=0)
-    assert torch.equal(model.W_E[3:9], model.parts.embed.rows(numbers[3:9]))
+    assert torch.equal(model.W_E[3:9], model.modules.embed.rows(numbers[3:9]))
     # Raises unless the flow adds up to the model's own number.
     for second in ("", "The key to the cabinet"):
         question = Question(**QUESTION, against=second)

@@ -77,13 +77,13 @@ def test_learned_positions_are_embedded():
     view = ResidualModel(tiny("gpt2"))
     model = view.model.transformer
     expected = model.wte.weight[[3, 4]] + model.wpe.weight[5]
-    torch.testing.assert_close(view.parts.embedded(torch.tensor([3, 4]), 5), expected)
+    torch.testing.assert_close(view.modules.embedded(torch.tensor([3, 4]), 5), expected)
     with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
-        view.parts.embedded(torch.tensor([3]))
+        view.modules.embedded(torch.tensor([3]))
     with pytest.raises(BilensError, match="position=12, expected 0 to 11"):
-        view.parts.embedded(torch.tensor([3]), 12)
+        view.modules.embedded(torch.tensor([3]), 12)
     with pytest.raises(BilensError, match="tokens holds the number -1, expected 0 to"):
-        view.parts.embedded(torch.tensor([3, -1]), 5)
+        view.modules.embedded(torch.tensor([3, -1]), 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -29,7 +29,7 @@ def test_a_mixture_is_the_model_with_hooks(name):
         rows = start.changed(sets, kept=2)[:, 0]
         hooks = []
         for shares, mixed, output, layer in zip(
-            keep, other.mixed, other.outputs, view.parts.layers, strict=True
+            keep, other.mixed, other.outputs, view.modules.layers, strict=True
         ):
 
             def mix(_, args, shares=shares, mixed=mixed):
@@ -48,9 +48,9 @@ def test_a_mixture_is_the_model_with_hooks(name):
         whole = view.model(first[None], use_cache=False).logits[0, -1]
 
     def logits(x):
-        W, b = view.parts.logit_weights()
-        z = view.parts.normalised(x[-1]) @ W + b
-        cap = view.parts.softcap
+        W, b = view.modules.logit_weights()
+        z = view.modules.normalised(x[-1]) @ W + b
+        cap = view.modules.softcap
         return z if cap is None else cap * torch.tanh(z / cap)
 
     for row, wanted in ((rows[0], expected), (rows[2], whole), (rows[3], expected)):

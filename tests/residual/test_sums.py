@@ -19,7 +19,7 @@ from bilens.read.language import (
 from bilens.read.language.contexts import Context
 from bilens.read.language.stream import read_stream
 from bilens.residual import ResidualModel
-from bilens.residual.parts import InputNorm, LinearMap
+from bilens.residual.maps import InputNorm, LinearMap
 from tests.models import digit_model, digits, random_model, random_text, small_corpus, toy_tokenizer
 
 IDS = random_text(6)

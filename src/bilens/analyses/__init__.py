@@ -30,7 +30,7 @@ def find_analysis(name: str) -> Analysis:
     return REGISTERED[name]
 
 
-def named_analyses(name: str) -> list[Analysis]:
+def find_analyses(name: str) -> list[Analysis]:
     """Return the analysis with a name, or those of a Python file if the name ends in .py."""
     return load_file(name) if name.endswith(".py") else [find_analysis(name)]
 

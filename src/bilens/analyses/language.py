@@ -133,9 +133,10 @@ def circuit(
     from bilens.read.flow.question import Question, read_pairs
 
     if bool(questions) == bool(prompt):
-        how = "prompt and questions both ask" if prompt else "nothing is asked"
+        problem = "prompt and questions both ask" if prompt else "nothing is asked"
         raise BilensError(
-            f"{how}; expected either --prompt TEXT with --token and --against, or --questions FILE"
+            f"{problem}; expected either --prompt TEXT with --token and --against, or "
+            "--questions FILE"
         )
     # Options of one way to ask beside the other.
     one_question = {"token": token, "minus": token_list(minus), "against": against}

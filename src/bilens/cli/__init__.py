@@ -38,7 +38,7 @@ OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 GROUPS = {
     "Read a language model": (
         *("flow", "circuit", "questions", "task-directions", "contexts", "ngrams", "heads"),
-        *("composition", "logits", "summary", "generate", "spectra"),
+        *("composition", "logits", "summary", "generate", "token-spectra"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),
     "Train": ("train",),
@@ -48,7 +48,7 @@ GROUPS = {
 """Commands in the order of the help, the usual ones first in each group."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 MODULES = {
-    "arrays": ("decompose", "spectra"),
+    "arrays": ("decompose", "token-spectra"),
     **{"training": GROUPS["Train"], "conversion": GROUPS["Convert"], "running": GROUPS["Run"]},
 }
 """By module of `bilens.cli`: its commands, functions of their names. The others are analyses."""
@@ -140,8 +140,8 @@ def parse(args: list[str]) -> Call:
     try:
         with redirect_stdout(screen), redirect_stderr(refused):
             if args and not args[0].startswith("-"):
-                about = TRAIN if args[0] == "train" else ""
-                return read_words(commands_of(*args), f"bilens {args[0]}", args[1:], about)
+                text = TRAIN if args[0] == "train" else ""
+                return read_words(commands_of(*args), f"bilens {args[0]}", args[1:], text)
             return _overview(args)
     except UsageError as error:
         errors.print(f"error: {error}", style="red")
@@ -207,7 +207,7 @@ def commands_of(name: str, *words: str) -> dict[str, Command]:
     if name == "train":
         language = Command.of(module.train_language, module.of_preset(words[1:]))
         return {"images": Command.of(module.train_images), "language": language}
-    return {name: Command.of(getattr(module, name))}
+    return {name: Command.of(getattr(module, name.replace("-", "_")))}
 
 
 ABOUT = (

@@ -1,4 +1,4 @@
-"""Commands that write arrays of weights: `bilens decompose` and `spectra`."""
+"""Commands that write arrays of weights: `bilens decompose` and `token-spectra`."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -85,7 +85,7 @@ def _check_effects(given: Mapping[str, Any], names: Collection[str]) -> None:
             )
 
 
-def spectra(
+def token_spectra(
     model: ModelName,
     *,
     layer: int | None = None,
@@ -103,8 +103,8 @@ def spectra(
     there already is kept. For several devices write `torchrun --nproc-per-node=N -m bilens`
     instead of `bilens`.
 
-        bilens spectra runs/annealed --layer 3
-        bilens spectra runs/annealed --layer 3 --tokens cat,dog --top 4 --json
+        bilens token-spectra runs/annealed --layer 3
+        bilens token-spectra runs/annealed --layer 3 --tokens cat,dog --top 4 --json
 
     Args:
         model: folder of a bilinear model: annealed, exported, or trained with bilens.
@@ -133,7 +133,7 @@ def spectra(
         check_own(folder)
     bilens.convert.write_spectra(
         opened.mlp(layer),
-        opened.parts.logit_weights(numbers)[0].T,
+        opened.modules.logit_weights(numbers)[0].T,
         folder,
         names=numbers,
         k=top,
@@ -160,7 +160,7 @@ def _numbers(model: "bilens.ResidualModel", tokens: str) -> list[int]:
     from bilens.checks import check_index
 
     if tokens == "all":
-        return list(range(model.parts.unembed.n_out))
+        return list(range(model.modules.unembed.n_out))
     known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
     return [
         # Python refuses to read numbers of thousands of digits.

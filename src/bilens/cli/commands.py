@@ -87,11 +87,11 @@ class UsageError(BilensError):
 
 
 def read_words(
-    commands: Mapping[str, Command], prog: str, words: Sequence[str], about: str = ""
+    commands: Mapping[str, Command], prog: str, words: Sequence[str], description: str = ""
 ) -> Call:
     """Return the call that words name: of the one command, or of one of several by its name.
 
-    `about` is the help of several commands together.
+    `description` is the help of several commands together.
     """
     settings: dict[str, Any] = {"prog": prog, "config": (tyro.conf.OmitArgPrefixes,)}
     for name in {name for command in commands.values() for name in command.lists}:
@@ -106,7 +106,7 @@ def read_words(
     app = tyro.extras.SubcommandApp()
     for name, command in commands.items():
         app.command(name=name, help=command.about.partition("\n")[0])(command.parser)
-    return app.cli(description=about, args=words, registry=NUMBERS, **settings)
+    return app.cli(description=description, args=words, registry=NUMBERS, **settings)
 
 
 NUMBERS = tyro.constructors.ConstructorRegistry()

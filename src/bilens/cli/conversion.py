@@ -193,14 +193,14 @@ def linearise(
     from bilens.train import tensorise
     from bilens.train.trainer import shape_of
 
-    how = Distillation(steps=steps)
+    distillation = Distillation(steps=steps)
     opened, tokenizer, learned, measured = _begin(
         model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
     )
     if tokens < length:
         raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
     texts = tensorise.interleaved(learned)[: tokens // length]
-    record = {**asdict(how), "layers": layers, "budget": budget}
+    record = {**asdict(distillation), "layers": layers, "budget": budget}
     record["model"] = shape_of(opened.config)
     original = stages.sharing_copy(opened)
     measurements = tensorise.Measurements(output, original, measured)
@@ -212,7 +212,7 @@ def linearise(
             torch.cat(list(measured.values())),
             layers,
             budget=budget,
-            distillation=how,
+            distillation=distillation,
             run=folder / "gates",
         )
     measurements.add("gates", opened)

@@ -140,9 +140,13 @@ def run_analysis(
     for name, path in targets:
         from bilens.pages import exporters
 
-        of = Path(model).stem
-        about = {"model": of, "name": output.stem if output else of, "width": width}
-        getattr(exporters, f"write_{name}")(reading, path, **about)
+        model_name = Path(model).stem
+        labels = {
+            "model": model_name,
+            "name": output.stem if output else model_name,
+            "width": width,
+        }
+        getattr(exporters, f"write_{name}")(reading, path, **labels)
         out.print(f"written: {path}")
     return reading.record()
 

@@ -38,7 +38,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
 from bilens.nn.settings import LanguageSettings
 from bilens.residual.layers import MLP
-from bilens.residual.parts import ModuleMap
+from bilens.residual.maps import ModuleMap
 from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
 

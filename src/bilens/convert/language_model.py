@@ -8,9 +8,9 @@ from transformers.activations import ACT2FN, LinearActivation
 
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.residual.families import parts_of
-from bilens.residual.layers import Moment, Parts
-from bilens.residual.parts import Norm
+from bilens.residual.families import find_modules
+from bilens.residual.layers import Modules, Moment
+from bilens.residual.maps import Norm
 from bilens.residual.sums import check_unchanged, log_probabilities
 
 
@@ -34,12 +34,12 @@ def as_language_model(model: Any) -> LanguageModel:
         }
         _check_none("LanguageConfig", missing)
         return model.eval()  # type: ignore[no-untyped-call]
-    parts = parts_of(model)
-    config = _config(model.config, parts)
-    dtype = parts.embed.module.weight.dtype
+    modules = find_modules(model)
+    config = _config(model.config, modules)
+    dtype = modules.embed.module.weight.dtype
     with torch.device("meta"):
         copy: Any = LanguageModel(config)
-    copy = _filled(copy, {name: weight.to(dtype) for name, weight in _weights(copy, parts)})
+    copy = _filled(copy, {name: weight.to(dtype) for name, weight in _weights(copy, modules)})
     action = f"Copying this {type(model).__name__}"
     check_unchanged(copy, log_probabilities(model), action, "no model of bilens is its copy")
     return copy
@@ -76,22 +76,22 @@ def _filled(model: Any, weights: dict[str, Tensor]) -> LanguageModel:
     return model.eval()
 
 
-def _config(config: Any, parts: Parts) -> LanguageConfig:
+def _config(config: Any, modules: Modules) -> LanguageConfig:
     """Return the settings of the copy; raise if the model has a part that it lacks."""
-    first = parts.layers[0]
+    first = modules.layers[0]
     heads, mlp = first.heads, first.mlp
-    width = parts.embed.module.embedding_dim
+    width = modules.embed.module.embedding_dim
     rope = getattr(config, "rope_parameters", None) or {}
     missing = {
-        "attention other than softmax": parts.attention != "softmax",
-        "parallel attention and MLP": parts.mlp_moment(0) == Moment.input(0),
-        "learned positions": parts.positions is not None or parts.hidden_positions is not None,
+        "attention other than softmax": modules.attention != "softmax",
+        "parallel attention and MLP": modules.mlp_moment(0) == Moment.input(0),
+        "learned positions": modules.positions is not None or modules.hidden_positions is not None,
         "norms after attention or MLP": heads.out_norm is not None or mlp.out_norm is not None,
         "norms of queries and keys": bool(heads.inner),
         "heads whose widths do not add up to the stream's": heads.d_head * heads.n_heads != width,
         "MLPs without gates": mlp.gate is None,
-        "experts": any(layer.mlp.router is not None for layer in parts.layers),
-        "scaled embeddings or logits": parts.embed.scale != 1 or parts.logit_scale != 1,
+        "experts": any(layer.mlp.router is not None for layer in modules.layers),
+        "scaled embeddings or logits": modules.embed.scale != 1 or modules.logit_scale != 1,
         "scaled outputs of layers": mlp.residual_scale != 1,
         "scaled rotary positions": rope.get("rope_type", "default") != "default",
         "LayerNorms": any(norm is None or norm.centres for norm in (heads.norm, mlp.norm)),
@@ -115,9 +115,9 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
     mlp_biased = any(part.bias() is not None for part in (*mlp.reads, mlp.down))
     assert isinstance(heads.norm, Norm)
     return LanguageConfig(
-        vocab_size=parts.embed.module.num_embeddings,
+        vocab_size=modules.embed.module.num_embeddings,
         d_model=width,
-        n_layers=len(parts.layers),
+        n_layers=len(modules.layers),
         n_heads=heads.n_heads,
         n_kv_heads=heads.n_kv_heads,
         d_hidden=mlp.down.n_in,
@@ -142,11 +142,11 @@ def _check_none(name: str, missing: dict[str, bool]) -> None:
         )
 
 
-def _weights(copy: LanguageModel, parts: Parts) -> Any:
+def _weights(copy: LanguageModel, modules: Modules) -> Any:
     """Yield the weights of the copy by their names."""
     maps: dict[str, Any] = {}
-    norms: dict[str, Any] = {"norm": parts.norm}
-    for number, layer in enumerate(parts.layers):
+    norms: dict[str, Any] = {"norm": modules.norm}
+    for number, layer in enumerate(modules.layers):
         name, heads, mlp = f"blocks.{number}", layer.heads, layer.mlp
         norms |= {f"{name}.attn_norm": heads.norm, f"{name}.mlp_norm": mlp.norm}
         [(query, key)] = heads.pairs
@@ -154,9 +154,9 @@ def _weights(copy: LanguageModel, parts: Parts) -> Any:
         maps |= {f"{name}.attn.value": heads.value, f"{name}.attn.out": heads.out}
         maps |= {f"{name}.mlp.left": mlp.up, f"{name}.mlp.right": mlp.gate}
         maps[f"{name}.mlp.out"] = mlp.down
-    yield "embed.weight", parts.embed.weight()
+    yield "embed.weight", modules.embed.weight()
     if not copy.config.tie_word_embeddings:
-        yield "unembed.weight", parts.unembed.weight()
+        yield "unembed.weight", modules.unembed.weight()
     for name, norm in norms.items():
         yield f"{name}.weight", norm.gain()
     for name, part in maps.items():

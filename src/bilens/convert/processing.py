@@ -40,13 +40,13 @@ from bilens.checks import check_weights, detached
 from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
 from bilens.options import StepName
-from bilens.residual.families import parts_of
-from bilens.residual.layers import Heads, Parts
+from bilens.residual.families import find_modules
+from bilens.residual.layers import Heads, Modules
+from bilens.residual.maps import Embedding, LinearMap, working_dtype
 from bilens.residual.model import check_unhooked
-from bilens.residual.parts import Embedding, LinearMap, working_dtype
 from bilens.residual.sums import check_unchanged, log_probabilities
 
-Step = Callable[[Parts], list[str]]
+Step = Callable[[Modules], list[str]]
 """A rewriting of a model's weights; returns the folded parts and their new places, in words."""
 
 
@@ -110,9 +110,9 @@ def process(
         raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
     # A hook, such as that of pruning, computes weights anew and would undo a folding.
     check_unhooked(model)
-    parts = parts_of(model)
+    modules = find_modules(model)
     selected = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
-    reasons = {step: reason for step in selected if (reason := refusal(step, parts)) is not None}
+    reasons = {step: reason for step in selected if (reason := refusal(step, modules)) is not None}
     if steps is not None and reasons:
         step, reason = next(iter(reasons.items()))
         raise BilensError(f"{step} would change the function of this model: {reason}")
@@ -122,14 +122,14 @@ def process(
         # Another model with parameters of its own, whose values are not copied.
         shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
         model = copy.deepcopy(model, shared)
-        parts = parts_of(model)
+        modules = find_modules(model)
     # Steps inside of attention leave both tables alone, so they may stay one matrix.
     outer = {"fold_norms", "center_writing_weights", "center_unembed"}
-    untied = not outer.isdisjoint(selected) and _untie(model, parts)
-    bare = [part for part in _maps(parts) if part.bias() is None]
-    folded = {step: STEPS[step](parts) for step in selected if step not in reasons}
+    untied = not outer.isdisjoint(selected) and _untie(model, modules)
+    bare = [part for part in _maps(modules) if part.bias() is None]
+    folded = {step: STEPS[step](modules) for step in selected if step not in reasons}
     if "fold_norms" in folded:
-        kept = [group for group in parts.fold_groups() if group.norm and group.obstacle]
+        kept = [group for group in modules.fold_groups() if group.norm and group.obstacle]
         if kept:
             reasons["fold_norms"] = f"{len(kept)} norms stay: {kept[0].obstacle}"
     added = tuple(part.name for part in bare if part.bias() is not None)
@@ -139,16 +139,16 @@ def process(
     return model, Processing(folded, reasons, untied, added, change)
 
 
-def _maps(parts: Parts) -> list[LinearMap]:
-    maps = {part.name: part for part in parts.writes}
-    for group in parts.fold_groups():
+def _maps(modules: Modules) -> list[LinearMap]:
+    maps = {part.name: part for part in modules.writes}
+    for group in modules.fold_groups():
         maps |= {part.name: part for part in group.maps}
     return list(maps.values())
 
 
-def _untie(model: PreTrainedModel, parts: Parts) -> bool:
-    unembed = parts.unembed.module
-    shared = next((t.module for t in parts.tables if t.module.weight is unembed.weight), None)
+def _untie(model: PreTrainedModel, modules: Modules) -> bool:
+    unembed = modules.unembed.module
+    shared = next((t.module for t in modules.tables if t.module.weight is unembed.weight), None)
     if shared is None:
         return False
     # The embedding has no norm before it, so a gain can be folded into the unembedding only.
@@ -159,7 +159,7 @@ def _untie(model: PreTrainedModel, parts: Parts) -> bool:
     return True
 
 
-def _fold_norms(model: Parts) -> list[str]:
+def _fold_norms(model: Modules) -> list[str]:
     done = []
     for reader in model.fold_groups():
         norm = reader.norm
@@ -182,7 +182,7 @@ def _fold_norms(model: Parts) -> list[str]:
     return done
 
 
-def _fold_value_biases(model: Parts) -> list[str]:
+def _fold_value_biases(model: Modules) -> list[str]:
     done = []
     for layer in model.layers:
         heads = layer.heads
@@ -200,7 +200,7 @@ def _fold_value_biases(model: Parts) -> list[str]:
     return done
 
 
-def _center_writing_weights(model: Parts) -> list[str]:
+def _center_writing_weights(model: Modules) -> list[str]:
     done = []
     for table in model.tables:
         rows = table.weight()
@@ -247,7 +247,7 @@ def _root_mean_square(weight: Tensor) -> Tensor:
     return torch.linalg.vector_norm(weight) / weight.numel() ** 0.5
 
 
-def _factor_heads(model: Parts) -> list[str]:
+def _factor_heads(model: Modules) -> list[str]:
     done = []
     for layer in model.layers:
         heads = layer.heads
@@ -322,7 +322,7 @@ BY_DEFAULT = [step for step in STEPS if step != "factor_heads"]
 """Steps that are applied where none is named: those of TransformerLens's defaults."""
 
 
-def refusal(step: str, model: Parts) -> str | None:
+def refusal(step: str, model: Modules) -> str | None:
     """Return the reason why a step would change the function of a model; None if it would not."""
     readers = model.fold_groups()
     match step:
@@ -341,7 +341,7 @@ def refusal(step: str, model: Parts) -> str | None:
     return None
 
 
-def _heads_refusal(model: Parts) -> str | None:
+def _heads_refusal(model: Modules) -> str | None:
     heads = model.layers[0].heads
     if heads.inner:
         return f"{heads.inner[0].name} is between queries or keys and their scores"

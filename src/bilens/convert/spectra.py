@@ -89,14 +89,14 @@ def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
     """
     settings = _settings(folder)
     if settings is None:
-        raise CheckpointError(f"{folder} holds no {SPECTRA_NAME}; run `bilens spectra` first")
+        raise CheckpointError(f"{folder} holds no {SPECTRA_NAME}; run `bilens token-spectra` first")
     files = -(-settings["directions"] // settings["batch_size"])
     paths = [folder / f"spectra-{number:05}.safetensors" for number in range(files)]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise CheckpointError(
             f"{folder} is not whole, {len(missing)} of {files} files are missing, the first "
-            f"{missing[0]}; run the same `bilens spectra` again to continue"
+            f"{missing[0]}; run the same `bilens token-spectra` again to continue"
         )
     names = torch.tensor(settings["names"])
     parts = [Spectrum.load(path) for path in paths]

@@ -117,8 +117,8 @@ def load_corpus(
         )
     parts = stories.train_test_split(test_size=held_out, seed=seed)
     if tokenizer is None:
-        how = {"stories": parts["train"], "vocab_size": vocab_size}
-        (row,) = _cached(_rows_of_tokenizer, how, cache_dir)
+        arguments = {"stories": parts["train"], "vocab_size": vocab_size}
+        (row,) = _cached(_rows_of_tokenizer, arguments, cache_dir)
         tokenizer = with_special_tokens(tokenizers.Tokenizer.from_str(row["text"]))
     ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     train, validation = (
@@ -173,8 +173,8 @@ def load_documents(
     texts = _distinct_texts(name, data_dir, cache_dir, cleaned=False)
 
     def rows(held_out: bool) -> "datasets.Dataset":
-        how = {"share": validation_share, "held_out": held_out}
-        part = texts.filter(_belongs, input_columns="text", fn_kwargs=how)
+        arguments = {"share": validation_share, "held_out": held_out}
+        part = texts.filter(_belongs, input_columns="text", fn_kwargs=arguments)
         return _tokenized(part, tokenizer, [], end, n_ctx, shortest)
 
     origin = _origin(name, data_dir, cache_dir)
@@ -236,8 +236,8 @@ def _distinct_texts(
 ) -> "datasets.Dataset":
     """Return the distinct texts of a source in a column `text`, read once."""
     files = _stamped_files(name, data_dir)
-    how = {"source": str(name), "data_dir": data_dir, "cleaned": cleaned, "files": files}
-    return _cached(_rows_of_texts, how, cache_dir)
+    arguments = {"source": str(name), "data_dir": data_dir, "cleaned": cleaned, "files": files}
+    return _cached(_rows_of_texts, arguments, cache_dir)
 
 
 def _origin(
@@ -299,7 +299,7 @@ def _rows_of_tokenizer(
 
 def _cached(
     generate: Callable[..., Iterator[dict[str, str]]],
-    how: dict[str, Any],
+    arguments: dict[str, Any],
     cache_dir: str | Path | None,
 ) -> "datasets.Dataset":
     """Return generated rows of a column `text`, from the cache of `datasets` if they are there."""
@@ -309,7 +309,7 @@ def _cached(
             generate,
             features=datasets.Features(text=datasets.Value("string")),
             # A changed cleaning needs another version.
-            gen_kwargs=how | {"version": 3},
+            gen_kwargs=arguments | {"version": 3},
             cache_dir=place,
         )
     except datasets.exceptions.DatasetGenerationError as error:
@@ -336,13 +336,13 @@ def _tokenized(
     end: list[int],
     most: int,
     least: int | None = None,
-    **how: Any,
+    **options: Any,
 ) -> "datasets.Dataset":
     """Return rows of token ids, in the format of torch: texts of `least` to `most`, or joined."""
 
     def rows(batch: list[str]) -> dict[str, list[list[int]]]:
         # A text may spell a special token, which is then text.
-        encoded = tokenize(tokenizer, batch, split_special_tokens=True, verbose=False, **how)
+        encoded = tokenize(tokenizer, batch, split_special_tokens=True, verbose=False, **options)
         texts = [[*start, *ids, *end] for ids in encoded]
         if least is not None:
             return {"input_ids": [ids for ids in texts if least <= len(ids) <= most]}

@@ -537,8 +537,8 @@ def _digits(seed: int) -> ImageData:
     digits = bundled.load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target
     # Stratified, since 1,797 images in ten classes leave few of each for the test.
-    how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
-    parts = model_selection.train_test_split(images, labels, **how)
+    options = {"test_size": 0.2, "random_state": seed, "stratify": labels}
+    parts = model_selection.train_test_split(images, labels, **options)
     return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], tuple("0123456789"), white=16)
 
 

@@ -224,7 +224,7 @@ SPECIAL_TOKENS = {
 }
 
 
-def tokenize(tokenizer: Any, text: str | list[str], **how: Any) -> list[Any]:
+def tokenize(tokenizer: Any, text: str | list[str], **options: Any) -> list[Any]:
     """Return the token ids of a text, or of each of several; all tokenizing is done here.
 
     Raises:
@@ -232,19 +232,19 @@ def tokenize(tokenizer: Any, text: str | list[str], **how: Any) -> list[Any]:
     """
     try:
         with _errors_of(tokenizer, f"text={text[:80]!r}"):
-            return list(tokenizer(text, **how)["input_ids"])
+            return list(tokenizer(text, **options)["input_ids"])
     except BilensError:
         if not isinstance(text, str):  # which of them it is
             for one in text:
-                tokenize(tokenizer, one, **how)
+                tokenize(tokenizer, one, **options)
         raise
 
 
-def write_out(tokenizer: Any, ids: Iterable[int], **how: Any) -> str:
+def write_out(tokenizer: Any, ids: Iterable[int], **options: Any) -> str:
     """Return the text of tokens; what `tokenize` is for texts."""
     numbers = list(map(int, ids))
     with _errors_of(tokenizer, f"ids={numbers[:20]}"):
-        return str(tokenizer.decode(numbers, **how))
+        return str(tokenizer.decode(numbers, **options))
 
 
 @contextmanager

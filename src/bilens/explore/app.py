@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
-from bilens.analyses import named_analyses
+from bilens.analyses import find_analyses
 from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -151,14 +151,14 @@ def explorer(
         check_data(source, data, data_dir)
     if isinstance(source, str | Path | nn.Module):
         model = load(source, device=device)
-    of = source if is_place else type(model).__name__
+    model_name = source if is_place else type(model).__name__
     is_tensor = isinstance(model, TensorChain)
     if data is None and is_tensor and not is_place:
-        raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
+        raise BilensError(f"data=None, expected the name of data for {model_name}, such as 'mnist'")
     if data_dir is not None and not (has_data or is_tensor):
         raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
     # Refused before texts are tokenized, which takes seconds.
-    added = [entry for reading in add for entry in named_analyses(reading)]
+    added = [entry for reading in add for entry in find_analyses(reading)]
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
@@ -170,7 +170,7 @@ def explorer(
     elif data_dir is not None or not is_tensor:
         other = "a folder beside them" if data_dir is not None else "the texts of a language model"
         raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
-    title = f"{Path(of).name}, read from its weights"
+    title = f"{Path(model_name).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
         if is_tensor:

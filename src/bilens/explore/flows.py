@@ -19,11 +19,11 @@ from bilens.explore.screen import (
     StateError,
     check_sent,
     check_tokens,
+    error_beside,
     heading,
     html,
     note_html,
     picture,
-    said_of,
     shown_plot,
 )
 from bilens.lazy_imports import gradio as gr
@@ -57,7 +57,7 @@ LARGEST, AT_ONCE = 2.5e11, 1e11
 
 
 @dataclass(frozen=True)
-class FlowOf:
+class FlowRequest:
     """A text and the logit that is split.
 
     Attributes:
@@ -85,14 +85,15 @@ class FlowOf:
         return bool(self.against or self.replace or self.mean)
 
 
-FIELDS = " ".join(f"flow_{field.name}" for field in fields(FlowOf))
+FIELDS = " ".join(f"flow_{field.name}" for field in fields(FlowRequest))
 """Fields of a state that name its flow."""
 
 
 class FlowView:
     """The flows of a model's logits, on texts that are short enough for it.
 
-    It starts with a text, if that is quick. The mean embedding of `texts` is that of `FlowOf.mean`.
+    It starts with a text, if that is quick. The mean embedding of `texts` is that of
+    `FlowRequest.mean`.
     """
 
     def __init__(
@@ -109,27 +110,27 @@ class FlowView:
         """The model, for this thread."""
         return self._models.model
 
-    def check(self, of: FlowOf) -> None:
+    def check(self, request: FlowRequest) -> None:
         """Raise if the text, or a token, is not one for this model."""
-        check_tokens(self.model, flow_token=filter(None, [of.token]), flow_minus=of.minus)
-        if not of.prompt:
+        check_tokens(self.model, flow_token=filter(None, [request.token]), flow_minus=request.minus)
+        if not request.prompt:
             return
-        with said_of("flow_prompt", "prompt="):
-            n = len(self.model.ids(of.prompt))
-        with said_of("flow_replace" if of.replace else "flow_against", "against "):
-            second, _ = self.second_run(of)
+        with error_beside("flow_prompt", "prompt="):
+            n = len(self.model.ids(request.prompt))
+        with error_beside("flow_replace" if request.replace else "flow_against", "against "):
+            second, _ = self.second_run(request)
             if isinstance(second, str):
-                self._check_lengths(of, second)
+                self._check_lengths(request, second)
             if second is not None:
-                second_text(self.model, self.model.ids(of.prompt), second)
+                second_text(self.model, self.model.ids(request.prompt), second)
         # The second run decides which tokens are the likeliest.
-        with said_of("flow_minus", "minus "):
-            self.direction(of).vector(self.model)
-        if of.target not in get_args(Target):
+        with error_beside("flow_minus", "minus "):
+            self.direction(request).vector(self.model)
+        if request.target not in get_args(Target):
             raise StateError(
-                "flow_target", f"{of.target[:40]} is not one of {', '.join(get_args(Target))}"
+                "flow_target", f"{request.target[:40]} is not one of {', '.join(get_args(Target))}"
             )
-        if of.target != "logit" and not of.has_two_runs:
+        if request.target != "logit" and not request.has_two_runs:
             raise StateError("flow_target", "expected a second run, or the logit")
         most = int(LARGEST / self.cost)
         if n > most:
@@ -139,69 +140,75 @@ class FlowView:
                 f"width {self.model.d_model} up to {most} are split here, `bilens flow` takes more",
             )
 
-    def _check_lengths(self, of: FlowOf, second: str) -> None:
+    def _check_lengths(self, request: FlowRequest, second: str) -> None:
         """Raise if both texts have other numbers of tokens, in words for either of their boxes."""
-        names = [shown_tokens(self.model, self.model.ids(text)) for text in (of.prompt, second)]
+        names = [
+            shown_tokens(self.model, self.model.ids(text)) for text in (request.prompt, second)
+        ]
         if len(names[0]) != len(names[1]):
             first, other = (f"{len(tokens)} tokens |{'|'.join(tokens)}|" for tokens in names)
             raise StateError(
-                "flow_replace" if of.replace else "flow_against",
+                "flow_replace" if request.replace else "flow_against",
                 f"The first text has {first}, the second {other}. The picture waits until both "
                 "have as many.",
                 others=("flow_prompt",),
             )
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
-    def direction(self, of: FlowOf) -> TokenDirection:
+    def direction(self, request: FlowRequest) -> TokenDirection:
         """Return the tokens, the most likely ones if none are given."""
-        if of.token:
-            return TokenDirection(of.token, of.minus)
-        likely = likely_answer(self.model, of.prompt, self.second_run(of)[0])
-        return TokenDirection(likely.token, of.minus or likely.minus)
+        if request.token:
+            return TokenDirection(request.token, request.minus)
+        likely = likely_answer(self.model, request.prompt, self.second_run(request)[0])
+        return TokenDirection(likely.token, request.minus or likely.minus)
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def second_run(self, of: FlowOf) -> tuple[Against | None, str]:
+    def second_run(self, request: FlowRequest) -> tuple[Against | None, str]:
         """Return the second run and its name; None if a logit on one text is split."""
         return second_run(
             self.model,
-            of.prompt,
-            against=of.against,
-            mean=of.mean,
-            replace=of.replace,
+            request.prompt,
+            against=request.against,
+            mean=request.mean,
+            replace=request.replace,
             texts=self.texts,
         )
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def split(self, of: FlowOf) -> FlowReading:
+    def split(self, request: FlowRequest) -> FlowReading:
         """Return the flow with its answer, and the data of its drawing."""
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
-        second, other = self.second_run(of)
-        question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
+        second, other = self.second_run(request)
+        question = Question.of(
+            request.prompt, self.direction(request), (), second, target=request.target
+        )
         return answer_question(self.model, question, other, shown=150)
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def circuit(self, of: FlowOf) -> CircuitReading:
+    def circuit(self, request: FlowRequest) -> CircuitReading:
         """Return the circuit of the question."""
-        second, _ = self.second_run(of)
-        question = Question.of(of.prompt, self.direction(of), (), second, target=of.target)
+        second, _ = self.second_run(request)
+        question = Question.of(
+            request.prompt, self.direction(request), (), second, target=request.target
+        )
         return circuit(self.model, [question])
 
-    def page(self, of: FlowOf) -> tuple[str, str]:
+    def page(self, request: FlowRequest) -> tuple[str, str]:
         """Return the answer of the flow, as HTML, and its graph, as JSON."""
-        if not of.prompt:
+        if not request.prompt:
             return note_html("Write a text, and press Enter."), ""
-        reading = self.split(of)
+        reading = self.split(request)
         page = reading.page
         text = reading.answer
         text += f" Held fixed: {', '.join(page.frozen)}." if page.frozen else ""
         question = f'<h3 class="bilens-question">{escape(reading.title)}</h3>'
         return question + note_html(" ".join([text, *reading.notes])), json.dumps(asdict(page))
 
-    def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
+    def removed(self, request: FlowRequest, names: tuple[str, ...]) -> str:
         """Return a sentence on the logit after nodes were removed from the running model."""
-        if not (of.prompt and names):
+        if not (request.prompt and names):
             return ""
-        reading = self.split(of)
+        reading = self.split(request)
         tokens = reading.flow.tokens
         nodes = [x for x in reading.flow.nodes if x.is_removable and x.name(tokens) in names]
         if not nodes:
@@ -209,10 +216,10 @@ class FlowView:
         value, result = reading.flow.value, remove(self.model, reading.flow, nodes)
         shown = value, value + result.actual, result.actual, result.predicted
         before, after, change, predicted = (signed(x, "#.3g") for x in shown)
-        how = "The change between the runs" if of.has_two_runs else "The logit"
+        quantity = "The change between the runs" if request.has_two_runs else "The logit"
         return note_html(
-            f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
-            f"through them predicts {predicted}."
+            f"{quantity} is {before}, and {after} without {result.part}: a change of {change}. "
+            f"The flow through them predicts {predicted}."
         )
 
 
@@ -325,7 +332,7 @@ def circuit_screen(view: FlowView, screen: Screen) -> None:
 
 def _minus(names: str) -> tuple[str, ...]:
     """Return the names of the tokens to subtract."""
-    with said_of("flow_minus", ""):
+    with error_beside("flow_minus", ""):
         return token_list(names)
 
 

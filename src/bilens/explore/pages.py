@@ -11,9 +11,9 @@ from bilens.analyses import find_analysis
 from bilens.analysis import Analysis
 from bilens.data import Corpus, ImageData
 from bilens.data.corpus import first_texts
-from bilens.explore.flows import FIELDS, FlowOf, FlowView, circuit_screen, flow_screen
+from bilens.explore.flows import FIELDS, FlowRequest, FlowView, circuit_screen, flow_screen
 from bilens.explore.panels import NO_SETTINGS, ReadingPanel, lay_out, with_settings
-from bilens.explore.screen import Screen, check_ranges, check_tokens, heading, said_of
+from bilens.explore.screen import Screen, check_ranges, check_tokens, error_beside, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.options import Target
@@ -49,8 +49,8 @@ class ImagePage:
         names = ["bonds", "paths"] if self.is_deep else ["explain", "eigenvectors"]
         analyses = [*map(find_analysis, names), *added]
         image = {"image": lambda text: unpack_input(text, data)}
-        how: dict[str, Any] = {"readers": image, "recorded": recorded}
-        panel = partial(ReadingPanel, lambda: model, [data], {"image": "input"}, **how)
+        options: dict[str, Any] = {"readers": image, "recorded": recorded}
+        panel = partial(ReadingPanel, lambda: model, [data], {"image": "input"}, **options)
         self.panels = list(map(panel, analyses))
         self.start = with_settings(ImageState(), self.panels)
 
@@ -73,7 +73,7 @@ class LanguageState:
         token: the predicted one, of panels on the weights.
         minus: tokens whose mean is subtracted.
         layer: number of the block.
-        flow_prompt: of the flow that is shown, as all fields of `FlowOf` after flow_.
+        flow_prompt: of the flow that is shown, as all fields of `FlowRequest` after flow_.
         removed: names of the nodes of the flow that are removed from the running model.
         circuit: find the circuit of the flow's question.
     """
@@ -92,9 +92,9 @@ class LanguageState:
     circuit: bool = False
 
     @property
-    def flow(self) -> FlowOf:
+    def flow(self) -> FlowRequest:
         """The text and the logit whose flow is shown."""
-        return FlowOf(*(getattr(self, name) for name in FIELDS.split()))
+        return FlowRequest(*(getattr(self, name) for name in FIELDS.split()))
 
 
 class LanguagePage:
@@ -122,7 +122,7 @@ class LanguagePage:
             flow_against=example.against if self.flows.start else "",
             circuit=self.flows.has_circuit,
         )
-        positions = model.parts.positions or model.parts.hidden_positions
+        positions = model.modules.positions or model.modules.hidden_positions
         # All pairs of a large vocabulary would take minutes a head.
         fixed = {"among": self.frequent, "position": 1 if positions else None}
         # Eigenvectors and n-grams are those of one layer, whose MLP is a tensor.
@@ -151,7 +151,7 @@ class LanguagePage:
     def checked(self, state: LanguageState) -> LanguageState:
         """Return the state, if it fits the model."""
         check_tokens(self.model, token=[state.token], minus=state.minus)
-        with said_of("minus", "minus "):
+        with error_beside("minus", "minus "):
             self.model.direction(state.token, state.minus)
         check_ranges(state, layer=(0, self.model.n_layers - 1))
         self.flows.check(state.flow)

@@ -143,19 +143,19 @@ class ReadingPanel:
             "scale": 0,
         }
         # The description comes back when a message about a value that does not fit goes.
-        how: dict[str, Any] = {"say": lambda text: {"info": text or option.help}}
+        options: dict[str, Any] = {"say": lambda text: {"info": text or option.help}}
         if kind is Literal:
             choices = [(str(choice), choice) for choice in get_args(_plain_type(option.type))]
             screen.choice(field, choices, label=option.name, info=option.help, elem_id=field)
         elif kind is bool:
-            screen.control(field, gr.Checkbox(option.default, **settings), **how)
+            screen.control(field, gr.Checkbox(option.default, **settings), **options)
         elif kind in (int, float):
             number = gr.Number(option.default, precision=0 if kind is int else None, **settings)
             # A browser sends 3 for 3.0.
-            how |= {"takes": (int, float) if kind is float else (float, int), "event": "submit"}
-            screen.control(field, number, read=_number_reader(field, kind), **how)
+            options |= {"takes": (int, float) if kind is float else (float, int), "event": "submit"}
+            screen.control(field, number, read=_number_reader(field, kind), **options)
         else:
-            screen.control(field, gr.Textbox(option.default, **settings), event="submit", **how)
+            screen.control(field, gr.Textbox(option.default, **settings), event="submit", **options)
 
 
 def with_settings(start: Any, panels: Sequence[ReadingPanel]) -> Any:

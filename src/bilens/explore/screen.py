@@ -107,12 +107,12 @@ def check_tokens(model: Any, **fields: Iterable[str]) -> None:
     """Raise if a field of a state names an unknown token."""
     for field, names in fields.items():
         for name in names:
-            with said_of(field, f"token={name!r}, "):
+            with error_beside(field, f"token={name!r}, "):
                 model.token(name)
 
 
 @contextmanager
-def said_of(field: str, prefix: str) -> Iterator[None]:
+def error_beside(field: str, prefix: str) -> Iterator[None]:
     """Say an error beside the control of a field, which its text need not name then."""
     try:
         yield
@@ -234,9 +234,9 @@ class Screen:
         self.group: frozenset[str] = frozenset()
         self.buttons: list[Any] = []
 
-    def control(self, field: str, component: Any, **how: Any) -> None:
+    def control(self, field: str, component: Any, **options: Any) -> None:
         """Let a component set a field of the state; see `Control`."""
-        self.controls[field] = Control(component, **how)
+        self.controls[field] = Control(component, **options)
 
     def choice(self, field: str, choices: Sequence[Any], **settings: Any) -> Any:
         """Lay out a list to choose a field from; other input is refused.
@@ -256,8 +256,8 @@ class Screen:
             return value
 
         # Without custom values, input that is not in the list is dropped without a word.
-        how: dict[str, Any] = {"allow_custom_value": True, "min_width": 120, **settings}
-        component = gr.Dropdown(pairs, value=start, **how)
+        options: dict[str, Any] = {"allow_custom_value": True, "min_width": 120, **settings}
+        component = gr.Dropdown(pairs, value=start, **options)
         self.control(field, component, takes=(str, type(start)), read=read)
         return component
 
@@ -300,9 +300,9 @@ class Screen:
             # A control's own errors leave the box as it is, and hold back later input.
             "preprocess": False,
         }
-        how = {**event, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
+        options = {**event, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
         changes = [*events, *(button.click for button in self.buttons), self.restored.change]
-        gr.on(changes, self.on_change, [self.seen, *components], outputs, **how)
+        gr.on(changes, self.on_change, [self.seen, *components], outputs, **options)
         fields: set[Any] = {self.restored, *components}
         gr.on([self.bar.input], self.on_address, [self.bar], fields, **event)
         gr.on(None, self.on_load, None, fields, **event)

@@ -60,14 +60,14 @@ def model_card(
     title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))
     library = "bilens" if kind == "image-classifier" else "transformers"
-    about, code, task = ABOUT[library]
+    description, code, task = ABOUT[library]
     processing = settings.get("bilens_processing") or {}
     biases = ["added_biases"] if processing.get("added_biases") else []
     reasons = {kind, *settings, *biases} & WHY_NOT.keys()
     plain = WHY_NOT[reasons.pop()] if reasons else PLAIN.format(repo_id)
     data = ModelCardData(library_name=library, pipeline_tag=task, tags=["bilens", kind])
     parts = [
-        f"---\n{data.to_yaml()}\n---\n\n# {title or 'A model'}\n\n{about}.",
+        f"---\n{data.to_yaml()}\n---\n\n# {title or 'A model'}\n\n{description}.",
         _table("setting", settings),
     ]
     trained, metrics = _training(Path(source)) if source else ({}, {})

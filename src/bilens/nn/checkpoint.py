@@ -122,14 +122,14 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
     if os.path.isdir(source):  # noqa: PTH112  pathlib raises for names that are too long
         path = Path(source, hub.get("subfolder") or "", name)
         if not path.is_file():
-            about = (
+            advice = (
                 "only an adapter of another model; merge it into that model (merge_and_unload() of "
                 "PEFT), and save the result"
                 if (Path(source) / ADAPTER_NAME).is_file()
                 else f"expected the directory of a saved model, with {CONFIG_NAME} and "
                 f"{WEIGHTS_NAME} in it"
             )
-            raise CheckpointError(f"{source} holds no {name}; {about}")
+            raise CheckpointError(f"{source} holds no {name}; {advice}")
         return check_downloaded(path)
     if os.path.isfile(source):  # noqa: PTH113  as above
         raise CheckpointError(

@@ -139,8 +139,8 @@ def _curves(reading: CircuitReading) -> go.Figure:
         counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
         columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
         for template, values in columns:
-            of = (circuit.task if len(reading.circuits) > 1 else "", template)
-            name = ", ".join(filter(None, of))
+            labels = (circuit.task if len(reading.circuits) > 1 else "", template)
+            name = ", ".join(filter(None, labels))
             figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
     count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
     if len(figure.data) == 1:

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from bilens.checks import check_index, checked
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas, diverging
-from bilens.read.cuts import BondNode, CutReading, Edge, chosen_edges
+from bilens.read.cuts import BondNode, CutReading, ProductEdge, chosen_edges
 from bilens.sections import plotly_text
 
 STEP = 2.9
@@ -54,7 +54,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     return canvas.figure()
 
 
-def _ordered(edges: Sequence[Edge], root: BondNode) -> list[list[BondNode]]:
+def _ordered(edges: Sequence[ProductEdge], root: BondNode) -> list[list[BondNode]]:
     """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
@@ -69,7 +69,9 @@ def _ordered(edges: Sequence[Edge], root: BondNode) -> list[list[BondNode]]:
     return columns
 
 
-def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[BondNode, float]) -> None:
+def _draw_edge(
+    canvas: Canvas, edge: ProductEdge, offset: float, tall: Mapping[BondNode, float]
+) -> None:
     """Two lines into a dot, one for a square, and one from the dot to the target."""
     color = BLUE if edge.coefficient > 0 else RED
     width = 1 + 5 * edge.part**0.5

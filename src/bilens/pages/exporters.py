@@ -126,17 +126,17 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
     Raises:
         BilensError: the folder's list of graphs is damaged.
     """
-    path, about = folder / "graph-metadata.json", graph["metadata"]
+    path, metadata = folder / "graph-metadata.json", graph["metadata"]
     try:
         known = json.loads(path.read_text(encoding="utf-8"))["graphs"] if path.exists() else []
-        others = [other for other in known if other["slug"] != about["slug"]]
+        others = [other for other in known if other["slug"] != metadata["slug"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BilensError(
             f"{path} is not a list of graphs as circuit-tracer writes it: {error!r}. Choose "
             "another folder"
         ) from error
-    write_json(folder / f"{about['slug']}.json", graph)
-    write_json(path, {"graphs": [*others, about]})
+    write_json(folder / f"{metadata['slug']}.json", graph)
+    write_json(path, {"graphs": [*others, metadata]})
 
 
 def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
@@ -201,6 +201,6 @@ def _write_bonds(reading: BondReading, folder: Path, model: str) -> None:
     write_json(folder / BONDS_NAME, reading.record())
     # The smallest cut that keeps the accuracy is a run like any other.
     reading.cut_model().save_files(folder / "cut")
-    about = {name: getattr(reading, name) for name in ("metric", "drop", "kind")}
-    about |= {"cut_of": model, "ranks": list(reading.cut.ranks), **reading.data.provenance}
-    write_json(folder / "cut" / TRAINING_NAME, about)
+    record = {name: getattr(reading, name) for name in ("metric", "drop", "kind")}
+    record |= {"cut_of": model, "ranks": list(reading.cut.ranks), **reading.data.provenance}
+    write_json(folder / "cut" / TRAINING_NAME, record)

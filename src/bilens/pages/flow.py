@@ -28,7 +28,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
     answer = " ".join([reading.answer, *reading.notes])
     sections = [Section(reading.title, answer, [[FlowDrawing(asdict(reading.page))]])]
     if ablated := reading.ablated:
-        how = (
+        method = (
             "Each node's change was exchanged between the texts, in both directions; the mean "
             "is shown."
             if reading.flow.two_texts
@@ -37,12 +37,12 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         )
         # Only the paths are estimates, what is removed or exchanged is measured.
         text = (
-            f"{how} All {len(reading.strongest)} heads and MLPs of the picture at once, heads "
+            f"{method} All {len(reading.strongest)} heads and MLPs of the picture at once, heads "
             f"with all of their sources: {signed(reading.together)}."
         )
         picture = Picture("interventions", lambda: ablation_figure(ablated))
         sections.append(Section("How well it holds", text, [[picture]]))
-    how = (
+    legend = (
         "Positions are across, layers upwards. A square is a head: its line comes from the "
         "token that it attends to. A circle is an MLP at a position, or a token. Area is "
         "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
@@ -52,7 +52,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
     )
     if any(node.sink for node in reading.page.nodes):
         names = " and ".join(f'"{reading.page.tokens[p]}" ({p})' for p in reading.page.sinks)
-        how += (
+        legend += (
             f" {names}: attention sink, dashed. Heads with nothing to move attend there, so "
             "that flow through it says little about the text: compare it with the measured "
             "effect."
@@ -62,7 +62,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
     return [
         *sections,
         *(section for part in reading.opened for section in part.sections()),
-        Section("How to read the graph", how, folded=True),
+        Section("How to read the graph", legend, folded=True),
         Section("The strongest nodes", "", [[nodes]], reading.facts(), folded=True),
         Section("Where it starts", "", [[starts]], folded=True),
     ]

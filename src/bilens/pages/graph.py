@@ -245,10 +245,10 @@ def graph_plot(reading: FlowGraph, caption: str = "", *, width: int = WIDE) -> g
     wider ones.
     """
     flow = reading.flow
-    of = "change" if flow.two_texts else "logit"
+    quantity = "change" if flow.two_texts else "logit"
     caption = caption or (
         f"{len(reading.nodes) - 1} of {len(flow.nodes):,} nodes: {reading.share_of_logit:.0%} of "
-        f"the {of} passes through them alone"
+        f"the {quantity} passes through them alone"
     )
     return graph_figure(
         reading.nodes, flow.tokens, reading.path_weights, flow.n_layers, caption, width

@@ -82,7 +82,7 @@ def language_sections(reading: LanguageReading) -> list[Section]:
     for part in (*reading.directions, *reading.ngrams, reading.attention):
         sections += part.sections()
     reasons = ["other layers"] * (reading.model.n_layers > 1)
-    reasons += ["norms"] * reading.model.parts.has_norms
+    reasons += ["norms"] * reading.model.modules.has_norms
     if reasons:
         text = (
             f"They are about the weights of layer {reading.attention.layer}, and ignore "

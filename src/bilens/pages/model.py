@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bilens.analyses import check_once, find_analysis, named_analyses
+from bilens.analyses import check_once, find_analyses, find_analysis
 from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
 from bilens.inputs import loader, names_data
@@ -30,7 +30,7 @@ def report_readings(
             f"source is {type(model).__name__}, expected a model that bilens.load returns, its "
             "folder or name, or a reading"
         )
-    entries = [entry for name in add for entry in named_analyses(name)]
+    entries = [entry for name in add for entry in find_analyses(name)]
     if isinstance(model, ImageClassifier):
         entries.insert(0, find_analysis("bonds" if len(model.layers) > 1 else "eigenvectors"))
         _check_effects(given, set(), entries)

@@ -29,7 +29,7 @@ from bilens.sections import (
     Section,
     Table,
     fact_text,
-    named_figures,
+    figures_by_name,
     signed,
 )
 
@@ -130,12 +130,12 @@ def write_report(
     if not sections:
         raise BilensError(f"readings has {len(readings)} and no section, expected at least one")
     first, *others = sections
-    about = title if title != first.title else ""
+    heading = title if title != first.title else ""
     sections = [replace(first, title="", text="", facts=())]
     for number, section in enumerate(others):
         sections.append(replace(section, folded=section.folded or number > 0))
-    write_page(Path(path), first.title, first.text, first.facts, sections, about)
-    return named_figures(part for section in sections for part in section.parts)
+    write_page(Path(path), first.title, first.text, first.facts, sections, heading)
+    return figures_by_name(part for section in sections for part in section.parts)
 
 
 @checked

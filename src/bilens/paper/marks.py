@@ -185,10 +185,10 @@ def draw_heatmap(plot: Plot, trace: Item) -> None:
             text = template.replace("%{", "{").format(**cell)
             _write(plot, text, (float(x[j]), float(y[i])), font)
     if look.get("showscale", True):
-        beside = plot.axes.inset_axes((1.02, 0, 0.015, 1))
-        scale = plot.axes.figure.colorbar(mesh, cax=beside)
+        scale_axes = plot.axes.inset_axes((1.02, 0, 0.015, 1))
+        scale = plot.axes.figure.colorbar(mesh, cax=scale_axes)
         scale.outline.set_visible(False)
-        beside.tick_params(labelsize=points(plot.font), labelcolor=rgba(plot.font["color"]))
+        scale_axes.tick_params(labelsize=points(plot.font), labelcolor=rgba(plot.font["color"]))
 
 
 def draw_picture(plot: Plot, picture: Item) -> None:

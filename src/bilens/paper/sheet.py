@@ -79,8 +79,8 @@ def save_figure(
     dates: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with own_style(), written_whole(path) as temporary:
         sheet = paper_figure(figure, width)
-        about = {"format": path.suffix[1:], "metadata": dates[path.suffix]}
-        sheet.savefig(temporary, dpi=96 * scale, **about)
+        options = {"format": path.suffix[1:], "metadata": dates[path.suffix]}
+        sheet.savefig(temporary, dpi=96 * scale, **options)
 
 
 def still_picture(figure: "go.Figure", alt: str) -> str:

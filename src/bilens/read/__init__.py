@@ -2,12 +2,12 @@
 
 from bilens.read.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.read.classifier import (
-    Attack,
+    AttackRate,
     ClassifierReading,
     attack,
     class_mask,
+    class_spectra,
     read_classifier,
-    spectra,
     top_inputs,
 )
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
@@ -21,7 +21,7 @@ from bilens.read.fidelity import (
 )
 
 __all__ = [
-    "Attack",
+    "AttackRate",
     "BondReading",
     "ClassifierReading",
     "DeepReading",
@@ -30,6 +30,7 @@ __all__ = [
     "accurate_ranks",
     "attack",
     "class_mask",
+    "class_spectra",
     "classifier_bonds",
     "classifier_function_bonds",
     "explain",
@@ -41,7 +42,6 @@ __all__ = [
     "read_deep",
     "shared_by_classes",
     "shared_by_paths",
-    "spectra",
     "top_inputs",
     "truncation_curve",
 ]

@@ -44,7 +44,7 @@ def top_inputs(
 
 
 @detached
-def spectra(
+def class_spectra(
     model: TensorChain,
     directions: Float[Tensor, "*batch n_classes"] | None = None,
     basis: Basis = "model",
@@ -139,7 +139,7 @@ def read_classifier(
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
     The data is moved to the device of the model, or to the CPU if that device has no float64. The
-    basis is that of `spectra`.
+    basis is that of `class_spectra`.
 
     Args:
         model: the classifier.
@@ -151,7 +151,7 @@ def read_classifier(
         NotBilinearError: the model is not one tensor.
         BilensError: the model differs from its tensor.
     """
-    spectrum = spectra(model, basis=basis)
+    spectrum = class_spectra(model, basis=basis)
     data = data.to(spectrum.values.device)
     # Eigenvectors of a tensor that is not the model would look as plausible.
     chain.check_reproduces(model, chain.input_tensors(model), data)
@@ -167,7 +167,7 @@ def read_classifier(
 
 
 @dataclass(frozen=True, repr=False)
-class Attack(Reading):
+class AttackRate(Reading):
     """Effect of a mask on the images of all other classes.
 
     Attributes:
@@ -228,7 +228,7 @@ def attack(
     *,
     label: int,
     norm: NotNegative,
-) -> Attack:
+) -> AttackRate:
     """Add a mask to every image of another class, and measure the model's predictions.
 
     x' = clip(x + norm m / |m|, 0, 1)
@@ -251,7 +251,7 @@ def attack(
     # No pixel is below 0 or above 1, so a part of a long mask is lost here.
     masked = (x[others] + (norm * mask / mask.norm()).to(x)).clamp(0, 1)
     predicted = predict(model, masked).argmax(-1).to(labels.device)
-    return Attack(
+    return AttackRate(
         targeted=float((predicted == label).double().mean()),
         fooled=float((predicted != labels[others]).double().mean()),
     )
@@ -280,7 +280,7 @@ def read_explanation(
     """
     if isinstance(image, int):
         image = data.test_images[check_index("image", image, len(data.test_images))]
-    spectrum = spectra(model)
+    spectrum = class_spectra(model)
     chain.check_reproduces(model, chain.input_tensors(model), data)
     split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
     return replace(split, shape=data.shape, class_names=data.class_names)

@@ -110,7 +110,7 @@ def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Edge:
+class ProductEdge:
     """A product of two coordinates that adds to a third, or to an output.
 
     A coordinate is the number of its bond and its own. The sources are twice the same for a square.
@@ -123,12 +123,12 @@ class Edge:
     part: float
 
 
-def chosen_edges(products: Products, depth: int, output: int) -> list[Edge]:
+def chosen_edges(products: Products, depth: int, output: int) -> list[ProductEdge]:
     """Return the products that make up most of an output, then most of their factors, and so on.
 
     The products are those of a cut model of `depth` layers.
     """
-    edges: list[Edge] = []
+    edges: list[ProductEdge] = []
     # From the output down: sources of a layer are targets of the layer below.
     wanted = {output}
     for layer in reversed(range(depth)):
@@ -144,7 +144,7 @@ def chosen_edges(products: Products, depth: int, output: int) -> list[Edge]:
     return edges
 
 
-def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
+def edges_into(products: Products, target: BondNode, k: int) -> list[ProductEdge]:
     """Return the k products of two coordinates that make up most of a third, or of an output."""
     layer, output = target[0] - 1, target[1]
     into = (products.layer == layer) & (products.output == output)
@@ -154,5 +154,5 @@ def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
     for row in torch.nonzero(into).flatten()[:k].tolist():
         sources = ((layer, int(products.first[row])), (layer, int(products.second[row])))
         part = float(products.share[row]) / total
-        edges.append(Edge(target, sources, float(products.coefficient[row]), part))
+        edges.append(ProductEdge(target, sources, float(products.coefficient[row]), part))
     return edges

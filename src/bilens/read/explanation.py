@@ -17,7 +17,7 @@ from bilens.tensor import Paths, Spectrum, cluster
 
 
 @dataclass(frozen=True)
-class Use:
+class ClassUse:
     """Use of a feature by one class."""
 
     label: int  # number of the class
@@ -35,7 +35,7 @@ class SharedFeature:
 
     # The direction, of unit length, with the sign of the heaviest of them.
     vector: Float[Tensor, " n_in"]
-    uses: tuple[Use, ...]  # all uses, the heaviest first
+    uses: tuple[ClassUse, ...]  # all uses, the heaviest first
     agreement: float  # smallest |cosine| between the direction and one of its eigenvectors
 
     @property
@@ -89,7 +89,7 @@ def check_classes(spectrum: Spectrum) -> None:
     if len(spectrum.batch_shape) != 1:
         raise BilensError(
             f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
-            "classes: spectra(model)"
+            "classes: class_spectra(model)"
         )
 
 
@@ -149,7 +149,7 @@ def _shared(
         rows, uses = heavy[clusters.members[number]], []
         for row in rows[weights[rows].argsort(descending=True, stable=True)].tolist():
             place, raises = tuple(places[row].tolist()), bool(signed[row] > 0)
-            uses.append(Use(int(labels[row]), place, raises, shares[row]))
+            uses.append(ClassUse(int(labels[row]), place, raises, shares[row]))
         # A class may use a feature twice, which is not sharing.
         if len({use.label for use in uses}) > 1:
             features.append(SharedFeature(clusters.vectors[number], tuple(uses), agreement))

@@ -50,7 +50,7 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
     Raises:
         BilensError: the part cannot be exchanged, or a choice is scaled.
     """
-    model, layer, columns, beside = other.model, part.layer or 0, slice(None), list[Change]()
+    model, layer, columns, embeddings = other.model, part.layer or 0, slice(None), list[Change]()
     match part.kind:
         case "choice" if scale == 1:
             module = model.places.layers[layer].module
@@ -59,8 +59,8 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
             site, values = token_site(model), other.tokens[:, part.rows]
             for table in model.places.tables:
                 rows = scale * model.places.rows(other.ids, table)[:, part.rows]
-                beside.append((Site(table, "output", EMBEDDING), partial(_rows_in, part, rows)))
-        case "position" if (positions := model.parts.positions) is not None:
+                embeddings.append((Site(table, "output", EMBEDDING), partial(_rows_in, part, rows)))
+        case "position" if (positions := model.modules.positions) is not None:
             site = Site(positions.module, "output", EMBEDDING)
             places = torch.arange(other.ids.shape[1], device=model.device)[part.rows]
             values = positions.rows(places).expand(len(other.ids), -1, -1)
@@ -89,7 +89,7 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
         x[:, part.rows, columns] = own
         return x
 
-    return [(site, exchange), *beside]
+    return [(site, exchange), *embeddings]
 
 
 def _rows_in(part: Part, rows: Tensor, x: Tensor) -> Tensor:

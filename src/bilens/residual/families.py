@@ -18,8 +18,8 @@ from bilens.errors import BilensError
 from bilens.hooks import evaluating
 from bilens.nn import ATTENTIONS
 from bilens.nn.layers import GATES, ScalarNorm
-from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
-from bilens.residual.parts import (
+from bilens.residual.layers import MLP, Heads, Layer, Modules, known_parameters
+from bilens.residual.maps import (
     ConstantNorm,
     Embedding,
     ExpertMap,
@@ -313,7 +313,7 @@ def config_numbers(model: Any) -> dict[str, Any]:
     }
 
 
-def parts_of(model: nn.Module) -> Parts:
+def find_modules(model: nn.Module) -> Modules:
     """Return the parts of a model of a known family; raise unless the model has just these."""
     check_merged(model)
     kind = type(model).__name__
@@ -325,13 +325,13 @@ def parts_of(model: nn.Module) -> Parts:
         )
     family = _family_of(model)
     with evaluating(model):
-        parts = _Finder(model, family).parts()
+        modules = _Finder(model, family).modules()
         # Names may fit by chance. On random numbers a different formula shows.
-        for layer in parts.layers:
+        for layer in modules.layers:
             layer.mlp.check()
-    _check_unshared(parts)
-    _check_one_type(parts)
-    known = {id(parameter) for parameter in known_parameters(parts)}
+    _check_unshared(modules)
+    _check_one_type(modules)
+    known = {id(parameter) for parameter in known_parameters(modules)}
     # A weight without a role could add to the stream unseen, so the view would not be exact.
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
@@ -339,7 +339,7 @@ def parts_of(model: nn.Module) -> Parts:
             f"This {kind} has weights that its family does not have, so what they do is not known: "
             f"{', '.join(strange[:5])}"
         )
-    return parts
+    return modules
 
 
 def check_merged(model: nn.Module) -> None:
@@ -363,9 +363,9 @@ class _Finder:
         self._check_sizes()
         self.numbers = config_numbers(model)
 
-    def parts(self) -> Parts:
+    def modules(self) -> Modules:
         family, config = self.family, self.config
-        return Parts(
+        return Modules(
             layers=[self._layer(name) for name in self.layers],
             embed=self._embedding(family.embed, self.numbers["embed_scale"]),
             positions=self._positions(family.positions),
@@ -584,36 +584,36 @@ class _Finder:
         return BilensError(f"{name} is a {kind}, expected {expected} first")
 
 
-def _check_one_type(parts: Parts) -> None:
+def _check_one_type(modules: Modules) -> None:
     """Check that all maps that the stream passes are stored in one type: others do not run."""
-    embed = parts.embed.module.weight
-    maps = [part for layer in parts.layers for part in (*layer.heads.reads, *layer.mlp.reads)]
-    for part in (*maps, *parts.writes, parts.unembed):
+    embed = modules.embed.module.weight
+    maps = [part for layer in modules.layers for part in (*layer.heads.reads, *layer.mlp.reads)]
+    for part in (*maps, *modules.writes, modules.unembed):
         if part.stored.dtype != embed.dtype:
             raise BilensError(
-                f"{part.name} is stored in {part.stored.dtype} and {parts.embed.name} in "
+                f"{part.name} is stored in {part.stored.dtype} and {modules.embed.name} in "
                 f"{embed.dtype}, and a model of both does not run; model.to({embed.dtype}) makes "
                 "them one"
             )
 
 
-def _check_unshared(parts: Parts) -> None:
+def _check_unshared(modules: Modules) -> None:
     """Check that no module is used in two places of the model.
 
     A forward pass would run it twice, so that its trace is ambiguous. Folding a norm into it for
     one place would change the other.
     """
-    groups = parts.fold_groups()
+    groups = modules.fold_groups()
     places: list[tuple[str, nn.Module | nn.Parameter]] = []
     for group in groups:
         places += [(part.name, part.stored) for part in group.maps]
         if group.norm is not None:
             places.append((group.norm.name, group.norm.module))
-    places += [(part.name, part.stored) for part in parts.writes]
-    for layer in parts.layers:
+    places += [(part.name, part.stored) for part in modules.writes]
+    for layer in modules.layers:
         before, after = layer.heads.norm, layer.mlp.norm
         # Maps after one norm are grouped, which is right only if they read the same stream.
-        if before and after and before.module is after.module and not parts.parallel:
+        if before and after and before.module is after.module and not modules.parallel:
             places.append((before.name, before.module))
     counts = Counter(id(module) for _, module in places)
     shared = sorted({name for name, module in places if counts[id(module)] > 1})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bilens.checks import check_finite, check_index, check_numbers, checked, detached
 from bilens.errors import BilensError
 from bilens.hooks import evaluating
-from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
+from bilens.residual.maps import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 from bilens.tensor import BilinearTensor
 
 
@@ -405,7 +405,7 @@ class FoldGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(NormedInput):
+class Modules(NormedInput):
     """A transformer as the modules that read its residual stream or write to it.
 
     The attributes are those of `Family`, looked up in a model.
@@ -578,13 +578,13 @@ def check_ids(size: int, ids: Tensor, name: str = "ids") -> None:
     check_numbers(name, ids, size, "those of the model's tokens")
 
 
-def known_parameters(parts: Parts) -> Iterator[nn.Parameter]:
+def known_parameters(modules: Modules) -> Iterator[nn.Parameter]:
     """Yield every parameter whose role in the model is known."""
-    known: list[LinearMap | Norm | Embedding | None] = [*parts.tables, parts.hidden_positions]
-    known += parts.writes
-    for group in parts.fold_groups():
+    known: list[LinearMap | Norm | Embedding | None] = [*modules.tables, modules.hidden_positions]
+    known += modules.writes
+    for group in modules.fold_groups():
         known += [group.norm, *group.maps]
-    for layer in parts.layers:
+    for layer in modules.layers:
         known += [layer.heads.out_norm, layer.mlp.out_norm, *layer.heads.inner]
         for number in (layer.residual_mix, layer.heads.v_first_share, *layer.numbers):
             if number is not None:

@@ -16,7 +16,7 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import first_call
 from bilens.nn import Gate
-from bilens.residual.families import check_merged, config_numbers, known_families, parts_of
+from bilens.residual.families import check_merged, config_numbers, find_modules, known_families
 from bilens.residual.layers import Layer, check_ids
 from bilens.residual.places import find_places, is_causal_model, known_places
 from bilens.residual.queries import ScoredRows, query_key_maps, scored_rows
@@ -48,7 +48,7 @@ class ResidualModel:
     Attributes:
         model: the model itself.
         tokenizer: its tokenizer, or None.
-        parts: the modules of the model, by their role; an error for a family that is not known.
+        modules: those of the model, by their role; an error for a family that is not known.
         places: those at which a pass is recorded, cut and changed.
 
     Raises:
@@ -65,16 +65,16 @@ class ResidualModel:
         check_merged(model)
         self._numbers: dict[str, Any] = {}
         if type(model).__name__ in known_families() or not is_causal_model(model):
-            self.parts = parts_of(model)
-            self.places = known_places(model, self.parts)
+            self.modules = find_modules(model)
+            self.places = known_places(model, self.modules)
             self._numbers = config_numbers(model)
         else:
             self.places = find_places(model)
 
     def __getattr__(self, name: str) -> Any:
-        # Only the parts of an unknown family are missing: whoever asks for them is refused.
-        if name == "parts" and "model" in vars(self):
-            return parts_of(self.model)
+        # Only the modules of an unknown family are missing: whoever asks for them is refused.
+        if name == "modules" and "model" in vars(self):
+            return find_modules(self.model)
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
     # What it is.
@@ -122,19 +122,19 @@ class ResidualModel:
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
         """Embedding of each token, without positions, one row for each token."""
         self._check_model()
-        return self.parts.embed.weight() * self.parts.embed.scale
+        return self.modules.embed.weight() * self.modules.embed.scale
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
         """Unembedding of the normalised stream after the last layer, one column for each token."""
         self._check_model()
-        return self.parts.logit_weights()[0]
+        return self.modules.logit_weights()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """Bias of each logit, from the final norm and the unembedding."""
         self._check_model()
-        return self.parts.logit_weights()[1]
+        return self.modules.logit_weights()[1]
 
     def token(self, name: str) -> int:
         """Return the number of a token by its name: its text, or else the tokenizer's spelling.
@@ -242,19 +242,19 @@ class ResidualModel:
                 raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
         self._check_model()
         # Only these columns, since the whole unembedding is large.
-        W_U, _ = self.parts.logit_weights(numbers + subtracted)
+        W_U, _ = self.modules.logit_weights(numbers + subtracted)
         direction = W_U[:, : len(names)].mean(1)
         return direction - W_U[:, len(names) :].mean(1) if others else direction
 
     def _number(self, name: str, token: str | int) -> int:
         if isinstance(token, str):
             return self.token(token)
-        return check_index(name, token, self.parts.unembed.n_out, "the number of a token")
+        return check_index(name, token, self.modules.unembed.n_out, "the number of a token")
 
     def layer(self, layer: int) -> Layer:
         """Return the parts of a layer."""
         self._check_model()
-        return self.parts.layers[check_index("layer", layer, self.n_layers)]
+        return self.modules.layers[check_index("layer", layer, self.n_layers)]
 
     def _check_model(self) -> None:
         """Check that the model still computes what its weights and this view's numbers say."""
@@ -330,10 +330,10 @@ class ResidualModel:
         """
         self.layer(layer)  # as its weights are now
         length = distance + 1  # by which some models choose the frequencies of both
-        answered = query_key_maps(self.model, self.parts, layer, 0, length)
+        answered = query_key_maps(self.model, self.modules, layer, 0, length)
         asked = answered
         if distance:  # which takes another pass of the model up to the layer
-            asked = query_key_maps(self.model, self.parts, layer, distance, length)
+            asked = query_key_maps(self.model, self.modules, layer, distance, length)
         return tuple(
             FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
             for (q, _), (_, k) in zip(asked, answered, strict=True)
@@ -370,7 +370,7 @@ class ResidualModel:
                 "of the stream"
             )
         x = self.layer(layer).heads.applied(n)
-        return scored_rows(self.model, self.parts, layer, x, position, length)
+        return scored_rows(self.model, self.modules, layer, x, position, length)
 
     # Texts.
 

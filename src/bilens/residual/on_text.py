@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bilens.hooks import hooked
 from bilens.residual.layers import MLP, Layer
-from bilens.residual.parts import Norm
+from bilens.residual.maps import Norm
 from bilens.residual.running import first_input
 
 

@@ -515,7 +515,7 @@ def first_change(passes: Sequence[Pass]) -> int:
 
 def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Number:
     """Return u . n at the last position as a function of the stream, n its normalised value."""
-    return lambda x: model.parts.normalised(x[:, -1].to(u)) @ u
+    return lambda x: model.modules.normalised(x[:, -1].to(u)) @ u
 
 
 def last_streams(
@@ -531,13 +531,13 @@ def embedded(
     model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
 ) -> AbstractContextManager[None]:
     """Let the model read given embeddings in place of its tokens' as long as this runs."""
-    parts = model.places.parts
+    modules = model.places.modules
 
     def replace_output(_: nn.Module, args: tuple[Any, ...], __: Any, output: Tensor) -> Tensor:
         factor = 1.0
-        if parts is not None:
+        if modules is not None:
             # Some families scale inside the embedding and some after it.
-            table = parts.embed
+            table = modules.embed
             stored = table.weight()[args[0]]
             wide = output.to(stored)
             scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
@@ -587,7 +587,7 @@ def _by_text(recorded: Pass) -> frozenset[tuple[int, int]]:
             # Of one text further axes may be folded into the first. In known families an axis of
             # 1 fits any number of texts.
             least = 3 if texts == 1 else 2
-            size = 1 if recorded.model.places.parts is None and texts == 1 else 2
+            size = 1 if recorded.model.places.modules is None and texts == 1 else 2
             if x.dim() >= least and len(x) >= size and len(x) % texts == 0:
                 candidates.append((layer, number))
     if not candidates:

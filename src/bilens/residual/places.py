@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from bilens.errors import BilensError
 from bilens.hooks import hooked
 from bilens.residual.experts import is_experts
-from bilens.residual.layers import Parts
-from bilens.residual.parts import working_dtype
+from bilens.residual.layers import Modules
+from bilens.residual.maps import working_dtype
 from bilens.residual.running import first_input, first_output, run, wide_passes, with_input
 
 
@@ -55,7 +55,7 @@ class Places:
         layers: each layer.
         last: the module whose input is the stream after the last layer.
         n_heads: heads side by side in mixed values.
-        parts: the maps of its weights; None for a model of a family that is not known.
+        modules: the maps of its weights; None for a model of a family that is not known.
         tables: further embeddings of the tokens, such as those that all layers read.
         crosses: whether layers read more of earlier ones than the stream, such as their keys.
         skipped: number of earlier calls of `last`, such as those of a norm before the layers.
@@ -66,7 +66,7 @@ class Places:
     layers: tuple[LayerPlaces, ...]
     last: nn.Module
     n_heads: int
-    parts: Parts | None = None
+    modules: Modules | None = None
     tables: tuple[nn.Embedding, ...] = ()
     crosses: bool = False
     skipped: int = 0
@@ -90,8 +90,8 @@ class Places:
 
         Those of a further table are its own.
         """
-        if self.parts is not None and table is None:
-            return self.parts.embed.rows(ids)
+        if self.modules is not None and table is None:
+            return self.modules.embed.rows(ids)
         with self.context():
             embeddings: Tensor = (table or self.embed)(ids)
         return embeddings.to(self.dtype)
@@ -114,12 +114,12 @@ class Places:
 
     def logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer."""
-        if (parts := self.parts) is None:
+        if (modules := self.modules) is None:
             return self.own_logits(x)
         # With the norm before the map: folding it into the rows of all tokens takes longer.
-        weight, bias = parts.unembed.weight(), parts.unembed.bias()
-        z = parts.applied(parts.normalised(x.to(parts.dtype))) @ weight.T
-        return parts.capped(parts.logit_scale * (z if bias is None else z + bias))
+        weight, bias = modules.unembed.weight(), modules.unembed.bias()
+        z = modules.applied(modules.normalised(x.to(modules.dtype))) @ weight.T
+        return modules.capped(modules.logit_scale * (z if bias is None else z + bias))
 
     def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer, by the model itself."""
@@ -135,10 +135,10 @@ class Places:
         return logits.reshape(len(x), -1).to(self.dtype)
 
 
-def known_places(model: nn.Module, parts: Parts) -> Places:
+def known_places(model: nn.Module, modules: Modules) -> Places:
     """Return the places of a model whose parts are known."""
     layers = []
-    for layer in parts.layers:
+    for layer in modules.layers:
         heads, mlp = layer.heads, layer.mlp
         maps = dict.fromkeys(part.module for part in (*heads.reads, heads.out))
         layers.append(
@@ -150,9 +150,9 @@ def known_places(model: nn.Module, parts: Parts) -> Places:
                 adds=layer.residual_mix is None,
             )
         )
-    n_heads = parts.layers[0].heads.n_heads
-    last = parts.norm_or_module
-    return Places(model, parts.embed.module, tuple(layers), last, n_heads, parts)
+    n_heads = modules.layers[0].heads.n_heads
+    last = modules.norm_or_module
+    return Places(model, modules.embed.module, tuple(layers), last, n_heads, modules)
 
 
 # Places of a model whose family is not known, found in a short pass.

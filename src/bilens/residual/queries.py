@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
-from bilens.residual.layers import Parts
+from bilens.residual.layers import Modules
 from bilens.residual.running import attention_call, run
 
 ScoredRows = list[tuple[Tensor, Tensor]]
@@ -17,7 +17,7 @@ ScoredRows = list[tuple[Tensor, Tensor]]
 
 
 def query_key_maps(
-    model: nn.Module, parts: Parts, layer: int, position: int, length: int
+    model: nn.Module, modules: Modules, layer: int, position: int, length: int
 ) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
@@ -25,8 +25,8 @@ def query_key_maps(
     one or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases and of
     positions that are vectors.
     """
-    heads = parts.layers[layer].heads
-    basis = torch.eye(heads.out.n_out, dtype=parts.dtype, device=heads.out.stored.device)
+    heads = modules.layers[layer].heads
+    basis = torch.eye(heads.out.n_out, dtype=modules.dtype, device=heads.out.stored.device)
     zero = torch.zeros_like(basis[:1])
     if heads.norm is not None:
         basis = heads.norm.folded(basis, None)[0].T
@@ -37,7 +37,7 @@ def query_key_maps(
     # as long as norms of queries and keys only multiply by their gain, so the row of zeros has the
     # constant.
     rows = torch.cat([basis, zero])
-    pairs = scored_rows(model, parts, layer, rows, position, length, linear=True)
+    pairs = scored_rows(model, modules, layer, rows, position, length, linear=True)
 
     def without_bias(rows: Tensor) -> Tensor:
         return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])
@@ -47,7 +47,7 @@ def query_key_maps(
 
 def scored_rows(
     model: nn.Module,
-    parts: Parts,
+    modules: Modules,
     layer: int,
     x: Float[Tensor, "n d_model"],
     position: int,
@@ -68,16 +68,16 @@ def scored_rows(
     if len(x) > at_once:
         batches = x.split(at_once)
         several = [
-            scored_rows(model, parts, layer, y, position, length, linear=linear) for y in batches
+            scored_rows(model, modules, layer, y, position, length, linear=linear) for y in batches
         ]
         pairs = []
         for of_batches in zip(*several, strict=True):
             queries, keys = zip(*of_batches, strict=True)
             pairs.append((torch.cat(queries), torch.cat(keys)))
         return pairs
-    heads = parts.layers[layer].heads
-    if parts.queries_keys is not None:
-        return parts.queries_keys(heads.module, x, position)
+    heads = modules.layers[layer].heads
+    if modules.queries_keys is not None:
+        return modules.queries_keys(heads.module, x, position)
     # Each row is a text of one token, at the given position.
     rows = x[:, None].to(heads.out.stored.dtype)
     if hasattr(heads.module, "queries_keys"):

@@ -69,10 +69,10 @@ def _normalised(reader: NormedInput, x: Tensor, of_model: Tensor) -> Tensor:
 
 def sum_of_parts(of_text: Pass) -> Float[Tensor, "time vocab"]:
     """Return the logits of a text put together from the parts of the view."""
-    view, parts, (ids,) = of_text.model, of_text.model.parts, of_text.ids
-    x = torch.stack(list(parts.embedding(ids).values())).sum(0)
+    view, modules, (ids,) = of_text.model, of_text.model.modules, of_text.ids
+    x = torch.stack(list(modules.embedding(ids).values())).sum(0)
     embedded, first_values = x, None
-    for number, layer in enumerate(parts.layers):
+    for number, layer in enumerate(modules.layers):
         on_text = of_text.layer(number)
         if layer.residual_mix is not None:
             x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
@@ -87,7 +87,7 @@ def sum_of_parts(of_text: Pass) -> Float[Tensor, "time vocab"]:
             + heads.out_bias
         )
         x = x + written * on_text.attn_out_scale[0, :, None]
-        n = _normalised(layer.mlp, before if parts.parallel else x, on_text.mlp_input[0])
+        n = _normalised(layer.mlp, before if modules.parallel else x, on_text.mlp_input[0])
         written = mlp_output(view, number, n, on_text.gate_ratio[0])
         x = x + written * on_text.mlp_out_scale[0, :, None]
-    return parts.capped(_normalised(parts, x, of_text.stream[0]) @ view.W_U + view.b_U)
+    return modules.capped(_normalised(modules, x, of_text.stream[0]) @ view.W_U + view.b_U)

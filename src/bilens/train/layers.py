@@ -31,7 +31,7 @@ from bilens.files import UNFINISHED, file_errors, remove_unfinished, write_safet
 from bilens.hooks import first_call, hooked
 from bilens.nn.checkpoint import WEIGHTS_NAME
 from bilens.processes import from_main_process, this_process
-from bilens.residual.parts import working_dtype
+from bilens.residual.maps import working_dtype
 from bilens.train.run_directory import CHECKPOINTS, TRAINING_NAME, check_free, is_begun, open_run
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage
@@ -116,10 +116,10 @@ class LayerStreams:
         """Return the first layer's input stream; record the arguments of layers at a new size."""
         run = partial(model.base_model, texts, use_cache=False)
         if len(texts) not in self._beside:
-            self._beside[len(texts)] = beside = []
+            self._beside[len(texts)] = arguments = []
 
             def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                beside.append((given[1:], named))
+                arguments.append((given[1:], named))
 
             with hooked(before=[(layer, keep) for layer in self._layers]):
                 run()

@@ -27,7 +27,7 @@ from bilens.errors import BilensError
 from bilens.nn.settings import LanguageSettings
 from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
-from bilens.residual.parts import working_dtype
+from bilens.residual.maps import working_dtype
 from bilens.settings import NotNegative
 from bilens.train.layers import (
     BATCH,
@@ -294,14 +294,14 @@ def _learn(
 
 def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
     """Return the longest prefix of `order` that fits a budget, sorted; by bisection."""
-    within, beyond = 0, len(order) + 1
-    while beyond - within > 1:
-        count = (within + beyond) // 2
+    fitting, beyond = 0, len(order) + 1
+    while beyond - fitting > 1:
+        count = (fitting + beyond) // 2
         if fits(order[:count]):
-            within = count
+            fitting = count
         else:
             beyond = count
-    return sorted(order[:within])
+    return sorted(order[:fitting])
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from bilens.nn.language.attention import Attention, Rope
 from bilens.nn.language.model import CACHE
 from bilens.processes import this_process
 from bilens.progress import progress_bar
-from bilens.residual.parts import working_dtype
+from bilens.residual.maps import working_dtype
 from bilens.sections import Columns, Fact, by_column
 from bilens.train.layers import (
     LayerStreams,
@@ -274,8 +274,12 @@ def teach_patterns(
                 place: Path, pupil: Any = pupil, layer: int = layer, loss: Any = loss
             ) -> dict[str, float]:
                 name, rows = f"patterns, layer {layer + 1} of {len(pairs)}", streams.stream
-                how = training, place, name
-                return {"loss": teach(pupil.attn, loss, TrainingRows(rows), *how, learned=_learned)}
+                run_arguments = training, place, name
+                return {
+                    "loss": teach(
+                        pupil.attn, loss, TrainingRows(rows), *run_arguments, learned=_learned
+                    )
+                }
 
             losses.append(learn_layer(run, folder, layer, pupil.attn, learn)["loss"])
             streams.advance()
@@ -381,14 +385,14 @@ def tensorise(
 
     def gates(student: Any, folder: Path) -> Any:
         linear, rows = sharing_copy(student), pool()
-        how = settings(training.layer_steps)
-        linearise(linear, rows[1:], rows[:1], distillation=how, alone=False, run=folder)
+        distillation = settings(training.layer_steps)
+        linearise(linear, rows[1:], rows[:1], distillation=distillation, alone=False, run=folder)
         return linear
 
     def patterns(student: LanguageModel, folder: Path) -> LanguageModel:
         squared = without_softmax(student)
-        how = settings(training.pattern_steps, batch_size=training.pattern_batch)
-        teach_patterns(squared, original, pool(), how, folder)
+        distillation = settings(training.pattern_steps, batch_size=training.pattern_batch)
+        teach_patterns(squared, original, pool(), distillation, folder)
         return squared
 
     stages: dict[str, Callable[[Any, Path], Any]] = {}

@@ -118,8 +118,8 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 def shape_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
     """Return the configuration of a model for training.json."""
     # What its files say beside its shape.
-    beside = ("transformers_version", FINGERPRINT)
-    return {k: v for k, v in config.to_diff_dict().items() if k not in beside}
+    skipped = ("transformers_version", FINGERPRINT)
+    return {k: v for k, v in config.to_diff_dict().items() if k not in skipped}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
@@ -358,8 +358,8 @@ class Stage:
             steps_per_epoch(arguments, self.corpus)
             arguments.eval_steps = training.evaluate_every or steps
             record = {**self.corpus.provenance, **asdict(training), **self.settings}
-            how = {"name": self.name, "resume": resume, **self.options}
-            return run_trainer(self.model, self.corpus, record, run, arguments, **how)
+            options = {"name": self.name, "resume": resume, **self.options}
+            return run_trainer(self.model, self.corpus, record, run, arguments, **options)
 
 
 def run_trainer(

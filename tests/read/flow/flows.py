@@ -40,7 +40,7 @@ def write_questions(path, questions):
 
 def logit(view, ids):
     """Return the number along `DIRECTION` at the end of a text, before a cap."""
-    logits, cap = view.logits(ids[None])[0, -1], view.parts.softcap
+    logits, cap = view.logits(ids[None])[0, -1], view.modules.softcap
     logits = logits if cap is None else cap * torch.atanh(logits / cap)
     return float(logits[3] - logits[[7, 8]].mean())
 

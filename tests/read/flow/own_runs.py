@@ -8,8 +8,8 @@ import torch
 def place_of(view, node):
     """Return the module that has a node's output, whether as its input, and the columns."""
     if node.kind == "token":
-        return view.parts.embed.module, False, slice(None)
-    layer = view.parts.layers[node.layer]
+        return view.modules.embed.module, False, slice(None)
+    layer = view.modules.layers[node.layer]
     if node.kind == "mlp":
         return layer.mlp.module, False, slice(None)
     width = layer.heads.d_head
@@ -51,7 +51,7 @@ def run(view, ids, rows, watched=None, without=None):
             hooks.enter_context(hook)
         if without is not None:
             layer, source = without
-            value = view.parts.layers[layer].heads.value
+            value = view.modules.layers[layer].heads.value
 
             def silence(_, __, y):
                 y = y.clone()
@@ -86,7 +86,7 @@ def rows_of(view, ids, nodes, given):
 
 def number_with(view, ids, rows, number):
     """Return a number of the logits, before a soft cap, of a run with added rows."""
-    output, cap = run(view, ids, rows), view.parts.softcap
+    output, cap = run(view, ids, rows), view.modules.softcap
     return float(number(output if cap is None else cap * torch.atanh(output / cap)))
 
 

@@ -116,7 +116,7 @@ def activations(view, ids, rows):
         x.retain_grad()
 
     with ExitStack() as hooks:
-        for i, layer in enumerate(view.parts.layers):
+        for i, layer in enumerate(view.modules.layers):
             out, mlp = layer.heads.out.module, layer.mlp.module
             before = out.register_forward_pre_hook(lambda _, args, i=i: keep(("head", i), args[0]))
             after = mlp.register_forward_hook(lambda _, __, y, i=i: keep(("mlp", i), y))
@@ -132,7 +132,7 @@ def activations(view, ids, rows):
 def test_close_texts_have_gradient_times_change_as_their_flow(name):
     """Secants become derivatives as the texts approach each other, at every part of the model."""
     view, ids = family_view(name), some_text()[0][:8]
-    rows = view.parts.embed.rows(ids)
+    rows = view.modules.embed.rows(ids)
     step = 1e-6 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)).to(rows)
     with exact_norms():
         result = between(view, ids, rows + step)
@@ -152,7 +152,7 @@ def test_a_node_writes_its_change_and_its_flow_is_the_adjoint_times_it(name):
     view, (first, second) = family_view(name), some_text()[:2, :8]
     with exact_norms():
         result = between(view, first, second)
-        rows = [view.parts.embed.rows(ids) for ids in (first, second)]
+        rows = [view.modules.embed.rows(ids) for ids in (first, second)]
         runs = [activations(view, *x) for x in zip((first, second), rows, strict=True)]
     nodes = [Node("mlp", 0.0, layer, "mlp", 7) for layer in range(2)]
     for head in range(view.n_heads):

@@ -41,7 +41,7 @@ def test_between_texts_the_changed_token_has_the_change_of_the_probabilities(bia
 def test_on_one_text_a_token_is_removed(biased):
     ids = random_text()
     result = flow(biased, ids, DIRECTION, ablate=200)
-    embedding = biased.parts.embed.module
+    embedding = biased.modules.embed.module
 
     def without(_, __, output):
         output = output.clone()

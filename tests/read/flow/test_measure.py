@@ -6,7 +6,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import flow, measure, patch, remove
 from bilens.read.flow.ablation import without_parts
 from bilens.read.flow.nodes import Node
-from bilens.read.flow.patching import parts_of
+from bilens.read.flow.patching import all_parts
 from bilens.read.flow.question import Score
 from bilens.residual.passes import Pass
 from tests.families import EACH_READ, MIXTURES, exact_norms, family_view, some_text
@@ -109,7 +109,7 @@ def test_parts_exchanged_together_are_those_of_patches_and_leave_no_change_at_la
         flows = flow(view, first, DIRECTION, against=second, ablate=0)
         patched = patch(view, first, DIRECTION, against=second)
         places, everything = range(len(first)), []
-        for part in parts_of(view):
+        for part in all_parts(view):
             alone = [part._replace(position=position) for position in places]
             number = view.n_heads if part.kind == "mlp" else part.number
             effects = (patched.noising, patched.denoising)
@@ -128,7 +128,7 @@ def test_without_all_parts_a_text_has_its_last_embedding_alone(name):
     with exact_norms():
         flows = flow(view, ids, DIRECTION, ablate=0)
         places = range(len(ids))
-        parts = [part._replace(position=at) for part in parts_of(view) for at in places]
+        parts = [part._replace(position=at) for part in all_parts(view) for at in places]
         actual = flows.value + without_parts(view, flows, parts)
         stream = Pass.of(view, ids[None]).streams[0]
         assert actual == pytest.approx(float(Score(view, flows.question)(stream)), rel=1e-5)
@@ -141,7 +141,7 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
         assert len(set(ids.tolist())) == 4
         flows = flow(view, ids, DIRECTION, ablate=0)
         [result] = measure(view, flows, nodes_of(flows, kind="token", position=1))
-        weight = view.parts.embed.module.weight
+        weight = view.modules.embed.module.weight
         kept = weight[ids[1]].clone()
         try:
             weight[ids[1]] = 0
@@ -156,7 +156,7 @@ def test_a_learned_position_is_taken_away():
     result = flow(view, ids, DIRECTION, ablate=0)
     (node,) = nodes_of(result, kind="position", position=2)
     (effect,) = measure(view, result, [node])
-    view.parts.positions.module.weight[2] = 0
+    view.modules.positions.module.weight[2] = 0
     assert effect.actual == pytest.approx(logit(view, ids) - result.value)
     assert abs(effect.actual) > 1e-3
 

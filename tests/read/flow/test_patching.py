@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import Question, eap_ig, patch, patched
 from bilens.read.flow.case import both_passes
 from bilens.read.flow.gradients import gradient_effects
-from bilens.read.flow.patching import parts_of
+from bilens.read.flow.patching import all_parts
 from bilens.residual.changes import Part
 from bilens.residual.exchanges import exchanged
 from bilens.residual.passes import Pass, logit_of
@@ -24,7 +24,7 @@ def outputs_of(view, ids):
     """Mixed values of the heads, and outputs of the MLPs, of each layer."""
     seen = []
     with ExitStack() as hooks:
-        for layer in view.parts.layers:
+        for layer in view.modules.layers:
             out, mlp = layer.heads.out.module, layer.mlp.module
             hooks.enter_context(out.register_forward_pre_hook(lambda _, a: seen.append(a[0])))
             hooks.enter_context(mlp.register_forward_hook(lambda _, __, y: seen.append(y)))
@@ -38,7 +38,7 @@ def naive(view, ids, other):
     heads = torch.zeros(view.n_layers, view.n_heads).double()
     mlps = torch.zeros(view.n_layers).double()
     start = logit(view, ids)
-    for number, layer in enumerate(view.parts.layers):
+    for number, layer in enumerate(view.modules.layers):
         width = mixed[number].shape[-1] // view.n_heads
         for head in range(view.n_heads):
             plain = slice(head * width, (head + 1) * width)
@@ -104,9 +104,9 @@ def test_gradients_at_points_are_the_models_own(points):
             return seen[-1]
 
         with ExitStack() as hooks:
-            embed = view.parts.embed.module
+            embed = view.modules.embed.module
             hooks.enter_context(embed.register_forward_hook(lambda *_, rows=rows: rows[None]))
-            for layer in view.parts.layers:
+            for layer in view.modules.layers:
                 hooks.enter_context(layer.mlp.module.register_forward_hook(keep))
             logits = view.model(first[None]).logits[0, -1]
         slopes = torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), seen, allow_unused=True)
@@ -122,7 +122,7 @@ def test_a_reading_shows_the_strongest(view):
     assert frame["effect"].abs().is_monotonic_decreasing
     both = frame[["noising", "denoising"]].mean(axis=1)
     assert frame["effect"].tolist() == pytest.approx(both.tolist())
-    assert set(frame["part"]) == {str(part) for part in parts_of(view)}
+    assert set(frame["part"]) == {str(part) for part in all_parts(view)}
     assert dict(result.facts())["change"] == result.change
 
 
@@ -179,8 +179,8 @@ def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(reque
     before = view.logits(ids[None])[0, -1]
     with patched(view, [part], other):
         logits = view.logits(ids[None])[0, -1]
-        W, b = view.parts.logit_weights()
-        last = view.parts.normalised(stream[0, -1:].to(W))
+        W, b = view.modules.logit_weights()
+        last = view.modules.normalised(stream[0, -1:].to(W))
         torch.testing.assert_close(logits.to(W), (last @ W + b)[0], atol=1e-4, rtol=1e-4)
         assert not torch.allclose(logits, before)
         # One token after the other, with and without a cache of keys and values.

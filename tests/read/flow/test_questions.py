@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, jaxtyped
 
 from bilens.errors import BilensError
-from bilens.explore.flows import FlowOf, FlowView
+from bilens.explore.flows import FlowRequest, FlowView
 from bilens.read.flow import Question, circuit, flow, patch, task_directions
 from bilens.read.flow.case import make_cases
 from bilens.read.flow.circuit_measures import Split, find_circuit, part_effects
@@ -192,7 +192,7 @@ def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position
         ends = []
         for text in TEXTS:
             logits = view.logits(view.ids(text)[None])[0, position]
-            cap = view.parts.softcap
+            cap = view.modules.softcap
             if target == "logit":
                 numbers = logits if cap is None else cap * torch.atanh(logits / cap)
             else:
@@ -403,7 +403,7 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
 def test_the_explorer_obeys_each_field(view, page):
     texts = [random_text(5, seed) for seed in range(3)]
     explorer = FlowView(view, BASE.text, texts)
-    plain = FlowOf(BASE.text, "t5", ("t6",), BASE.against)
+    plain = FlowRequest(BASE.text, "t5", ("t6",), BASE.against)
     changed = {
         "prompt": "t2 t2 t3 t4",
         "token": "t9",
@@ -414,7 +414,7 @@ def test_the_explorer_obeys_each_field(view, page):
     cases = [replace(plain, **{name: value}) for name, value in changed.items()]
     cases += [replace(plain, against="", replace="t2=t9"), replace(plain, against="", mean=True)]
     records = [str(page(explorer, of).record()) for of in (plain, *cases)]
-    assert len({*records}) == len(records) == len(fields(FlowOf)) + 1
+    assert len({*records}) == len(records) == len(fields(FlowRequest)) + 1
 
 
 def test_sizes_that_another_check_left_behind_do_not_matter():

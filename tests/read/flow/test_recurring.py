@@ -9,7 +9,7 @@ from bilens.analyses import language
 from bilens.read.flow import edit_mlp_along, task_directions
 from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.directions import MLPDirections
-from bilens.read.flow.recurring import Moves, balanced, find_directions, share_held
+from bilens.read.flow.recurring import Snapshots, balance, find_directions, share_held
 from bilens.read.flow.split import flows as flows_of
 from bilens.residual import ResidualModel
 from bilens.residual.passes import Pass
@@ -36,7 +36,7 @@ def rows(n, d=7, rank=7, seed=0):
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_directions_are_those_of_a_dense_reference(n, rank, k):
     changes, adjoints = rows(n, rank=rank), rows(n, rank=rank, seed=1)
-    (t, r), values = balanced(changes, adjoints, k)
+    (t, r), values = balance(changes, adjoints, k)
     count = min(k, n, rank)
     assert t.shape == r.shape == (count, 7)
     torch.testing.assert_close(r @ t.T, torch.eye(count).double(), atol=1e-9, rtol=0)
@@ -52,7 +52,7 @@ def test_directions_are_those_of_a_dense_reference(n, rank, k):
 
 def test_a_share_of_the_identity_is_added_to_both_moments():
     changes, adjoints = rows(4), rows(4, seed=1)
-    (t, r), values = balanced(changes, adjoints, 7, shrink=0.5)
+    (t, r), values = balance(changes, adjoints, 7, shrink=0.5)
     assert t.shape == (7, 7)
     for size, moment, given in ((r, changes.T @ changes, t), (t, adjoints.T @ adjoints, r)):
         shrunk = moment + 0.5 * moment.trace() / 7 * torch.eye(7).double()
@@ -62,8 +62,8 @@ def test_a_share_of_the_identity_is_added_to_both_moments():
 
 def test_directions_do_not_depend_on_coordinates():
     changes, adjoints, M = rows(20), rows(20, seed=1), rows(7, seed=2)
-    (t, r), values = balanced(changes, adjoints, 3)
-    (u, s), others = balanced(changes @ M.T, adjoints @ torch.linalg.inv(M), 3)
+    (t, r), values = balance(changes, adjoints, 3)
+    (u, s), others = balance(changes @ M.T, adjoints @ torch.linalg.inv(M), 3)
     torch.testing.assert_close(others, values)
     torch.testing.assert_close(u.T @ s, M @ t.T @ r @ torch.linalg.inv(M))
 
@@ -73,38 +73,38 @@ def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
     model = family_view(name)
     question = QUESTIONS[0]
     with torch.no_grad(), exact_norms():
-        moves = Moves.of(model, question)
+        snapshots = Snapshots.of(model, question)
         (through,) = flows_of(model, [question])
     of_mlps = through.mlps / abs(through.value)
-    torch.testing.assert_close((moves.changes * moves.adjoints).sum(-1), of_mlps)
+    torch.testing.assert_close((snapshots.changes * snapshots.adjoints).sum(-1), of_mlps)
     assert float(of_mlps.abs().max()) > 1e-4
-    directions, _ = find_directions([moves], model.d_model)
+    directions, _ = find_directions([snapshots], model.d_model)
     for layer, of_layer in enumerate(directions):
-        flows = of_layer.flows(moves.changes[layer], moves.adjoints[layer])
+        flows = of_layer.flows(snapshots.changes[layer], snapshots.adjoints[layer])
         torch.testing.assert_close(flows.sum(-1), of_mlps[layer], atol=1e-9, rtol=1e-6)
-    few, _ = find_directions([moves], 1)
-    share, _ = share_held([moves], few)
-    assert 0 < share < share_held([moves], directions)[0] == pytest.approx(1)
+    few, _ = find_directions([snapshots], 1)
+    share, _ = share_held([snapshots], few)
+    assert 0 < share < share_held([snapshots], directions)[0] == pytest.approx(1)
 
 
 def test_all_directions_leave_nothing_on_any_text(biased):
     with torch.no_grad():
-        moves = [Moves.of(biased, question) for question in QUESTIONS]
+        snapshots = [Snapshots.of(biased, question) for question in QUESTIONS]
     everything = MLPDirections(*torch.eye(biased.d_model).double().expand(2, -1, -1))
     nothing = MLPDirections(*torch.zeros(2, 0, biased.d_model).double())
-    share, shares = share_held(moves, [everything, nothing])
+    share, shares = share_held(snapshots, [everything, nothing])
     assert shares.tolist() == pytest.approx([1, 0])
-    sizes = torch.stack([(m.changes * m.adjoints).sum(-1).abs().sum(1) for m in moves]).sum(0)
+    sizes = torch.stack([(m.changes * m.adjoints).sum(-1).abs().sum(1) for m in snapshots]).sum(0)
     assert share == pytest.approx(float(sizes[0] / sizes.sum()))
 
 
 def test_remainders_of_two_positions_do_not_cancel():
     one = torch.ones(1, 2, 1).double()
-    moves = Moves(one, torch.tensor([[[1.0], [-1.0]]]).double())
+    snapshots = Snapshots(one, torch.tensor([[[1.0], [-1.0]]]).double())
     twice = MLPDirections(2 * one[0, :1], one[0, :1])
-    assert share_held([moves], [twice])[0] == 0
-    still = Moves(0 * one, one)
-    assert share_held([moves, still], [twice])[1].tolist() == [0]
+    assert share_held([snapshots], [twice])[0] == 0
+    still = Snapshots(0 * one, one)
+    assert share_held([snapshots, still], [twice])[1].tolist() == [0]
     share, shares = share_held([still], [twice])
     assert share == 0
     assert shares.tolist() == [0]
@@ -123,8 +123,10 @@ def test_a_layer_that_writes_one_direction_has_it():
     assert float(found.shares[1]) > 0.95
     part, *_ = [part for part in found.strongest if part.layer == 1]
     with torch.no_grad():
-        moves = [Moves.of(view, question) for question in QUESTIONS]
-        amounts = [m.changes[1] @ v.double() * (m.adjoints[1] @ v.double()).abs() for m in moves]
+        snapshots = [Snapshots.of(view, question) for question in QUESTIONS]
+        amounts = [
+            m.changes[1] @ v.double() * (m.adjoints[1] @ v.double()).abs() for m in snapshots
+        ]
     rises = sum(float(of_question.sum().sign()) for of_question in amounts)
     raised, lowered = (part.raises, part.lowers) if rises > 0 else (part.lowers, part.raises)
     assert "t5" in raised
@@ -139,7 +141,7 @@ def test_effects_are_exchanges_by_hand(name):
     found = task_directions(view, QUESTIONS, k=3, strongest=4)
     part = found.strongest[0]
     t, r = (of_side[part.number - 1] for of_side in found.directions[part.layer])
-    mlp = view.parts.layers[part.layer].mlp
+    mlp = view.modules.layers[part.layer].mlp
     effects, flows, changes = [], [], []
     for question in QUESTIONS[2:]:
         ids = [view.ids(text) for text in (question.text, question.against)]
@@ -157,7 +159,7 @@ def test_effects_are_exchanges_by_hand(name):
 
                 with mlp.module.register_forward_hook(exchange):
                     moved.append(view.logits(text[None])[0, -1])
-            m = Moves.of(view, question)
+            m = Snapshots.of(view, question)
         first, second, less, more = (float(x[5] - x[6]) for x in (*logits, *moved))
         effects.append((first - less + more - second) / 2)
         changes.append(first - second)
@@ -192,8 +194,8 @@ def test_the_first_half_of_each_task_finds(biased):
     both = task_directions(biased, [*QUESTIONS, *others], k=2, strongest=1)
     assert both.questions == (4, 3)
     with torch.no_grad():
-        moves = [Moves.of(biased, question) for question in (*QUESTIONS[:2], *others[:2])]
-    directions, values = find_directions(moves, 2)
+        snapshots = [Snapshots.of(biased, question) for question in (*QUESTIONS[:2], *others[:2])]
+    directions, values = find_directions(snapshots, 2)
     torch.testing.assert_close(both.values, tuple(values))
     assert torch.equal(both.directions[0].written, directions[0].written)
 

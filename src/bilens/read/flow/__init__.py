@@ -20,7 +20,7 @@ from bilens.read.flow.patching import Effects, parts_in, patch, patched
 from bilens.read.flow.proposals import propose_questions
 from bilens.read.flow.question import Question, read_pairs
 from bilens.read.flow.reading import FlowReading, read_flow
-from bilens.read.flow.recurring import Moves, find_directions, share_held, task_directions
+from bilens.read.flow.recurring import Snapshots, find_directions, share_held, task_directions
 from bilens.read.flow.split import adjoints_of, flow
 from bilens.read.flow.weights import PartWeights, open_part
 
@@ -37,10 +37,10 @@ __all__ = [
     "FlowReading",
     "Interval",
     "MLPDirections",
-    "Moves",
     "Node",
     "PartWeights",
     "Question",
+    "Snapshots",
     "Split",
     "adjoints_of",
     "circuit",

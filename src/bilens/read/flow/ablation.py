@@ -97,12 +97,12 @@ def measure(
 def measurable(model: ResidualModel, flow: Flow) -> list[Node]:
     """Return the nodes of a flow that can be removed from any run of the model."""
     # The vectors of positions are a module of their own in known families only.
-    known = model.places.parts is not None
+    known = model.places.modules is not None
     kinds = {"head", "mlp", "token", *(["position"] if known else [])}
     return [node for node in flow.nodes if node.kind in kinds]
 
 
-def named_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
+def name_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
     """Return a flow in which some nodes have measured effects and names.
 
     Names are the tokens whose probability a node changes, and those at which its flow starts.

@@ -84,7 +84,7 @@ def shuffled_model(model: ResidualModel) -> ResidualModel:
     check_memory(size, "A copy of the model, as control,", model.device)
     copy = ResidualModel(deepcopy(model.model), model.tokenizer)
     generator = torch.Generator().manual_seed(0)
-    for layer in copy.parts.layers:
+    for layer in copy.modules.layers:
         for weight in layer.module.parameters():
             if weight.dim() > 1:
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)

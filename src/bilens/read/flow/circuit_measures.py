@@ -309,12 +309,14 @@ def part_effects(
     total = sum(abs(case.change) for case in cases)
     effects = []
     for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
-        raises, lowers = (named(model, sign * scores, tokens) for sign in (1, -1))
+        raises, lowers = (name_tokens(model, sign * scores, tokens) for sign in (1, -1))
         effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
     return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
 
 
-def named(model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3) -> tuple[str, ...]:
+def name_tokens(
+    model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3
+) -> tuple[str, ...]:
     """Return the tokens of the largest positive scores as text, the largest first."""
     values, numbers = scores.topk(min(count, len(scores)))
     return tuple(shown_tokens(model, numbers[values > 0]))

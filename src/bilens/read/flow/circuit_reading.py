@@ -10,7 +10,7 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.options import Keep, Left, Level
-from bilens.read.flow.ablation import named_by_measurement
+from bilens.read.flow.ablation import name_by_measurement
 from bilens.read.flow.case import Case, check_apart, different
 from bilens.read.flow.circuit_controls import controls as controls_of
 from bilens.read.flow.circuit_measures import (
@@ -242,8 +242,8 @@ def circuit(
             edges = find_edges(orders, second, measuring[-1], of_task.mask)
             of_task = replace(of_task, edges=edges)
         if controls:
-            beside = controls_of(everything, split, of_task, keep, left)
-            of_task = replace(of_task, controls=beside)
+            measured_controls = controls_of(everything, split, of_task, keep, left)
+            of_task = replace(of_task, controls=measured_controls)
         found.append(of_task)
     shown = min(measuring[0].cases, key=lambda case: not case.are_alike)
     matrix = []
@@ -312,17 +312,17 @@ def _shown(circuit: Circuit, splits: Sequence[Split]) -> Circuit:
 def _of_the_others(circuit: Circuit) -> str:
     """Return what the circuits of all templates but one restore in words."""
 
-    def named(circuits: Mapping[str, Circuit], what: str) -> str:
+    def listed(circuits: Mapping[str, Circuit], what: str) -> str:
         parts = []
         for name, one in circuits.items():
             share = f"{one.measured.restored.value:z.0%} ({name or 'without a name'})"
             parts.append(what.format(one.size) + share)
         return ", ".join(parts)
 
-    text = f"Found without one template, circuits restore on it: {named(circuit.left_out, '')}"
+    text = f"Found without one template, circuits restore on it: {listed(circuit.left_out, '')}"
     if not circuit.unlike_templates:
         return text
-    alone = named(circuit.own, "{} parts restore ")
+    alone = listed(circuit.own, "{} parts restore ")
     return f"{text}: these templates are answered by other parts. Alone, {alone}"
 
 
@@ -388,6 +388,6 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
         if is_part or node.kind == "token":
             drawn.append(node)
     drawn = drawn[:DRAWN]
-    named = named_by_measurement(model, through, drawn)
+    named = name_by_measurement(model, through, drawn)
     places = {node.place for node in drawn}
     return named.graph([node for node in named.nodes if node.place in places])

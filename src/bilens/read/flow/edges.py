@@ -26,7 +26,7 @@ from bilens.read.flow.patching import parts_in
 from bilens.residual import ResidualModel
 from bilens.residual.changes import Change, Part, Site, mixed_site, mlp_site
 from bilens.residual.layers import NormedInput
-from bilens.residual.parts import LinearMap
+from bilens.residual.maps import LinearMap
 
 
 class Reader(NamedTuple):
@@ -49,10 +49,10 @@ class EdgeGraph:
     """
 
     def __init__(self, model: ResidualModel) -> None:
-        parts = model.parts
-        layers = parts.layers
+        modules = model.modules
+        layers = modules.layers
         mixed = [(layer.residual_mix, layer.heads.v_first_share) for layer in layers]
-        if parts.parallel or any(share is not None for shares in mixed for share in shares):
+        if modules.parallel or any(share is not None for shares in mixed for share in shares):
             raise BilensError(
                 f"Layers of this {type(model.model).__name__} run heads and MLP side by side, or "
                 "read more than the stream; expected one after the other. Circuits of parts are "
@@ -77,7 +77,7 @@ class EdgeGraph:
             owner = (Part("mlp", number),)
             self.readers.append(Reader(mlp, rows, before + heads.n_heads, "", owner))
         self.n_sources = self.source(model.n_layers)
-        self.readers.append(Reader(parts, (), self.n_sources))
+        self.readers.append(Reader(modules, (), self.n_sources))
 
     def source(self, layer: int, head: int = 0) -> int:
         """Return the number of a head of a layer; its MLP comes after its last head."""
@@ -104,7 +104,7 @@ class EdgeGraph:
         self, layer: int, mixed: Float[Tensor, "*batch time all_heads"]
     ) -> Float[Tensor, "*batch heads time d_model"]:
         """Return the output of each head to the stream. A norm after them has the run's scale."""
-        heads, n = self.model.parts.layers[layer].heads, self.model.n_heads
+        heads, n = self.model.modules.layers[layer].heads, self.model.n_heads
         weight = heads.out.weight().unflatten(1, (n, -1))
         rows = torch.einsum("...thk,dhk->...htd", mixed.unflatten(-1, (n, -1)), weight)
         if (norm := heads.out_norm) is not None:
@@ -116,7 +116,7 @@ class EdgeGraph:
         self, layer: int, output: Float[Tensor, "*batch d"]
     ) -> Float[Tensor, "*batch d"]:
         """Return the output of an MLP to the stream, after a norm if it has one."""
-        mlp = self.model.parts.layers[layer].mlp
+        mlp = self.model.modules.layers[layer].mlp
         if (norm := mlp.out_norm) is not None:
             output = norm.applied(norm.normalised(output))
         return mlp.residual_scale * output
@@ -166,7 +166,7 @@ class EdgeRuns:
     def _changes(self, number: int, readers: list[int], written: "_Written") -> list[Change]:
         """Return the changes of a layer in which some readers take what was written so far."""
         graph, (heads_written, mlp_written) = self.graph, self._outputs[number]
-        layer, of_mlp = graph.model.parts.layers[number], graph.first_reader(number + 1) - 1
+        layer, of_mlp = graph.model.modules.layers[number], graph.first_reader(number + 1) - 1
         stream, start = self.second.streams[number][0], graph.source(number)
 
         def read_by(reader: int, part: LinearMap, rows: slice, y: Tensor) -> Tensor:

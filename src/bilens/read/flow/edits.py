@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bilens.checks import check_finite, check_index, detached
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
-from bilens.residual.parts import LinearMap, Norm
+from bilens.residual.maps import LinearMap, Norm
 from bilens.settings import NotNegative
 
 
@@ -40,7 +40,7 @@ def edit(
             f"{mlp.name} has experts, and their router reads the same input; edit "
             "heads, or a model without experts"
         )
-    basis = _orthonormal(vectors.to(model.device, model.parts.dtype), model.d_model)
+    basis = _orthonormal(vectors.to(model.device, model.modules.dtype), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
     tensor, units = mlp.factors(), new.up.n_out

@@ -425,5 +425,5 @@ class FlowGraph(Reading):
 
 def _height(node: Node) -> tuple[int, int]:
     """Return where a node is between the tokens and the logit."""
-    within = {"mlp": 2, "head": 1}.get(node.kind, 0)
-    return (-1 if node.layer is None else node.layer, within)
+    place_in_layer = {"mlp": 2, "head": 1}.get(node.kind, 0)
+    return (-1 if node.layer is None else node.layer, place_in_layer)

@@ -40,7 +40,7 @@ def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
     return parts
 
 
-def parts_of(model: ResidualModel) -> list[Part]:
+def all_parts(model: ResidualModel) -> list[Part]:
     """Return the heads and the MLP of every layer that has them, in the order of the layers."""
     return parts_in(model.places.exist)
 
@@ -283,7 +283,7 @@ def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     model, effects = passes[0].model, []
     ends = [float(number(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
-        changed = exchanged_each(of_text, other, parts_of(model))
+        changed = exchanged_each(of_text, other, all_parts(model))
         change = end - number(changed).double().cpu()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change

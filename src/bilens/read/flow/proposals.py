@@ -201,7 +201,7 @@ class _Search:
         """Words that fit where the texts differ, the most alike first, in the second text."""
         (place,) = self.differing
         words = self._fitting(self._candidates(place), place)
-        return words, self._instead(words, place)
+        return words, self._with_each(words, place)
 
     @cached_property
     def pairs(self) -> list[_Draw]:
@@ -219,7 +219,7 @@ class _Search:
             (E[words] @ E[pool].T).topk(min(2, len(pool)), dim=1).indices.flatten().unique()
         ]
         more = self._fitting(near, place)
-        numbers = torch.cat([scores.numbers, self._instead(more, place).numbers])
+        numbers = torch.cat([scores.numbers, self._with_each(more, place).numbers])
         words = torch.cat([words, more])
         low, high = self.ends[1], self.ends[0]
         upper = words[numbers > max(0.0, low + 0.6 * (high - low))]
@@ -317,7 +317,7 @@ class _Search:
         """
         if not len(words):
             return words
-        scores = self._instead(words, place, until=place + 1)
+        scores = self._with_each(words, place, until=place + 1)
         own = self._run(self.first.rows[:, : place + 1], [self.first] * 2)
         least = float(own.likelihoods.min()) - MARGIN
         fits = (scores.likelihoods > least) & (scores.ended > 0.9)
@@ -326,7 +326,7 @@ class _Search:
             fits &= scores.alike > 0.75 * scores.alike[fits].quantile(0.9)
         return words[fits]
 
-    def _instead(self, words: Int[Tensor, " n"], place: int, until: int | None = None) -> _Scores:
+    def _with_each(self, words: Int[Tensor, " n"], place: int, until: int | None = None) -> _Scores:
         """Return the scores of the second text, up to a place, with each of some words at one."""
         rows = self.first.rows[1].repeat(len(words), 1)
         rows = torch.where(rows == rows[:, place, None], words[:, None], rows)[:, :until]
@@ -423,8 +423,8 @@ class _Search:
         return _after(opening, text, lowers=self.openings[opening][1]) if opening else text
 
     def _decoded(self, row: Tensor) -> str:
-        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return write_out(self.model.tokenizer, row, **how)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return write_out(self.model.tokenizer, row, **options)
 
     @cached_property
     def openings(self) -> dict[str, tuple[float, bool]]:

@@ -200,7 +200,7 @@ class Question(CheckedSettings):
             )
         ids = model.ids(self.text, self.position)
         time = len(ids)
-        parts = model.places.parts
+        parts = model.places.modules
         # Vectors of positions would differ at the end, and no part takes them over.
         moves = parts is None or bool(parts.positions or parts.hidden_positions)
         if any_length and not moves and self.position == -1 and is_text(self.against):
@@ -409,15 +409,15 @@ class Score:
         # Direction of the last normalised stream, if the number is a product with one.
         self.u: Tensor | None = None
         if question.vector is not None:
-            self.u, self.bias, self.parts = question.output_direction(model), 0.0, model.parts
+            self.u, self.bias, self.modules = question.output_direction(model), 0.0, model.modules
             return
         if self.spoken:
             return
         self.tokens, self.minus = question.token_numbers(model)
         self.shares = torch.tensor(question.shares, device=model.device, dtype=model.places.dtype)
-        if self.target == "logit" and model.places.parts is not None:
-            self.parts = model.places.parts
-            W, b = self.parts.logit_weights(self.tokens + self.minus)
+        if self.target == "logit" and model.places.modules is not None:
+            self.modules = model.places.modules
+            W, b = self.modules.logit_weights(self.tokens + self.minus)
             self.u, self.bias = W @ self.shares, float(self.shares @ b)
 
     @property
@@ -434,7 +434,7 @@ class Score:
             return self._of_spoken(x)
         last = x[:, -1]
         if self.u is not None:
-            return self.parts.normalised(last.to(self.parts.dtype)) @ self.u + self.bias
+            return self.modules.normalised(last.to(self.modules.dtype)) @ self.u + self.bias
         numbers = self.places.logits(last)
         if self.target != "logit":
             numbers = numbers.log_softmax(-1)
@@ -459,7 +459,7 @@ class Score:
             return likely.tolist() == self.spoken
         if not self.tokens:
             return None
-        if self.minus and (parts := self.places.parts) is not None:
+        if self.minus and (parts := self.places.modules) is not None:
             # Folding the norm into the rows of all tokens takes longer than a pass.
             W, b = parts.logit_weights(self.tokens + self.minus)
             logits = parts.normalised(x[-1:].to(parts.dtype))[0] @ W + b

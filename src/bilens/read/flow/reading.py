@@ -14,7 +14,7 @@ from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.options import Target
-from bilens.read.flow.ablation import Ablation, measurable, named_by_measurement, without_parts
+from bilens.read.flow.ablation import Ablation, measurable, name_by_measurement, without_parts
 from bilens.read.flow.graph import DRAWN, Flow
 from bilens.read.flow.nodes import LEAVES, Node, node_columns, strongest_first
 from bilens.read.flow.question import (
@@ -257,8 +257,10 @@ class FlowReading(Reading):
         if parts:
             n, left = len(self.strongest), signed(self.left)
             strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
-            how = f"with {strongest} exchanged" if two else f"without {strongest}"
-            text += f" and passes through {', '.join(parts)}; {how} the {quantity} is {left}, not "
+            change = f"with {strongest} exchanged" if two else f"without {strongest}"
+            text += (
+                f" and passes through {', '.join(parts)}; {change} the {quantity} is {left}, not "
+            )
             text += signed(flow.value)
         return f"{self.preference} {text}."
 
@@ -402,7 +404,7 @@ def answer_question(
     if question.vector is not None:
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     (through,) = flows(model, [question], through_patterns=through_patterns)
-    through = named_by_measurement(model, through, measurable(model, through)[:ablate])
+    through = name_by_measurement(model, through, measurable(model, through)[:ablate])
     addresses = [
         Part(node.kind, node.layer, node.number, node.position)
         for node in through.strongest(DRAWN)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.read.flow.case import Case, check_apart, different, make_cases
-from bilens.read.flow.circuit_measures import named
+from bilens.read.flow.circuit_measures import name_tokens
 from bilens.read.flow.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.read.flow.labels import ends_of, token_scores
 from bilens.read.flow.question import Question, token_hints
@@ -21,7 +21,7 @@ from bilens.residual.passes import first_change
 from bilens.settings import Count
 
 
-class Moves(NamedTuple):
+class Snapshots(NamedTuple):
     """Changes of the outputs of all MLPs between the texts of a question, and their adjoints.
 
     Outputs are those of the MLPs themselves, before a norm after them. Adjoints are exact between
@@ -32,7 +32,7 @@ class Moves(NamedTuple):
     adjoints: Float[Tensor, "layers time d_model"]
 
     @classmethod
-    def of(cls, model: ResidualModel, question: Question) -> "Moves":
+    def of(cls, model: ResidualModel, question: Question) -> "Snapshots":
         """Return those of a question, scaled to a change of the logit of 1."""
         adjoints = adjoints_of(model, [question])
         changes: list[Tensor] = []
@@ -49,7 +49,7 @@ class Moves(NamedTuple):
         return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
 
 
-def balanced(
+def balance(
     changes: Float[Tensor, "n d_model"],
     adjoints: Float[Tensor, "n d_model"],
     k: int,
@@ -83,7 +83,7 @@ def balanced(
 
 
 def share_held(
-    moves: Sequence[Moves], directions: Sequence[MLPDirections]
+    snapshots: Sequence[Snapshots], directions: Sequence[MLPDirections]
 ) -> tuple[float, Float[Tensor, " layers"]]:
     """Return the share of the flow through MLPs that directions hold, of all layers and of each.
 
@@ -92,7 +92,7 @@ def share_held(
     without any flow has 0.
     """
     left, whole = torch.zeros(2, len(directions), dtype=torch.float64)
-    for of_question in moves:
+    for of_question in snapshots:
         for layer, of_layer in enumerate(directions):
             changes, adjoints = (rows[layer] for rows in of_question)
             flow = (changes * adjoints).sum(-1)
@@ -138,17 +138,17 @@ def task_directions(
     both = [*finding, *(i for numbers in measuring.values() for i in numbers)]
     repeated = len(cases) - len(both)
     cases = [cases[i] for i in both]
-    moves = [Moves.of(model, case.question) for case in cases]
-    found, values = find_directions(moves[: len(finding)], k)
+    snapshots = [Snapshots.of(model, case.question) for case in cases]
+    found, values = find_directions(snapshots[: len(finding)], k)
     counts = len(finding), len(cases) - len(finding)
-    held, shares = share_held(moves[len(finding) :], found)
-    places = _strongest(cases[: len(finding)], moves, found)[:strongest]
+    held, shares = share_held(snapshots[len(finding) :], found)
+    places = _strongest(cases[: len(finding)], snapshots, found)[:strongest]
     if not places:
         raise BilensError(
             "no flow between the texts of the questions that find passes through an MLP, expected "
             "texts whose change does; `bilens circuit` finds heads too"
         )
-    r2, parts = _measured(cases, moves, found, places, counts[0])
+    r2, parts = _measured(cases, snapshots, found, places, counts[0])
     return TaskDirections(
         tuple(found),
         tuple(values),
@@ -163,27 +163,27 @@ def task_directions(
 
 
 def find_directions(
-    moves: Sequence[Moves], k: int
+    snapshots: Sequence[Snapshots], k: int
 ) -> tuple[list[MLPDirections], list[Float[Tensor, " k"]]]:
     """Return the balanced directions of each layer, and their singular values."""
     found, values = [], []
-    for layer in range(len(moves[0].changes)):
-        changes = torch.cat([question.changes[layer] for question in moves])
-        adjoints = torch.cat([question.adjoints[layer] for question in moves])
-        directions, of_layer = balanced(changes, adjoints, k, shrink=0.1)
+    for layer in range(len(snapshots[0].changes)):
+        changes = torch.cat([question.changes[layer] for question in snapshots])
+        adjoints = torch.cat([question.adjoints[layer] for question in snapshots])
+        directions, of_layer = balance(changes, adjoints, k, shrink=0.1)
         found.append(directions)
         values.append(of_layer)
     return found, values
 
 
 def _strongest(
-    cases: Sequence[Case], moves: Sequence[Moves], found: Sequence[MLPDirections]
+    cases: Sequence[Case], snapshots: Sequence[Snapshots], found: Sequence[MLPDirections]
 ) -> list[tuple[int, int]]:
     """Return layers and numbers of directions, the largest |mean flow| first."""
     sizes: dict[tuple[int, int], float] = {}
     for layer, directions in enumerate(found):
         total = torch.zeros(len(directions.read), dtype=torch.float64)
-        for case, (changes, adjoints) in zip(cases, moves, strict=False):
+        for case, (changes, adjoints) in zip(cases, snapshots, strict=False):
             flow = directions.flows(changes[layer], adjoints[layer]).sum(0)
             total += flow if case.change > 0 else -flow
         sizes |= {(layer, number): abs(x) for number, x in enumerate(total.tolist())}
@@ -192,7 +192,7 @@ def _strongest(
 
 def _measured(
     cases: Sequence[Case],
-    moves: Sequence[Moves],
+    snapshots: Sequence[Snapshots],
     found: Sequence[MLPDirections],
     places: Sequence[tuple[int, int]],
     learning: int,
@@ -202,12 +202,12 @@ def _measured(
     flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
     moved = torch.zeros(len(places), model.vocab_size)
     sides = torch.zeros(len(places), dtype=torch.float64)
-    for question, (case, (changes, adjoints)) in enumerate(zip(cases, moves, strict=True)):
+    for question, (case, (changes, adjoints)) in enumerate(zip(cases, snapshots, strict=True)):
         removing, adding_back = [], []
         signs = torch.zeros_like(sides)
         for i, (layer, number) in enumerate(places):
             written, read = (rows[number] for rows in found[layer])
-            # Moves are scaled to a change of the logit of 1.
+            # Snapshots are scaled to a change of the logit of 1.
             amounts = changes[layer] @ read * abs(case.change) ** 0.5
             through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5
             flows[question, i] = through.sum()
@@ -218,7 +218,7 @@ def _measured(
         first, second = case.alone
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]
-        # A direction that is written from the second text's side moves tokens the other way.
+        # A direction that is written from the second text's side snapshots tokens the other way.
         for ends in ends_of((without[:1], without[1:]), case.score.length):
             moved += signs[:, None] * token_scores(model, *ends).cpu()
         sides += signs
@@ -235,7 +235,7 @@ def _measured(
     parts = []
     for i, (layer, number) in enumerate(places):
         scores = moved[i] if sides[i] >= 0 else -moved[i]
-        raises, lowers = (named(model, sign * scores) for sign in (1, -1))
+        raises, lowers = (name_tokens(model, sign * scores) for sign in (1, -1))
         flow, effect = (float(of_all[i]) for of_all in shares)
         parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)

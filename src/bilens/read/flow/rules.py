@@ -338,8 +338,8 @@ class Solve(torch.autograd.Function):
             A.transpose(-1, -2), g, upper=not upper, unitriangular=unit
         )
         of_A = -of_B @ X.transpose(-1, -2)
-        beside = int(unit or not ctx.two_texts)  # the diagonal is constant
-        return of_A.triu(beside) if upper else of_A.tril(-beside), of_B, None, None, None
+        diagonal = int(unit or not ctx.two_texts)  # the diagonal is constant
+        return of_A.triu(diagonal) if upper else of_A.tril(-diagonal), of_B, None, None, None
 
 
 # On one text a product gives equal shares to its factors, and a function is a constant ratio.

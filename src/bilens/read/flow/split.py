@@ -12,7 +12,7 @@ from torch import Tensor
 from bilens.checks import EPS, ROUNDING, check_sum, detached
 from bilens.errors import BilensError
 from bilens.options import Target
-from bilens.read.flow.ablation import measurable, named_by_measurement
+from bilens.read.flow.ablation import measurable, name_by_measurement
 from bilens.read.flow.adjoints import Adjoints, LayerGraph, first_flows, start_flows
 from bilens.read.flow.graph import DRAWN, Flow, Pairs
 from bilens.read.flow.question import Against, Answer, Question, Score, replaced
@@ -99,7 +99,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         against = replaced(text, replace)
     question = Question.of(text, token, minus, against, target=target, position=position)
     (through,) = flows(model, [question], through_patterns=through_patterns)
-    return named_by_measurement(model, through, measurable(model, through)[:ablate])
+    return name_by_measurement(model, through, measurable(model, through)[:ablate])
 
 
 @torch.no_grad()
@@ -180,9 +180,9 @@ def _check_patterns(model: ResidualModel, questions: Sequence[Question]) -> None
             "through_patterns=True with a second text, whose flow goes through patterns of every "
             "kind; leave it out"
         )
-    if model.parts.attention not in ("bilinear", "squared"):
+    if model.modules.attention not in ("bilinear", "squared"):
         raise BilensError(
-            f"through_patterns=True, but patterns of {model.parts.attention} attention are not "
+            f"through_patterns=True, but patterns of {model.modules.attention} attention are not "
             "polynomials of the stream; leave it out to hold them fixed"
         )
 
@@ -200,18 +200,18 @@ def _fits(model: ResidualModel, ids: Tensor) -> bool:
 def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Score]) -> None:
     """Check the logits of the last streams, of the asked tokens, against those of the model."""
     last, stored = adjoints.last.leaf.detach()[:, -1], model.places.embed.weight.dtype
-    if (parts := model.places.parts) is None:
+    if (modules := model.places.modules) is None:
         logits, own = model.places.logits(last), adjoints.logits
         size = float(own.abs().max())
         check_sum("The logit of the last stream", logits, own, size=size, dtype=stored)
         return
-    n = parts.normalised(last.to(parts.dtype))
+    n = modules.normalised(last.to(modules.dtype))
     for row, own in enumerate(adjoints.logits):
         score = scores[row % len(scores)]
         tokens = [*score.tokens, *score.minus, *score.spoken] or [int(own.argmax())]
-        W, b = parts.logit_weights(tokens)
+        W, b = modules.logit_weights(tokens)
         size = float(n[row].norm() * W.norm(dim=0).max())
-        z = parts.capped(n[row] @ W + b)
+        z = modules.capped(n[row] @ W + b)
         check_sum("W_U n + b_U", z, own[tokens], size=size, dtype=stored)
 
 

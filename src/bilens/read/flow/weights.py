@@ -131,7 +131,7 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     Raises:
         NotBilinearError: the MLP is no tensor.
     """
-    tensor, mlp = model.mlp(layer), model.parts.layers[layer].mlp
+    tensor, mlp = model.mlp(layer), model.modules.layers[layer].mlp
     node = Node("mlp", 0.0, layer, "mlp", position)
     w = flow.adjoint(node).to(tensor.left.dtype)
     # The tensor's output has the gain of a norm after the MLP, which its own output has not.
@@ -179,11 +179,11 @@ def _mlp(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         "flow": parts.flows[:k].tolist(),
         "measured effect": effects[2:],
     }
-    of_layer = model.parts.layers[layer]
+    of_layer = model.modules.layers[layer]
     tokens = of_layer.mlp.normalised(model.W_E)
     vectors = parts.vectors[:k, : model.d_model]
     paths = {"tokens": vectors @ tokens.T}
-    if not model.parts.parallel:
+    if not model.modules.parallel:
         ov, moved = model.ov(layer), of_layer.heads.normalised(model.W_E)
         # Of all heads together, each as if it attended to the token only.
         read = (ov.left @ (ov.right @ vectors.T)).sum(0)
@@ -224,14 +224,14 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
     whole = Node("head", through, layer, "attention", position, None, head)
     source = _source(flow, whole)
     # Of learned positions scores need the query's, and outputs the key's.
-    learned = model.parts.n_positions is not None
+    learned = model.modules.n_positions is not None
     at, of_key = (position, source) if learned else (None, None)
     distance, (query, key) = position - source, (int(flow.ids[p]) for p in (position, source))
     scores = attention_scores(model, layer=layer, distance=distance, position=at)
-    product = [scores[i] for i in ATTENTIONS[model.parts.attention].product]
+    product = [scores[i] for i in ATTENTIONS[model.modules.attention].product]
     (OV,) = output_pairs(model, [head], layer=layer, k=10, position=of_key)
     name = f"head.{layer}.{head}"
-    weights, about = {f"OV of {name}": OV.highest}, tuple[Fact, ...]()
+    weights, facts = {f"OV of {name}": OV.highest}, tuple[Fact, ...]()
     # Without such numbers, as in differential attention, no order of pairs is that of the pattern.
     if product:
         row = torch.stack([pair[head].left[query] @ pair[head].right for pair in product]).prod(0)
@@ -239,14 +239,14 @@ def _head(model: ResidualModel, flow: Flow, part: Part, k: int) -> PartWeights:
         (QK,) = attention_pairs(model, [head], layer=layer, k=10, distance=distance, position=at)
         weights = {f"QK of {name}": QK.highest, **weights}
         words = [f'"{flow.tokens[p]}"' for p in (source, position)]
-        about = ((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),)
+        facts = ((f"rank of {words[0]} as key of {words[1]}", f"{rank} of {len(row):,}"),)
     return PartWeights(
         part=_named(flow, part),
         flow=whole.flow,
         measured=-measure(model, flow, [whole])[0].actual,
         share=None,
         weights=weights,
-        about=about,
+        about=facts,
     )
 
 

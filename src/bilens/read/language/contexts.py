@@ -173,7 +173,7 @@ def _contribution(
         split.total(),
         spectrum.activations(total)[number],
         size=float(scale.abs() * (v.abs() @ (stream.direct.abs() + stream.constant.abs()))),
-        dtype=model.parts.embed.module.weight.dtype,
+        dtype=model.modules.embed.module.weight.dtype,
     )
     return split
 

@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Composition(Reading):
+class CompositionScores(Reading):
     """Scores of every writer to the residual stream with every later reader.
 
     Attributes:
@@ -83,7 +83,7 @@ class Composition(Reading):
 
 
 @detached
-def composition_scores(model: ResidualModel) -> Composition:
+def composition_scores(model: ResidualModel) -> CompositionScores:
     """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
 
     Writers are W_V W_O of a head and D of an MLP. Readers of a head are W_Q W_K' and its transpose
@@ -106,7 +106,7 @@ def composition_scores(model: ResidualModel) -> Composition:
         if reader.moment > Moment.input(0):
             names += reader.names
             columns.append(torch.cat([_scores(writer, reader) for writer in writers]))
-    return Composition(
+    return CompositionScores(
         writers=tuple(name for group in writers for name in group.names),
         readers=tuple(names),
         scores=torch.cat(columns, 1).cpu() if columns else torch.zeros(0, 0, dtype=torch.float64),
@@ -137,7 +137,7 @@ def _readers(model: ResidualModel) -> Iterator[Group]:
             names = [f"{head} {side}" for head in _head_names(model, layer)]
             yield Group(Moment.input(layer), names, R)
         for side, weight in model.layer(layer).mlp.input_weights().items():
-            moment, names = model.parts.mlp_moment(layer), [f"mlp {layer} {side}"]
+            moment, names = model.modules.mlp_moment(layer), [f"mlp {layer} {side}"]
             yield Group(moment, names, _core(weight).T[None])
 
 
@@ -200,7 +200,7 @@ class AttentionReading(Reading):
     heads: dict[int, dict[str, Columns]]
     layer: int
     distance: int
-    composition: Composition
+    composition: CompositionScores
 
     axes: ClassVar[dict[str, str]] = {"x": "key", "y": "value", "color": "head"}
 
@@ -246,7 +246,7 @@ def read_attention(
     key_position = None if position is None else position - distance
     tables: dict[int, dict[str, Columns]] = {head: {} for head in numbers}
     # A difference of two softmaxes does not order pairs by one number.
-    if ATTENTIONS[model.parts.attention].product:
+    if ATTENTIONS[model.modules.attention].product:
         attends = attention_pairs(
             model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
         )
@@ -286,11 +286,11 @@ def attention_pairs(
     Raises:
         BilensError: differential attention, whose pattern is not ordered by one number a pair.
     """
-    product = ATTENTIONS[model.parts.attention].product
+    product = ATTENTIONS[model.modules.attention].product
     if not product:
         raise BilensError(
-            f"attention={model.parts.attention!r} has a pattern that is not ordered by one number "
-            "for two tokens; read each of its attention_scores"
+            f"attention={model.modules.attention!r} has a pattern that is not ordered by one "
+            "number for two tokens; read each of its attention_scores"
         )
     scores = attention_scores(model, layer=layer, distance=distance, position=position, among=among)
     # Bilinear attention multiplies two scores, whose signs are worth showing.

@@ -46,7 +46,7 @@ from bilens.read.language.names import (
 )
 from bilens.read.language.sums import check_alone, check_heads, check_mlp
 from bilens.residual import Moment, ResidualModel
-from bilens.residual.layers import Parts
+from bilens.residual.layers import Modules
 from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
@@ -76,14 +76,14 @@ def bigram_parts(
 ) -> dict[BigramPart, FactoredMatrix]:
     """Return `bigram_matrix` of every part."""
     tokens = token_range(model, among)
-    e = model.parts.embedded(tokens, position)
+    e = model.modules.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
     # 32 logits of one row are compared with a run in which everything else is silent.
     token, checked_tokens = int(tokens[0]), tokens[:32].tolist()
-    W_U, b_U = model.parts.logit_weights(checked_tokens)
+    W_U, b_U = model.modules.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
     check_alone(model, layer, token, position, checked_tokens, row)
-    W_U, _ = model.parts.logit_weights(tokens.tolist())
+    W_U, _ = model.modules.logit_weights(tokens.tolist())
     written: dict[BigramPart, Tensor] = {"direct": x, "mlp": mlp, "both": x + mlp}
     return {part: FactoredMatrix(scale * rows, W_U) for part, rows in written.items()}
 
@@ -118,7 +118,7 @@ def attention_scores(
     tokens = token_range(model, among)
 
     def rows_at(at: int) -> list[tuple[Tensor, Tensor]]:
-        n = _attention_input(model, layer, model.parts.embedded(tokens, at))
+        n = _attention_input(model, layer, model.modules.embedded(tokens, at))
         return model.queries_keys(layer, n, at, position + 1)
 
     # Each side at its own position, since rotary positions turn them apart.
@@ -141,11 +141,11 @@ def head_outputs(
     norm, which depends on the token that attends.
     """
     tokens = token_range(model, among)
-    e = model.parts.embedded(tokens, position)
+    e = model.modules.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
     # Layers that mix the embedding in multiply all earlier writes on the way to the logits.
-    out = _carried(model.parts, Moment.attention(layer), model.layer(layer).heads.weights().out)
-    W_U = model.parts.logit_weights(tokens.tolist())[0]
+    out = _carried(model.modules, Moment.attention(layer), model.layer(layer).heads.weights().out)
+    W_U = model.modules.logit_weights(tokens.tolist())[0]
     return FactoredMatrix(_values(model, layer, e), out @ W_U)
 
 
@@ -169,13 +169,13 @@ def skip_trigram_matrix(
         NotBilinearError: the MLP is not a tensor, and part is not "ov".
     """
     u = direction_vector(model, token, minus)
-    e = model.parts.embedded(token_range(model, among), position)
+    e = model.modules.embedded(token_range(model, among), position)
     check_index("head", head, model.n_heads)
     # The head attends only to the token with embedding e.
     written = _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
     last = _final_stream(model, e, layer)[2]
     moments = (Moment.attention(layer), Moment.mlp(layer))
-    by_head, by_mlp = (_carried(model.parts, moment, u) for moment in moments)
+    by_head, by_mlp = (_carried(model.modules, moment, u) for moment in moments)
     # Past the MLP the effect of A is one number, which B only scales by the final norm.
     ov = FactoredMatrix((written @ by_head)[:, None], last.T)
     if part == "ov":
@@ -197,7 +197,7 @@ def skip_trigram_matrix(
 
 def _values(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
     """Return the values of tokens, including those of the first layer if the model mixes them."""
-    sources = model.parts.value_sources(layer)
+    sources = model.modules.value_sources(layer)
     return torch.stack([s.values(_attention_input(model, s.layer, e)) for s in sources]).sum(0)
 
 
@@ -208,8 +208,8 @@ def _token_stream(model: ResidualModel, e: Tensor, layer: int) -> Tensor:
     """
     # Layers that mix the embedding in again change its share on the way.
     moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
-    row = model.parts.mixing()[moment].tolist()
-    factors = model.parts.embedding_factors().items()
+    row = model.modules.mixing()[moment].tolist()
+    factors = model.modules.embedding_factors().items()
     return sum(row[written] * factor for written, factor in factors) * e
 
 
@@ -220,7 +220,7 @@ def _attention_input(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
 
 def _final_stream(model: ResidualModel, e: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
-    parts, x = model.parts, _token_stream(model, e, model.n_layers)
+    parts, x = model.modules, _token_stream(model, e, model.n_layers)
     mlp = model.layer(layer).mlp.stream_output(_token_stream(model, e, layer))
     mlp = _carried(parts, Moment.mlp(layer), mlp)
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
@@ -228,7 +228,7 @@ def _final_stream(model: ResidualModel, e: Tensor, layer: int) -> tuple[Tensor, 
 
 def check_position(model: ResidualModel, position: int | None) -> None:
     """Raise if a position is named that changes nothing."""
-    if position is not None and model.parts.n_positions is None:
+    if position is not None and model.modules.n_positions is None:
         raise BilensError(
             f"position={position} has no effect on a model without learned positions; leave it out"
         )
@@ -236,7 +236,7 @@ def check_position(model: ResidualModel, position: int | None) -> None:
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
     # Rotary positions depend on the distance only, learned ones on the place.
-    n_positions = model.parts.n_positions
+    n_positions = model.modules.n_positions
     if position is None:
         if n_positions is not None:
             raise BilensError(
@@ -504,8 +504,8 @@ def words_of(table: Columns) -> dict[str, list[str]]:
     return {name: [in_words(token) for token in cells] for name, cells in tokens.items()}
 
 
-def _carried(parts: Parts, moment: Moment, rows: Tensor) -> Tensor:
+def _carried(modules: Modules, moment: Moment, rows: Tensor) -> Tensor:
     """Return rows that are written at a moment as the stream after the last layer has them."""
     # Layers that mix the embedding in multiply the stream by a number. The same number turns a
     # direction of the last stream into the one that it reads of those rows.
-    return float(parts.mixing()[-1, moment]) * rows
+    return float(modules.mixing()[-1, moment]) * rows

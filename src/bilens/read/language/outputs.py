@@ -118,7 +118,7 @@ def read_language(
     if corpus is not None and not outputs:
         outputs = example_directions(model, corpus)
     # Learned positions differ, and tokens are read at one where both sides of a pair exist.
-    position = None if model.parts.n_positions is None else 1
+    position = None if model.modules.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
     n_tokens = model.vocab_size if tokens is None else len(tokens)
     # N-grams are read in any case; eigenvectors, and tokens to subtract, need a tensor.
@@ -181,7 +181,7 @@ def read_direction(
     """
     all_eigenvectors = model.mlp(layer).interaction(model.direction(token, minus)).eigh()
     # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.
-    check_mlp(model, layer, model.parts.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
+    check_mlp(model, layer, model.modules.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
     spectrum = all_eigenvectors.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     contexts = top_contexts(model, spectrum, texts, layer=layer, k=k)

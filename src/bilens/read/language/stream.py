@@ -62,7 +62,7 @@ def read_stream(
     of_text = Pass.of(model, ids[: position + 1], patterns=True)
     on_text = of_text.layer(layer)
     parts = _parts(of_text, layer, on_text)
-    if model.parts.mlp_moment(layer) < Moment.attention(layer):
+    if model.modules.mlp_moment(layer) < Moment.attention(layer):
         parts[1:] = 0
     mlp = model.layer(layer).mlp
     # The norm's scale on the text is held fixed, which makes the split linear.
@@ -74,7 +74,7 @@ def read_stream(
         stream.total(),
         on_text.mlp_n[0, -1],
         size=float(parts.abs().sum(0).max()),
-        dtype=model.parts.embed.module.weight.dtype,
+        dtype=model.modules.embed.module.weight.dtype,
     )
     return stream
 
@@ -84,7 +84,7 @@ def _parts(of_text: Pass, layer: int, on_text: LayerOnText) -> Float[Tensor, "pa
 
     These are the stream before the layer, each head from each token, and attention's biases.
     """
-    parts = of_text.model.parts
+    parts = of_text.model.modules
     heads, sources, values = parts.layers[layer].heads, parts.value_sources(layer), []
     for source in sources:
         of_source = on_text if source.layer == layer else of_text.layer(source.layer)
@@ -226,19 +226,19 @@ def split_logits(
     )
     sources = torch.cat([direct, *(part.sum(0, keepdim=True) for part in heads), constant])
     inputs = sources.clone()
-    if model.parts.mlp_moment(layer) < Moment.attention(layer):
+    if model.modules.mlp_moment(layer) < Moment.attention(layer):
         # An MLP parallel to attention does not see the heads.
         inputs[1:] = 0
     # With norms and gate ratios at their values on the text, the last layer is a quadratic map.
-    mlp = model.parts.layers[layer].mlp
+    mlp = model.modules.layers[layer].mlp
     inputs = mlp.scale(on_text.mlp_input[0, -1]) * mlp.centred(inputs)
     pairs = _pairs_through_mlp(mlp, on_text, inputs).flatten(0, 1)
-    scale = model.parts.scale(of_text.stream[0, -1])
-    rows = scale * model.parts.centred(torch.cat([sources, pairs]))
+    scale = model.modules.scale(of_text.stream[0, -1])
+    rows = scale * model.modules.centred(torch.cat([sources, pairs]))
     # The unembedding's bias belongs to no part of the stream: it is one more coordinate.
     rows = functional.pad(rows, (0, 1))
     rows[len(sources) - 1, -1] = 1
-    W_U, b_U = model.parts.logit_weights()
+    W_U, b_U = model.modules.logit_weights()
     matrix = FactoredMatrix(rows, torch.cat([W_U, b_U[None]]))
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
     terms = LogitTerms(model, position, names, matrix)

@@ -22,7 +22,7 @@ def check_split(
 ) -> None:
     """Check sums of parts of logits, before the soft-cap, against the logits of the model."""
     # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
-    check_sum(reading, model.parts.capped(total), logits, size=size, dtype=_stored(model))
+    check_sum(reading, model.modules.capped(total), logits, size=size, dtype=_stored(model))
 
 
 @torch.no_grad()
@@ -39,12 +39,14 @@ def check_alone(
     Everything else that writes to the stream is silenced in that run.
     """
     # A token without context: nothing but its embedding and this MLP writes to the stream.
-    silent = [part.heads.out.module for part in model.parts.layers]
-    silent += [part.mlp.writer for number, part in enumerate(model.parts.layers) if number != layer]
+    silent = [part.heads.out.module for part in model.modules.layers]
+    silent += [
+        part.mlp.writer for number, part in enumerate(model.modules.layers) if number != layer
+    ]
     ids = torch.full((1, (position or 0) + 1), token)
     with hooked(after=[(module, lambda *call: torch.zeros_like(call[-1])) for module in silent]):
         logits = model.logits(ids)[0, -1, list(columns)]
-    W_U, _ = model.parts.logit_weights(columns)
+    W_U, _ = model.modules.logit_weights(columns)
     size = float(total.abs().max()) + model.d_model**0.5 * float(W_U.norm(dim=0).max())
     check_split(model, total, logits, "The logit of a token alone", size=size)
 
@@ -92,5 +94,5 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
 
 
 def _stored(model: ResidualModel) -> torch.dtype:
-    dtype: torch.dtype = model.parts.embed.module.weight.dtype
+    dtype: torch.dtype = model.modules.embed.module.weight.dtype
     return dtype
