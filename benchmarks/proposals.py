@@ -103,12 +103,8 @@ def main() -> None:
         print("\t".join(str(row[name]) for name in ("task", "text", "against", "token", "minus")))
     if missing:
         raise SystemExit(f"{len(missing)} proposals have no judgement in {JUDGED.name}")
-    found = saved_rows(
-        folder / "transfer.jsonl",
-        ("task",),
-        keys,
-        lambda task: transfer(model, task) | {"commit": recording.commit},
-    )
+    transferred = folder / "transfer.jsonl"
+    found = saved_rows(transferred, ("task",), keys, lambda task: transfer(model, task))
     judged = [row["accepted"] for row in read]
     rows = [Row.of_share("proposals that the author of the method accepts", judged)]
     for task in BEHAVIOURS:
@@ -140,11 +136,7 @@ def main() -> None:
         title="Questions that a model proposes",
         command="python -m benchmarks.proposals runs/proposals",
         rows=rows,
-        settings={
-            **{"model": SMOLLM2, "proposals": COUNT, "read of each": READ, "keep": KEEP},
-            # A run that was stopped keeps rows of an earlier commit.
-            "commits of rows": sorted({row["commit"] for row in found}),
-        },
+        settings={"model": SMOLLM2, "proposals": COUNT, "read of each": READ, "keep": KEEP},
         details={"read": read, "circuits": found},
     )
 

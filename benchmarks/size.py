@@ -124,6 +124,8 @@ def main() -> None:
             sizes[f"{name}: classes"] = sum(
                 isinstance(node, ast.ClassDef) for tree in trees for node in tree
             )
+    for room in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
+        sizes[f"{room.name}: lines"] = sum(len(text.splitlines()) for text in texts(room))
     for name in ("CHANGELOG", "CONTRIBUTING"):
         sizes[f"{name}: words"] = len((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
     for name, rooms in walks().items():

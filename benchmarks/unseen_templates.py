@@ -122,7 +122,6 @@ def measure(
     baselines: Sequence[str],
     tasks: Sequence[str],
     controlled: Sequence[str],
-    commit: str,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of all folds and controls of a model, from their files if they exist."""
     # One at a time: a task holds the activations of all its texts.
@@ -130,12 +129,11 @@ def measure(
 
     def of_fold(task: str, template: str, method: str) -> dict[str, Any]:
         print(f"{name}: {task} without {template}, {method}", flush=True)
-        row = fold(opened(task), template, method) if opened(task).is_asked else {}
-        return row | {"commit": commit}
+        return fold(opened(task), template, method) if opened(task).is_asked else {}
 
     def of_task(task: str) -> dict[str, Any]:
         print(f"{name}: controls of {task}", flush=True)
-        return (controls_of(opened(task)) if opened(task).is_asked else {}) | {"commit": commit}
+        return controls_of(opened(task)) if opened(task).is_asked else {}
 
     rows: dict[str, list[dict[str, Any]]] = {"folds": [], "controls": []}
     for task in tasks:
@@ -338,7 +336,7 @@ def main() -> None:
     for name, model in open_models(given.folder):
         if not given.models or name in given.models:
             chosen = (given.baselines, given.tasks, given.controls)
-            details[name] = measure(given.folder, name, model, *chosen, recording.commit)
+            details[name] = measure(given.folder, name, model, *chosen)
             rows += rows_of(name, details[name]["folds"])
             rows += control_rows(name, details[name]["controls"])
     recording.write(
@@ -348,10 +346,6 @@ def main() -> None:
         rows=rows,
         settings={
             **{"keep": KEEP, "highest": HIGHEST, "left": LEFT, "level": LEVEL},
-            # A run that was stopped keeps rows of an earlier commit.
-            "commits of rows": sorted(
-                {row["commit"] for of in details.values() for rows in of.values() for row in rows}
-            ),
             "chosen on": CHOSEN_ON,
         },
         details=details,

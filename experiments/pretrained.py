@@ -10,6 +10,7 @@ from typing import Any
 from bilens import load
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
+from experiments.results import commit
 
 STORY_MODEL = "tensorise-small-both"
 """Name of the bilinear model that `tensorise` trains."""
@@ -65,8 +66,10 @@ def saved_rows(
 ) -> list[dict[str, Any]]:
     """Return the row of each key from a file, a line each; missing ones are measured and appended.
 
-    So a stopped recipe resumes. A key is the values of a row's `fields`.
+    So a stopped recipe resumes. A key is the values of a row's `fields`. The file is in a folder of
+    the commit, beside `path`: rows of another one are measured again.
     """
+    path = path.parent / commit() / path.name
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows: list[dict[str, Any]] = list(map(json.loads, lines))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from experiments.context import RecipeContext
+from experiments.pretrained import saved_rows
 from experiments.results import Recording, Row, numbers_of
 
 from bilens.errors import BilensError
@@ -102,4 +103,9 @@ def test_measurements_of_another_commit_are_made_again(tmp_path, monkeypatch):
 
     for name, expected in (("aaaaaaaa", 0), ("aaaaaaaa", 0), ("bbbbbbbb", 1), ("aaaaaaaa", 0)):
         monkeypatch.setattr("experiments.context.commit", lambda name=name: name)
+        monkeypatch.setattr("experiments.pretrained.commit", lambda name=name: name)
         assert context.measured("row", measure) == {"number": expected}
+        rows = saved_rows(
+            tmp_path / "rows.jsonl", ("key",), [(1,)], lambda _, name=name: {"of": name}
+        )
+        assert rows == [{"key": 1, "of": name}]
