@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,27 +42,24 @@ class GgufFile:
         self.settings = [entry for entry in self.settings if entry[0] != name]
 
     def content(self) -> bytes:
-        table, data = b"", b""
-        for name, values in [*self.tensors.items(), *self._again()]:
+        table, data, tensors = b"", b"", [*self.tensors.items()]
+        tensors += [(name, values) for name, values in tensors if name == self.twice]
+        for name, values in tensors:
             shape = self.shapes.get(name, values.shape)
             table += _text(name) + struct.pack("<I", len(shape))
             table += struct.pack(f"<{len(shape)}Q", *reversed(shape))
-            offset = self.offsets.get(name, len(data))
-            table += struct.pack("<IQ", self.kinds.get(name, 0), offset)
+            table += struct.pack("<IQ", self.kinds.get(name, 0), self.offsets.get(name, len(data)))
             data += values.astype("<f4").tobytes()
             data += bytes(-len(data) % self.alignment)
-        head = self.magic + struct.pack(
-            "<IQQ",
-            self.version,
-            len(self.tensors) + len(self._again()) + self.more_tensors,
-            len(self.settings) + self.more_settings,
-        )
+        counts = len(tensors) + self.more_tensors, len(self.settings) + self.more_settings
+        head = self.magic + struct.pack("<IQQ", self.version, *counts)
         head += b"".join(_text(name) + _value(kind, value) for name, kind, value in self.settings)
         head += table
         return head + bytes(-len(head) % self.alignment) + data
 
-    def _again(self) -> list[tuple[str, np.ndarray]]:
-        return [(self.twice, self.tensors[self.twice])] if self.twice else []
+    def write(self, folder: Path) -> Path:
+        (folder / "tiny.gguf").write_bytes(self.content())
+        return folder / "tiny.gguf"
 
 
 def _text(text: str) -> bytes:
@@ -95,18 +93,13 @@ def gguf_file(model: PreTrainedModel, architecture: str) -> GgufFile:
             kind = "f32" if isinstance(value, float) else "u32"
             settings.append((f"{architecture}.{key}", kind, value))
     tokens = [*(f"t{number}" for number in range(config.vocab_size - 2)), "t", "0"]
-    settings += [
-        ("tokenizer.ggml.model", "text", "gpt2"),
-        ("tokenizer.ggml.tokens", "texts", tokens),
-        ("tokenizer.ggml.token_type", "i32s", [1] * len(tokens)),
-        ("tokenizer.ggml.merges", "texts", ["t 0"]),
-        ("tokenizer.ggml.bos_token_id", "u32", 1),
-        ("tokenizer.ggml.eos_token_id", "u32", 2),
-    ]
-    names = get_gguf_hf_weights_map(model, TensorProcessor())
+    of_tokens = [("model", "text", "gpt2"), ("merges", "texts", ["t 0"])]
+    of_tokens += [("tokens", "texts", tokens), ("token_type", "i32s", [1] * len(tokens))]
+    of_tokens += [("bos_token_id", "u32", 1), ("eos_token_id", "u32", 2)]
+    settings += [(f"tokenizer.ggml.{name}", kind, value) for name, kind, value in of_tokens]
     state = dict(model.named_parameters())  # of tied weights the first
     tensors = {}
-    for theirs, ours in names.items():
+    for theirs, ours in get_gguf_hf_weights_map(model, TensorProcessor()).items():
         if ours in state:
             values = _as_stored(architecture, theirs, state[ours].detach().float(), config)
             tensors[theirs] = np.ascontiguousarray(values.numpy())
@@ -118,8 +111,7 @@ def _as_stored(architecture: str, name: str, weight: torch.Tensor, config: Any) 
     if architecture == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
         # Rotary pairs are neighbours there.
         heads = weight.shape[0] // config.head_dim
-        halves = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2)
-        return halves.reshape(weight.shape)
+        return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return weight + 1
     transposed = ("attn_qkv.weight", "ffn_down.weight", "ffn_up.weight", "attn_output.weight")

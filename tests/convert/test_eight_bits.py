@@ -16,27 +16,18 @@ from tests.families import tiny
 from tests.models import random_model, toy_tokenizer
 
 
-@given(
-    seed=st.integers(0, 1000),
-    size=st.floats(-20, 20),
-    n_rows=st.integers(1, 6),
-    dtype=st.sampled_from(FLOATS),
-)
+@given(st.integers(0, 1000), st.floats(-20, 20), st.integers(1, 6), st.sampled_from(FLOATS))
 def test_each_number_is_within_half_a_step_of_its_row(seed, size, n_rows, dtype):
     generator = torch.Generator().manual_seed(seed)
     power = size / 5 if dtype == torch.float16 else size
     weight = (torch.randn(n_rows, 5, generator=generator) * 10.0**power).to(dtype)
-    weight[seed % n_rows, 2:] = 0
+    weight[seed % n_rows, 2 * (seed % 2) :] = 0  # a part of a row, or all of it
     restored = restore_rows(round_rows({"map": weight, "bias": weight[0]}), "here")
     step = weight.double().abs().amax(dim=1, keepdim=True) / 127
     assert ((restored["map"] - weight.double()).abs() <= 0.501 * step).all()
     assert torch.equal(restored["bias"], weight[0])
     again = restore_rows(round_rows({"map": restored["map"]}), "here")["map"]
     torch.testing.assert_close(again, restored["map"])  # nothing more is lost
-
-
-def test_a_row_of_zeros_stays_zero():
-    assert not restore_rows(round_rows({"map": torch.zeros(2, 3)}), "here")["map"].any()
 
 
 def saved(model, folder):
@@ -49,17 +40,13 @@ def saved(model, folder):
 def test_a_model_is_opened_in_float32_and_saved_again_as_an_ordinary_one(tmp_path, family):
     model = random_model(n_layers=2).float() if family == "bilens" else tiny(family).float()
     folder = saved(model, tmp_path / "small")
-    assert (folder / "model.safetensors").stat().st_size < 0.6 * sum(
-        4 * weight.numel() for weight in model.parameters()
-    )
-    opened = bilens.load(folder)
-    ids = torch.arange(6)[None]
-    expected = model(input_ids=ids).logits
-    error = (opened.model(input_ids=ids).logits - expected).norm() / expected.norm()
-    assert 1e-6 < error < 0.05
+    size = sum(4 * weight.numel() for weight in model.parameters())
+    assert (folder / "model.safetensors").stat().st_size < 0.6 * size
+    opened, ids = bilens.load(folder), torch.arange(6)[None]
+    logits, expected = opened.logits(ids), model(input_ids=ids).logits
+    assert 1e-6 < (logits - expected).norm() / expected.norm() < 0.05
     save_model(tmp_path / "whole", opened.model, toy_tokenizer())
-    again = bilens.load(tmp_path / "whole")
-    assert torch.equal(again.model(input_ids=ids).logits, opened.model(input_ids=ids).logits)
+    assert torch.equal(bilens.load(tmp_path / "whole").logits(ids), logits)
 
 
 def test_a_model_in_a_folder_named_story_is_the_users_own(tmp_path, monkeypatch):
@@ -72,10 +59,9 @@ def test_a_model_in_a_folder_named_story_is_the_users_own(tmp_path, monkeypatch)
 
 def test_whole_numbers_without_their_scales_are_refused(tmp_path):
     folder = saved(random_model().float(), tmp_path / "small")
-    file = folder / "model.safetensors"
-    weights = load_file(file)
+    weights = load_file(folder / "model.safetensors")
     del weights["embed.weight.scale"]
-    save_file(weights, file, {"format": "pt"})
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"embed\.weight has no scale for each of its rows"):
         bilens.load(folder)
 

@@ -54,6 +54,9 @@ def adapter(folder):
     save_file({name: torch.ones(2, 16)}, folder / "adapter_model.safetensors")
 
 
+adapter_alone = both(adapter, remove("config.json", WEIGHTS))
+
+
 def sentencepiece_file(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
@@ -76,40 +79,25 @@ OPENED = {
     "no token for padding": setting(pad_token_id=-1),
 }
 REFUSED = {
-    "a pointer of the weights": (write(WEIGHTS, POINTER), f"{WEIGHTS} .* pointer of Git LFS"),
-    "a page of the weights": (write(WEIGHTS, PAGE), f"{WEIGHTS} .* a web page"),
-    "a message": (write(WEIGHTS, "Entry not found"), f"{WEIGHTS} .* a text, 'Entry not found'"),
-    "a pointer of a shard": (shard_pointer, r"model-00002-.* pointer of Git LFS"),
-    "a page of the index": (
-        both(shards, write(f"{WEIGHTS}.index.json", PAGE)),
-        "index.json .* a web page",
-    ),
-    "a pointer of the settings": (write("config.json", POINTER), "config.json .* pointer of Git"),
-    "a pointer of the tokenizer": (write("tokenizer.json", POINTER), "tokenizer.json .* pointer"),
-    "a page as vocabulary": (
-        both(remove("tokenizer.json"), write("vocab.txt", PAGE)),
-        "vocab.txt .* a web page",
-    ),
-    "SentencePiece alone": (sentencepiece_file, "tokenizer.model only, .* sentencepiece protobuf"),
-    "an adapter beside the model": (adapter, "an adapter, adapter_config.json, beside its model"),
-    "an adapter alone": (
-        both(adapter, remove("config.json", WEIGHTS)),
-        "config.json; only an adapter of another model; merge it",
-    ),
-    "a token for padding beyond the vocabulary": (
-        setting(pad_token_id=372),
-        "pad_token_id=372 in config.json, expected 0 to 371",
-    ),
-    "an end beyond the vocabulary": (setting(eos_token_id=[2, 400]), "eos_token_id=400 in config"),
-    "more tokens than weights": (setting(vocab_size=373), r"do not fit .*lm_head.weight.*372.*373"),
-    "wider heads": (setting(head_dim=8), r"do not fit config.json .*q_proj.weight"),
-    "weights as whole numbers": (whole_numbers, "mlp.up_proj.weight holds numbers of type I8"),
-    "a pointer of the tokenizer's settings": (
-        write("tokenizer_config.json", POINTER),
-        "tokenizer_config.json .* pointer of Git LFS",
-    ),
-    "nothing": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "no config.json; expected"),
-    "no weights": (remove(WEIGHTS), "holds no complete language model: "),
+    f"{WEIGHTS} .* pointer of Git LFS": write(WEIGHTS, POINTER),
+    f"{WEIGHTS} .* a web page": write(WEIGHTS, PAGE),
+    f"{WEIGHTS} .* a text, 'Entry not found'": write(WEIGHTS, "Entry not found"),
+    "model-00002-.* pointer of Git LFS": shard_pointer,
+    "index.json .* a web page": both(shards, write(f"{WEIGHTS}.index.json", PAGE)),
+    "config.json .* pointer of Git": write("config.json", POINTER),
+    "tokenizer.json .* pointer": write("tokenizer.json", POINTER),
+    "tokenizer_config.json .* pointer of Git LFS": write("tokenizer_config.json", POINTER),
+    "vocab.txt .* a web page": both(remove("tokenizer.json"), write("vocab.txt", PAGE)),
+    "tokenizer.model only, .* sentencepiece protobuf": sentencepiece_file,
+    "an adapter, adapter_config.json, beside its model": adapter,
+    "config.json; only an adapter of another model; merge it": adapter_alone,
+    "pad_token_id=372 in config.json, expected 0 to 371": setting(pad_token_id=372),
+    "eos_token_id=400 in config": setting(eos_token_id=[2, 400]),
+    "do not fit .*lm_head.weight.*372.*373": setting(vocab_size=373),
+    "do not fit config.json .*q_proj.weight": setting(head_dim=8),
+    "mlp.up_proj.weight holds numbers of type I8": whole_numbers,
+    "no config.json; expected": lambda folder: shutil.rmtree(folder) or folder.mkdir(),
+    "holds no complete language model: ": remove(WEIGHTS),
 }
 
 
@@ -125,20 +113,19 @@ def test_a_folder_is_opened(folder, case):
     expected = bilens.load(folder).logits(torch.arange(9)[None])
     OPENED[case](folder)
     opened = bilens.load(folder)
-    assert torch.isfinite(opened.logits(torch.arange(9)[None])).all()
+    logits = opened.logits(torch.arange(9)[None])
+    assert torch.isfinite(logits).all()
     if case != "in shards":  # whose weights are others
-        torch.testing.assert_close(opened.logits(torch.arange(9)[None]), expected)
+        torch.testing.assert_close(logits, expected)
     assert (opened.tokenizer is None) == (case == "no tokenizer")
 
 
-@pytest.mark.parametrize("packages", [False, True])
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_folder_is_refused_with_the_cause(folder, case, packages, monkeypatch):
-    """With PEFT installed or not."""
-    if packages:
+@pytest.mark.parametrize("with_peft", [False, True])
+@pytest.mark.parametrize("cause", REFUSED)
+def test_a_folder_is_refused_with_the_cause(folder, cause, with_peft, monkeypatch):
+    if with_peft:
         monkeypatch.setattr("transformers.integrations.peft.is_peft_available", lambda: True)
-    change, cause = REFUSED[case]
-    change(folder)
+    REFUSED[cause](folder)
     with pytest.raises(CheckpointError, match=cause) as refused:
         bilens.load(folder)
     assert str(folder) in str(refused.value)
@@ -154,13 +141,9 @@ def test_a_gguf_file_that_is_a_pointer(tmp_path):
 
 
 def test_adapters_around_a_model_are_merged_first():
-    class PeftModelForCausalLM(torch.nn.Module):
-        def __init__(self, base_model):
-            super().__init__()
-            self.base_model = base_model
-
+    class PeftModelForCausalLM(torch.nn.Sequential):
         def merge_and_unload(self):
-            return self.base_model
+            return self[0]
 
     model = PeftModelForCausalLM(small_llama(30))
     for open_it in (bilens.load, bilens.residual.ResidualModel):
@@ -193,8 +176,8 @@ def test_a_revision_is_that_of_the_tokenizer_too(tmp_path, monkeypatch, main):
 
 
 def test_a_folder_within_a_folder_is_opened(folder):
-    model = bilens.load(folder.parent, subfolder="model")
-    assert model.token("are") == bilens.load(folder).token("are")
+    within = bilens.load(folder.parent, subfolder="model")
+    assert within.token("are") == bilens.load(folder).token("are")
 
 
 def test_a_model_that_is_saved_stays_as_it_is(tmp_path):

@@ -1,14 +1,12 @@
-"""A real GGUF file: the model opens as transformers opens it, and damaged it is refused."""
+"""A real GGUF file: the model opens as transformers opens it."""
 
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bilens
 from bilens.convert.gguf import gguf_model, read_header
-from bilens.errors import CheckpointError
 
 pytestmark = pytest.mark.models
 
@@ -39,9 +36,8 @@ def test_the_readme_finds_the_file(smollm2):
 
 
 def test_the_weights_are_those_that_transformers_reads(smollm2):
-    expected = AutoModelForCausalLM.from_pretrained(
-        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
-    ).state_dict()
+    how = {"gguf_file": smollm2.name, "dtype": torch.float32}
+    expected = AutoModelForCausalLM.from_pretrained(smollm2.parent, **how).state_dict()
     opened = gguf_model(smollm2).state_dict()
     assert opened.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in opened.items())
@@ -65,42 +61,3 @@ def test_the_header_says_where_the_tensors_are(smollm2):
     assert header.tensors["blk.29.ffn_down.weight"].shape == (576, 1536)
     last = max(tensor.start + tensor.size for tensor in header.tensors.values())
     assert last == smollm2.stat().st_size
-
-
-def _number(name: bytes, value: Any, form: str = "I") -> Any:
-    """Set a setting, whose name comes before its type and its value."""
-
-    def change(content: bytearray) -> bytearray:
-        place = content.index(name) + len(name) + 4
-        struct.pack_into(f"<{form}", content, place, value)
-        return content
-
-    return change
-
-
-def _renamed(name: bytes, other: bytes) -> Any:
-    return lambda content: content.replace(name, other, 1)
-
-
-DAMAGES = {
-    "block_count one too many": _number(b"llama.block_count", 31),
-    "block_count one too few": _number(b"llama.block_count", 29),
-    "block_count 2^31 - 1": _number(b"llama.block_count", 2**31 - 1),
-    "eps -1": _number(b"llama.attention.layer_norm_rms_epsilon", -1.0, "f"),
-    "twice the heads": _number(b"llama.attention.head_count", 18),
-    "three times the heads of keys": _number(b"llama.attention.head_count_kv", 9),
-    "another vocabulary": _number(b"llama.vocab_size", 49_000),
-    "a tensor with another name": _renamed(b"blk.17.ffn_down.weight", b"blk.17.ffn_dawn.weight"),
-    "a layer with another number": _renamed(b"blk.17.ffn_down.weight", b"blk.47.ffn_down.weight"),
-    "a norm with another name": _renamed(b"output_norm.weight", b"output_horn.weight"),
-    "cut by a megabyte": lambda content: content[: -(2**20)],
-    "zeros in place of the last 10 MB": lambda content: content[: -(10**7)] + bytes(10**7),
-}
-
-
-@pytest.mark.parametrize("way", DAMAGES)
-def test_a_damaged_file_is_refused(way, smollm2, tmp_path):
-    path = tmp_path / "damaged.gguf"
-    path.write_bytes(DAMAGES[way](bytearray(smollm2.read_bytes())))
-    with pytest.raises(CheckpointError, match=r"damaged.gguf"):
-        bilens.load(path)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -46,8 +47,7 @@ def test_weights_that_stay_in_their_files_are_the_same(tmp_path, family, dtype):
     weights = dict(model.model.named_parameters())
     assert weights.keys() == dict(in_memory.model.named_parameters()).keys()
     assert {weight.dtype for weight in weights.values()} == {dtype}
-    mapped = mapped_ranges(str(tmp_path))
-    assert all(any(x.data_ptr() in part for part in mapped) for x in weights.values())
+    check_mapped(model, str(tmp_path))
     with torch.no_grad():
         for weight in weights.values():
             weight.zero_()
@@ -56,52 +56,39 @@ def test_weights_that_stay_in_their_files_are_the_same(tmp_path, family, dtype):
 
 def test_dequantised_weights_stay_in_a_file_without_a_name(tmp_path):
     pytest.importorskip("gguf")
-    file = gguf_file(tiny("llama", dtype=torch.float32), "llama")
-    path = tmp_path / "model.gguf"
-    path.write_bytes(file.content())
+    path = gguf_file(tiny("llama", dtype=torch.float32), "llama").write(tmp_path)
     model, in_memory = (bilens.load(path, low_memory=low) for low in (True, False))
     ids = torch.arange(7)[None]
     assert torch.equal(model.logits(ids), in_memory.logits(ids))
     assert list(tmp_path.iterdir()) == [path]
-    mapped = mapped_ranges(f"{tmp_path}/.")
-    weights = list(model.model.parameters())
-    assert all(any(x.data_ptr() in part for part in mapped) for x in weights)
+    check_mapped(model, f"{tmp_path}/.")
 
 
-def mapped_ranges(folder: str) -> list[range]:
-    """Addresses at which files of a folder are mapped."""
+def check_mapped(view, folder: str) -> None:
+    """See that all weights are where files of a folder are mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("this system does not list its mappings")
     ends = [line.split()[0].split("-") for line in maps.read_text().splitlines() if folder in line]
-    return [range(int(start, 16), int(stop, 16)) for start, stop in ends]
+    mapped = [range(int(start, 16), int(stop, 16)) for start, stop in ends]
+    assert all(any(x.data_ptr() in part for part in mapped) for x in view.model.parameters())
 
 
 def test_a_model_larger_than_memory_is_opened_only_on_request(saved, monkeypatch):
     monkeypatch.setattr("bilens.memory.available_memory", lambda device: 2000)
-    with pytest.raises(MemoryLimitError):
-        bilens.load(saved)
-    with pytest.raises(MemoryLimitError):
-        bilens.load(saved, low_memory=True, dtype=torch.float64)
+    for request in ({}, {"low_memory": True, "dtype": torch.float64}):
+        with pytest.raises(MemoryLimitError):
+            bilens.load(saved, **request)
     bilens.load(saved, low_memory=True)
 
 
 @pytest.mark.parametrize("sizes", [("4GB", "9KB"), ("9KB", "4GB"), ("9KB", "5KB")])
 def test_a_folder_holds_the_model_that_was_saved_last(tmp_path, monkeypatch, sizes):
-    models = [tiny("llama", seed, torch.float32) for seed in range(2)]
-    for model, size in zip(models, sizes, strict=True):
+    for seed, size in enumerate(sizes):
         monkeypatch.setattr(loading, "SHARD_SIZE", size)
+        model = tiny("llama", seed, torch.float32)
         save_model(tmp_path, model, None)
-    check_same_model(open_model(tmp_path), models[1])
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    model = tiny("llama", dtype=torch.float32)
-    model.save_pretrained(tmp_path, max_shard_size="4KB")
-    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: weights are missing: .*{shard.name}"):
-        open_model(tmp_path)
+    check_same_model(open_model(tmp_path), model)
 
 
 def test_another_tokenizer_is_refused(saved):
@@ -110,20 +97,15 @@ def test_another_tokenizer_is_refused(saved):
     with pytest.raises(CheckpointError, match="has 30 tokens, the model 20; they do not belong"):
         open_tokenizer(saved, model)
     (saved / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="holds no complete tokenizer"):
-        open_tokenizer(saved, model)
-    with pytest.raises(CheckpointError, match="holds no complete tokenizer"):
-        find_tokenizer(saved, model)
+    for read in (open_tokenizer, find_tokenizer):
+        with pytest.raises(CheckpointError, match="holds no complete tokenizer"):
+            read(saved, model)
     (saved / "tokenizer_config.json").unlink()
     assert find_tokenizer(saved, model) is None
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    model = tiny("llama")
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
+    model, full = tiny("llama"), Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(type(model), "save_pretrained", full)
     with pytest.raises(CheckpointError, match="could not be written: No space left"):
         save_model(tmp_path / "model", model, None)
@@ -131,19 +113,16 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
 
 TRAP = "open({!r}, 'w').write('ran')\nraise SystemExit('ran')\n"
+OF_MODEL = {"AutoConfig": "trap.Config", "AutoModelForCausalLM": "trap.Model"}
 
 
 def lay_trap(folder, tmp_path):
-    """Return a folder whose settings name code of its own, for the model and its tokenizer."""
+    """Return the file that is written if code runs that the settings of a folder name."""
     sprung = tmp_path / "sprung"
     (folder / "trap.py").write_text(TRAP.format(str(sprung)))
-    for name, key, value in (
-        ("config.json", "AutoConfig", "trap.Config"),
-        ("config.json", "AutoModelForCausalLM", "trap.Model"),
-        ("tokenizer_config.json", "AutoTokenizer", ["trap.Tokenizer", "trap.Tokenizer"]),
-    ):
-        names = json.loads((folder / name).read_text()).get("auto_map", {})
-        change_json(folder / name, auto_map={**names, key: value})
+    change_json(folder / "config.json", auto_map=OF_MODEL)
+    tokenizer = {"AutoTokenizer": ["trap.Tokenizer", "trap.Tokenizer"]}
+    change_json(folder / "tokenizer_config.json", auto_map=tokenizer)
     return sprung
 
 
@@ -153,12 +132,9 @@ def test_code_of_a_models_folder_never_runs(saved, tmp_path, model_type, monkeyp
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     change_json(saved / "config.json", model_type=model_type)
     sprung = lay_trap(saved, tmp_path)
-    options = {
-        **dict.fromkeys(("process", "export", "spectra", "heads", "report"), ()),
-        **dict.fromkeys(("ngrams", "contexts"), ("--token", "t3")),
-        "anneal": ("--data", "nothing.txt"),
-        "generate": ("--prompt", "t3"),
-    }
+    options = dict.fromkeys(("process", "export", "spectra", "heads", "report"), ())
+    options |= dict.fromkeys(("ngrams", "contexts"), ("--token", "t3"))
+    options |= {"anneal": ("--data", "nothing.txt"), "generate": ("--prompt", "t3")}
     monkeypatch.chdir(tmp_path)
     for command, more in options.items():
         with contextlib.suppress(SystemExit):
@@ -169,17 +145,13 @@ def test_code_of_a_models_folder_never_runs(saved, tmp_path, model_type, monkeyp
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
-    ],
-)
-def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
-    def full(*args, **kwargs):
-        raise error
+ON_CPU = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")
+ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
+
+@pytest.mark.parametrize("error", [ON_CPU, ON_GPU], ids=["CPU", "GPU"])
+def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
+    full = Mock(side_effect=error)
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
     monkeypatch.setattr("bilens.convert.weights.load_file", full)
     for read in (open_model, read_weights):
@@ -209,8 +181,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path):
 
 
 def test_a_tokenizer_of_another_run_is_refused(saved, tmp_path):
-    words = {f"u{i}": i for i in range(30)}
-    toy = Tokenizer(models.WordLevel(words, unk_token="u0"))
+    toy = Tokenizer(models.WordLevel({f"u{i}": i for i in range(30)}, unk_token="u0"))
     other = PreTrainedTokenizerFast(tokenizer_object=toy, bos_token="u1")
     save_model(tmp_path / "other", tiny("llama", dtype=torch.float32), other)
     assert bilens.load(tmp_path / "other").token("u7") == 7
@@ -221,9 +192,7 @@ def test_a_tokenizer_of_another_run_is_refused(saved, tmp_path):
 
 
 def test_a_bug_is_not_taken_for_a_damaged_file(saved, monkeypatch):
-    def bug(*args, **options):
-        raise KeyError("a name of bilens")
-
+    bug = Mock(side_effect=KeyError("a name of bilens"))
     monkeypatch.setattr("bilens.convert.loading.find_spec", lambda _: True)
     of_loading = ("_check_shards", "_add_biases", "_check_special_tokens", "gates.find_swish")
     calls = [(f"loading.{name}", open_model, saved) for name in of_loading]
@@ -245,8 +214,7 @@ def test_an_added_bias_that_does_not_fit_is_named(saved):
 
 
 def test_a_model_with_added_biases_is_of_the_class_of_transformers(saved, caplog, capfd):
-    weights = load_file(saved / "model.safetensors")
-    bias = torch.arange(30.0)
+    weights, bias = load_file(saved / "model.safetensors"), torch.arange(30.0)
     save_file({**weights, "lm_head.bias": bias}, saved / "model.safetensors", {"format": "pt"})
     change_json(saved / "config.json", bilens_processing={"steps": [], "added_biases": ["lm_head"]})
     model = open_model(saved)

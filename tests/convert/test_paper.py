@@ -10,24 +10,11 @@ import bilens
 from bilens.convert import open_model, process
 from bilens.errors import CheckpointError
 from bilens.residual import ResidualModel
-from tests.convert.foreign import (
-    IMAGES,
-    PAPER,
-    TOLERANCE,
-    image_shapes,
-    paper_shapes,
-    random_state,
-    some_ids,
-    write,
-)
+from tests.convert.foreign import IMAGES, PAPER, TOLERANCE, some_ids, state_of, write
 from tests.nightly import nightly
 
-GATES = {
-    None: lambda z: z,
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-}
+GATES = {name: getattr(functional, name) for name in ("relu", "silu", "gelu")}
+GATES[None] = lambda z: z
 KINDS = [*product([True], GATES), (False, "relu"), (False, "gelu")]
 
 
@@ -60,14 +47,10 @@ def reference(settings, state, ids):
             y.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ v[:, head])
         scale = 1 / (2 * settings["n_layer"]) ** 0.5
         x = x + scale * (torch.cat(y, -1) @ state[f"{name}.attn.o.weight"].T)
-        read = functional.linear(
-            norm(x), state[f"{name}.mlp.w.weight"], state.get(f"{name}.mlp.w.bias")
-        )
+        read = norm(x) @ state[f"{name}.mlp.w.weight"].T + state.get(f"{name}.mlp.w.bias", 0)
         left, right = read.chunk(2, -1) if settings["bilinear"] else (read, 1)
         hidden = GATES[settings["gate"]](left) * right
-        x = x + functional.linear(
-            hidden, state[f"{name}.mlp.p.weight"], state.get(f"{name}.mlp.p.bias")
-        )
+        x = x + hidden @ state[f"{name}.mlp.p.weight"].T + state.get(f"{name}.mlp.p.bias", 0)
     return norm(x) @ state["lm_head.weight"].T
 
 
@@ -76,14 +59,10 @@ def reference(settings, state, ids):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("bilinear", "gate"), KINDS)
 def test_logits_are_those_of_the_equations(tmp_path, bilinear, gate, bias, normalization, dtype):
-    settings = PAPER | {
-        "bilinear": bilinear,
-        "gate": gate,
-        "bias": bias,
-        "normalization": normalization,
-    }
+    settings = PAPER | {"bilinear": bilinear, "gate": gate}
+    settings |= {"bias": bias, "normalization": normalization}
     # Without norms the stream grows with the square of every layer's weights.
-    state = {k: v / 2 for k, v in random_state(paper_shapes(settings), dtype).items()}
+    state = {k: v / 2 for k, v in state_of(settings, dtype).items()}
     model = bilens.load(write(tmp_path, settings, state, "model.safetensors")).model
     assert model.dtype == dtype
     logits = model(some_ids()[None]).logits[0]
@@ -92,30 +71,25 @@ def test_logits_are_those_of_the_equations(tmp_path, bilinear, gate, bias, norma
 
 
 def test_the_epsilon_of_the_norm_is_theirs(tmp_path):
-    state = random_state(paper_shapes(PAPER))
+    state = state_of(PAPER)
     state["transformer.wte.weight"] *= 1e-4
-    model = bilens.load(write(tmp_path, PAPER, state, "model.safetensors")).model
-    torch.testing.assert_close(
-        model(some_ids()[None]).logits[0], reference(PAPER, state, some_ids())
-    )
+    logits = bilens.load(write(tmp_path, PAPER, state)).logits(some_ids()[None])[0]
+    torch.testing.assert_close(logits, reference(PAPER, state, some_ids()))
 
 
 def test_speeds_of_rotary_positions_may_be_there(tmp_path):
-    state = random_state(paper_shapes(PAPER), torch.float32)
-    speeds = 1.0 / 10_000 ** (torch.arange(0, 8, 2) / 8)
+    state, shares = state_of(PAPER, torch.float32), torch.arange(0, 8, 2) / 8
     name = "transformer.h.{}.attn.rotary.inv_freq"
-    state |= {name.format(layer): speeds.clone() for layer in range(3)}
+    state |= {name.format(layer): 1.0 / 10_000**shares for layer in range(3)}
     bilens.load(write(tmp_path, PAPER, state, "model.safetensors"))
-    state[name.format(1)] = 1.0 / 500 ** (torch.arange(0, 8, 2) / 8)
-    write(tmp_path, PAPER, state, "model.safetensors")
+    write(tmp_path, PAPER, state | {name.format(1): 1.0 / 500**shares}, "model.safetensors")
     with pytest.raises(CheckpointError, match="h.1.attn.rotary.inv_freq holds other frequencies"):
         bilens.load(tmp_path)
 
 
 def test_a_language_model_is_processed_and_read(tmp_path):
-    state = random_state(paper_shapes(PAPER))
-    model = open_model(write(tmp_path, PAPER, state, "pytorch_model.bin"))
-    processed, report = process(model)
+    state = state_of(PAPER)
+    processed, report = process(open_model(write(tmp_path, PAPER, state)))
     assert report.change < 1e-9
     x = torch.randn(5, 16, dtype=torch.float64)
     left, right = (x @ state["transformer.h.2.mlp.w.weight"].T).chunk(2, -1)
@@ -137,8 +111,8 @@ def image_reference(settings, state, x):
 @pytest.mark.parametrize("n_layer", [1, 2])
 def test_image_classifiers(tmp_path, n_layer, residual, bias):
     settings = IMAGES | {"n_layer": n_layer, "residual": residual, "bias": bias}
-    state = random_state(image_shapes(settings))
-    model = bilens.load(write(tmp_path / "theirs", settings, state, "pytorch_model.bin"))
+    state = state_of(settings)
+    model = bilens.load(write(tmp_path / "theirs", settings, state))
     x = torch.randn(6, 25, dtype=torch.float64)
     expected = image_reference(settings, state, x)
     torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-10)
@@ -152,8 +126,6 @@ def test_image_classifiers(tmp_path, n_layer, residual, bias):
 
 def test_pixels_that_are_no_square_are_no_picture(tmp_path):
     settings = IMAGES | {"d_input": 24}
-    state = random_state(image_shapes(settings))
-    model = bilens.load(write(tmp_path, settings, state, "pytorch_model.bin"))
-    assert model.config.image_shape is None
+    assert bilens.load(write(tmp_path, settings, state_of(settings))).config.image_shape is None
     with pytest.raises(CheckpointError, match="holds ImageClassifier, expected a language model"):
         open_model(tmp_path)

@@ -41,32 +41,21 @@ def difference(a, b):
 def allowed(name):
     parts = find_modules(tiny(name))
     with_mean = any(r.norm is None or not r.norm.centres for r in parts.fold_groups())
-    refused = {
-        "fold_norms": False,
-        "fold_value_biases": parts.partial_values is not None,
-        "center_writing_weights": with_mean,
-        "center_unembed": parts.softcap is not None,
-    }
-    return [step for step in STEPS if not refused[step]]
+    refused = (False, parts.partial_values is not None, with_mean, parts.softcap is not None)
+    return [step for step, is_refused in zip(STEPS, refused, strict=True) if not is_refused]
 
 
 # Structures that differ: shared tables, parallel blocks, norms after parts, mixed values.
 SOME = ["gpt2", "neox", "gemma3", "own-mixed"]
+BY_DAY = [*product(DAILY, [torch.float64]), *product(SOME, [torch.float32])]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    nightly(
-        product(ALL, [torch.float64, torch.float32]),
-        [*product(DAILY, [torch.float64]), *product(SOME, [torch.float32])],
-    ),
-)
+@pytest.mark.parametrize(("name", "dtype"), nightly(product(ALL, TOLERANCE), BY_DAY))
 def test_processing_changes_no_log_probability(name, dtype):
     model = tiny(name, dtype=dtype).train()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     settings = json.dumps(model.config.to_dict(), default=str)
     processed, report = process(model)
-    # The model itself stays as it is.
     assert processed is not model
     assert all(torch.equal(before[key], weight) for key, weight in model.state_dict().items())
     assert json.dumps(model.config.to_dict(), default=str) == settings
@@ -79,11 +68,15 @@ def test_processing_changes_no_log_probability(name, dtype):
     check_again(processed, report)
 
 
+def check_equal(model, other):
+    weights = other.state_dict()
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
+
+
 def check_again(once, first):
     """Process a model a second time, which changes nothing."""
     twice, second = process(once)
-    again = twice.state_dict()
-    assert all(torch.equal(tensor, again[key]) for key, tensor in once.state_dict().items())
+    check_equal(once, twice)
     assert not any(second.folded.values())
     assert second.added_biases == ()
     assert second.change == 0
@@ -124,8 +117,8 @@ def products(parts):
     """Return each head's QK and OV, with a row and a column for biases, by hand."""
     found = []
     for heads in (layer.heads for layer in parts.layers):
-        for query, key in heads.pairs:
-            q, k = (with_bias(part, heads) for part in (query, key))
+        for pair in heads.pairs:
+            q, k = (with_bias(part, heads) for part in pair)
             found.append(q @ k.mT)
         out = heads.out.weight().unflatten(1, (heads.n_heads, heads.d_head)).movedim(1, 0)
         found.append(with_bias(heads.value, heads) @ out.mT)
@@ -153,16 +146,15 @@ def test_heads_have_the_form_of_their_singular_values(**settings):
     before, after = (find_modules(each) for each in (model, processed))
     for one, other in zip(products(before), products(after), strict=True):
         torch.testing.assert_close(one, other)
-    for layer in after.layers:
-        for query, key in layer.heads.pairs:
-            q, k = (with_bias(part, layer.heads) for part in (query, key))
-            values = torch.linalg.svdvals(q @ k.mT)[:, : layer.heads.d_head]
+    for heads in (layer.heads for layer in after.layers):
+        for pair in heads.pairs:
+            q, k = (with_bias(part, heads) for part in pair)
+            values = torch.linalg.svdvals(q @ k.mT)[:, : heads.d_head]
             torch.testing.assert_close(q.mT @ q, torch.diag_embed(values))
             torch.testing.assert_close(k.mT @ k, torch.diag_embed(values))
     again, second = process(processed, ["factor_heads"])
     assert second.folded == {"factor_heads": []}
-    pairs = zip(processed.parameters(), again.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    check_equal(processed, again)
 
 
 def test_shortformer_keeps_the_norms_that_positions_follow():
@@ -180,20 +172,14 @@ def test_shortformer_keeps_the_norms_that_positions_follow():
 @pytest.mark.parametrize("name", WITH_LAYER_NORM)
 def test_all_is_centred_behind_layer_norms(name):
     result = find_modules(process(tiny(name))[0])
-    for reader in result.fold_groups():
-        for part in reader.maps:
-            assert part.weight().mean(1).abs().max() < 1e-12
-    for table in result.tables:
-        assert table.weight().mean(1).abs().max() < 1e-12
-    for part in result.writes:
+    reads = [part for reader in result.fold_groups() for part in reader.maps]
+    for part in (*reads, *result.tables):
+        assert part.weight().mean(1).abs().max() < 1e-12
+    for part in (*result.writes, result.unembed):
         assert part.weight().mean(0).abs().max() < 1e-12
         assert part.bias() is None or part.bias().mean().abs() < 1e-12
-    assert result.unembed.weight().mean(0).abs().max() < 1e-12
-    bias = result.unembed.bias()
-    assert bias is None or bias.mean().abs() < 1e-12
-    for layer in result.layers:
-        bias = layer.heads.value.bias()
-        assert bias is None or not bias.any()
+    values = [layer.heads.value.bias() for layer in result.layers]
+    assert all(bias is None or not bias.any() for bias in values)
 
 
 @pytest.mark.parametrize("name", nightly(ALL, SOME))
@@ -203,11 +189,9 @@ def test_a_second_time_changes_nothing_where_rounding_is_coarsest(name):
 
 def test_what_stays_is_not_copied():
     model = tiny("llama")
-    processed, _ = process(model)
-    remaining = model.model.layers[0].mlp.down_proj.weight
-    folded = model.model.layers[0].mlp.up_proj.weight
-    assert processed.model.layers[0].mlp.down_proj.weight.data_ptr() == remaining.data_ptr()
-    assert processed.model.layers[0].mlp.up_proj.weight.data_ptr() != folded.data_ptr()
+    old, new = (each.model.layers[0].mlp for each in (model, process(model)[0]))
+    assert new.down_proj.weight.data_ptr() == old.down_proj.weight.data_ptr()
+    assert new.up_proj.weight.data_ptr() != old.up_proj.weight.data_ptr()
 
 
 def test_in_place_the_model_itself_changes():
@@ -233,31 +217,31 @@ def test_modules_in_several_places_are_refused():
 def test_what_changes_the_function_is_refused_and_the_model_stays(monkeypatch):
     """A layer, in a way that no module shows, turns its output around at the second text."""
     model, calls = tiny("llama"), []
-    weight = model.model.layers[0].mlp.up_proj.weight.clone()
-    forward = type(model.model.layers[0]).forward
+    layer = model.model.layers[0]
+    weight, forward = layer.mlp.up_proj.weight.clone(), type(layer).forward
 
     def meddle(self, *args, **options):
         calls.append(self)
         output = forward(self, *args, **options)
         return output if len(calls) <= 2 else -2 * output
 
-    monkeypatch.setattr(type(model.model.layers[0]), "forward", meddle)
+    monkeypatch.setattr(type(layer), "forward", meddle)
     with pytest.raises(BilensError, match=r"changed a log-probability by .* it is as it was"):
         process(model)
-    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, weight)
+    assert torch.equal(layer.mlp.up_proj.weight, weight)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_pruned_and_weight_normed_models_are_refused(family, in_place):
     """Their weights are computed anew at every call, which would undo the folding."""
+    name = "model.layers.0.mlp.down_proj" if family == "llama" else "transformer.h.0.mlp.c_fc"
     for change, message in (
         (lambda module: prune.l1_unstructured(module, "weight", 0.3), "has a forward hook, torch"),
         (parametrizations.weight_norm, "ParametrizedLinear|ParametrizedConv1D"),
     ):
         model = tiny(family)
-        layers = model.model.layers if family == "llama" else model.transformer.h
-        change(layers[0].mlp.down_proj if family == "llama" else layers[0].mlp.c_fc)
+        change(model.get_submodule(name))
         with pytest.raises(BilensError, match=message):
             process(model, in_place=in_place)
 
@@ -278,19 +262,15 @@ def test_steps_are_chosen():
 
 def test_the_report_says_what_was_folded_where():
     _, report = process(tiny("qwen2"))
-    assert (
-        "model.layers.1.input_layernorm into model.layers.1.self_attn.k_proj"
-        in (report.folded["fold_norms"])
-    )
+    norm = "model.layers.1.input_layernorm into model.layers.1.self_attn.k_proj"
+    assert norm in report.folded["fold_norms"]
     assert report.folded["center_unembed"] == ["lm_head centred"]
-    assert report.folded["fold_value_biases"][0] == (
-        "bias of values in model.layers.0.self_attn.v_proj into model.layers.0.self_attn.o_proj"
-    )
+    heads = "model.layers.0.self_attn"
+    biases = f"bias of values in {heads}.v_proj into {heads}.o_proj"
+    assert report.folded["fold_value_biases"][0] == biases
     assert report.added_biases == tuple(f"model.layers.{i}.self_attn.o_proj" for i in range(2))
-    assert report.refused["center_writing_weights"] == (
-        "model.layers.0.self_attn.q_proj reads the stream through an RMSNorm, which lets its mean "
-        "pass"
-    )
+    cause = f"{heads}.q_proj reads the stream through an RMSNorm, which lets its mean pass"
+    assert report.refused["center_writing_weights"] == cause
 
 
 # Of NeoX, transformers gives the unembedding another name in files.
@@ -304,21 +284,16 @@ def test_a_processed_model_is_saved_and_opened(name, tmp_path):
     opened = open_model(tmp_path, dtype=torch.float64)
     assert type(opened) is type(processed)
     assert difference(processed, opened) < 1e-9
-    assert all(
-        torch.equal(value, opened.state_dict()[key])
-        for key, value in processed.state_dict().items()
-    )
+    check_equal(processed, opened)
     assert opened.config.bilens_processing == processed.config.bilens_processing
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_processed_model_is_read_as_before():
     model = random_model(norm="layer", positions="learned", n_layers=2)
-    processed, _ = process(model)
-    before, after = ResidualModel(model), ResidualModel(processed)
-    stream = read_stream(after, random_text(), 5, layer=1)
+    before, after = ResidualModel(model), ResidualModel(process(model)[0])
     n = before.mlp_inputs(1, random_text()[None])[0, 5]
-    assert torch.allclose(stream.total(), n, atol=1e-9)
+    assert torch.allclose(read_stream(after, random_text(), 5, layer=1).total(), n, atol=1e-9)
     expected = before.mlp(1)(n)
     assert torch.allclose(after.mlp(1)(n), expected - expected.mean())
 
@@ -327,16 +302,13 @@ def test_nan_weights_are_named_and_nothing_changes():
     model = tiny("llama")
     model.model.layers[1].mlp.down_proj.weight[2, 3] = torch.nan
     gain = model.model.norm.weight.clone()
-    message = "model.layers.1.mlp.down_proj.weight holds NaN or infinite values"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="layers.1.mlp.down_proj.weight holds NaN or infini"):
         process(model, in_place=True)
     assert torch.equal(model.model.norm.weight, gain)
 
 
 def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
-    model = tiny("llama-tied", dtype=torch.float32)
-    processed, report = process(model)
+    processed, report = process(tiny("llama-tied", dtype=torch.float32))
     assert report.added_biases == ()
     save_model(tmp_path, processed, None)
-    plain = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    check_same_model(plain, processed)
+    check_same_model(LlamaForCausalLM.from_pretrained(tmp_path).eval(), processed)

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,8 @@ ROTARY = {"rope_type": "default", "rope_theta": -1.0}
 FILES = {
     f"{NOT_COMPLETE}.*attention_bias": config(attention_bias="x"),
     NOT_COMPLETE: [
-        config(dtype="x"),
-        config(num_attention_heads=0),
-        config(intermediate_size=2**62),
-        config(vocab_size=0),
+        *(config({name: 0}) for name in ("num_attention_heads", "vocab_size")),
+        *(config({name: x}) for name, x in (("dtype", "x"), ("intermediate_size", 2**62))),
     ],
     "num_hidden_layers=1000000000000, expected": config(num_hidden_layers=10**12),
     "do not fit config.json .*layers.2.mlp": config(num_hidden_layers=3),
@@ -122,13 +121,23 @@ def pickled(saved):
     open_model(saved)
 
 
+@pytest.fixture
+def in_shards(tmp_path):
+    tiny("llama", dtype=torch.float32).save_pretrained(tmp_path / "many", max_shard_size="4KB")
+    return tmp_path / "many"
+
+
+def without_a_shard(in_shards):
+    sorted(in_shards.glob("model-*.safetensors"))[1].unlink()
+    open_model(in_shards)
+
+
 def elsewhere(name):
-    def opened(tmp_path):
-        tiny("llama", dtype=torch.float32).save_pretrained(tmp_path, max_shard_size="4KB")
-        settings = json.loads((tmp_path / INDEX).read_text())
+    def opened(in_shards):
+        settings = json.loads((in_shards / INDEX).read_text())
         settings["weight_map"]["model.norm.weight"] = name
-        (tmp_path / INDEX).write_text(json.dumps(settings))
-        open_model(tmp_path)
+        (in_shards / INDEX).write_text(json.dumps(settings))
+        open_model(in_shards)
 
     return opened
 
@@ -158,10 +167,10 @@ def beside_cut_weights(tmp_path):
     bilens.load(write(tmp_path, PAPER, {}, "model.pt"))
 
 
-def foreign(settings, state=None, name="pytorch_model.bin"):
+def foreign(settings, state=None, **name):
     """Return the opening of a folder in a layout of other people."""
     state = {"some.weight": torch.ones(3)} if state is None else state
-    return lambda tmp_path: bilens.load(write(tmp_path, settings, state, name))
+    return lambda tmp_path: bilens.load(write(tmp_path, settings, state, **name))
 
 
 class Something:
@@ -172,17 +181,16 @@ UNGATED = {key: value for key, value in RELEASED.items() if key != "gated"}
 ONES, holding = torch.ones(3), partial(foreign, PAPER)
 MODELS = {
     f"model {NOT_COMPLETE}": [cut, pickled],
+    "/many: weights are missing: .*model-00002-of-": without_a_shard,
     "expected files beside itself and none elsewhere": [
         elsewhere(name) for name in ("../elsewhere.safetensors", "/tmp/elsewhere.safetensors", "")
     ],
     "layers.1.mlp.up_proj.weight holds NaN": [
-        not_finite(value, read)
-        for value in (torch.nan, torch.inf)
-        for read in (open_model, bilens.load)
+        not_finite(*case) for case in product((torch.nan, torch.inf), (open_model, bilens.load))
     ],
     "which describes 6,738,415,616 numbers; the files": of_defaults,
     "nothing.gguf is not there; expected a GGUF file": lambda: open_model(Path("nothing.gguf")),
-    "holds no weights; expected one of model.safetensors": holding({}, "model.pt"),
+    "holds no weights; expected one of model.safetensors": holding({}, name="model.pt"),
     "model.safetensors .* a text, 'cut'": beside_cut_weights,
     NOT_COMPLETE: of_texts,
     "unknown settings for a model of the post .*: softcap": foreign(RELEASED | {"softcap": 15}),
@@ -242,15 +250,15 @@ def step(name, **parts):
     return lambda: process(random_model(bias=True, **parts), [name])
 
 
+NORMED = {"attention": "bilinear", "attention_norm": "rms"}
+EXTRA = "model.layers.1.mlp.extra"
 factor_heads = partial(step, "factor_heads", positions="learned")
 CONVERTED = {
     "source=.* expected text or a path or Module": [
         lambda source=source: bilens.load(source) for source in (None, 5, b"runs", ["runs"])
     ],
     "model is a OPTForCausalLM, whose structure is not known": lambda: process(opt()),
-    "weights that its family does not have.*: model.layers.1.mlp.extra.weight": use(
-        "model.layers.1.mlp.extra", nn.LayerNorm(16)
-    ),
+    f"weights that its family does not have.*: {EXTRA}.weight": use(EXTRA, nn.LayerNorm(16)),
     "self_attn.o_proj is a Sequential, expected a plain linear": use(
         "model.layers.0.self_attn.o_proj", nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16))
     ),
@@ -264,9 +272,7 @@ CONVERTED = {
     "queries and keys are divided by their root": factor_heads(qk_norm=True),
     "2 heads share keys and values, which can": factor_heads(n_kv_heads=2),
     "positions without vectors turn queries and keys": step("factor_heads"),
-    "outputs of heads are divided by their root mean square": factor_heads(
-        attention="bilinear", attention_norm="rms"
-    ),
+    "outputs of heads are divided by their root mean square": factor_heads(**NORMED),
     "has its own activation, hidden_act='silu'": lambda: make_bilinear(tiny("llama")),
     "not bilinear yet: beta=0.125, expected 0": make_half_linear_bilinear,
     "GPT2LMHeadModel has 2 layers and 0 gated MLPs; expect": lambda: give_swish(tiny("gpt2")),
@@ -301,9 +307,6 @@ SPECTRA = {
     "spectra.json is damaged and cannot be read": read_damaged_spectra,
 }
 test_the_spectra_of_something_else_stay = refused(SPECTRA, CheckpointError)
-test_numbers_of_spectra_are_whole = refused(
-    {
-        "k=13, expected a whole number, 1 to 12": spectra(k=13),
-        "batch_size=0, expected a whole number": spectra(batch_size=0),
-    }
-)
+WHOLE = {"k=13, expected a whole number, 1 to 12": spectra(k=13)}
+WHOLE |= {"batch_size=0, expected a whole number": spectra(batch_size=0)}
+test_numbers_of_spectra_are_whole = refused(WHOLE)

@@ -10,14 +10,7 @@ import bilens
 from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
 from bilens.residual import ResidualModel
-from tests.convert.foreign import (
-    RELEASED,
-    TOLERANCE,
-    random_state,
-    released_shapes,
-    some_ids,
-    write,
-)
+from tests.convert.foreign import RELEASED, TOLERANCE, some_ids, state_of, write
 from tests.models import check_same_model
 from tests.nightly import nightly
 
@@ -62,9 +55,8 @@ def attention(settings, state, name, x, first):
     for h in range(settings["n_head"]):
         rows, scores = slice(h * width, (h + 1) * width), []
         for number in ("", "2") if settings["bilinear_attn"] else ("",):
-            q, k = (
-                turned(x @ state[f"{name}.c_{letter}{number}.weight"][rows].T) for letter in "qk"
-            )
+            maps = (state[f"{name}.c_{letter}{number}.weight"] for letter in "qk")
+            q, k = (turned(x @ weight[rows].T) for weight in maps)
             scores.append(q @ k.T)
         out.append(mix(settings, state, name, scores, width) @ v[:, rows])
     return torch.cat(out, -1) @ state[f"{name}.c_proj.weight"].T, first
@@ -99,9 +91,8 @@ def reference(settings, state, ids):
 )
 def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     settings = RELEASED | flags
-    state = random_state(released_shapes(settings), dtype)
-    write(tmp_path, settings, state, "pytorch_model.bin")
-    model = bilens.load(tmp_path).model
+    state = state_of(settings, dtype)
+    model = bilens.load(write(tmp_path, settings, state)).model
     assert isinstance(model, LanguageModel)
     assert model.dtype == dtype
     logits = model(some_ids()[None]).logits[0]
@@ -117,8 +108,7 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
 @pytest.mark.parametrize("flags", nightly(ALL[::5], ALL[5:10]))
 def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
     settings = RELEASED | flags
-    state = random_state(released_shapes(settings), torch.float32)
-    model = bilens.load(write(tmp_path / "theirs", settings, state, "pytorch_model.bin")).model
+    model = bilens.load(write(tmp_path, settings, state_of(settings, torch.float32))).model
     model.save_pretrained(tmp_path / "ours")
     check_same_model(bilens.load(tmp_path / "ours").model, model)
 
@@ -126,8 +116,8 @@ def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
 @pytest.mark.parametrize("flags", [{}, {"bilinear": False, "squared_mlp": True}])
 def test_layers_are_read_as_tensors(tmp_path, flags):
     settings = RELEASED | flags
-    state = random_state(released_shapes(settings))
-    model = open_model(write(tmp_path, settings, state, "pytorch_model.bin"))
+    state = state_of(settings)
+    model = open_model(write(tmp_path, settings, state))
     x = torch.randn(5, settings["n_embd"], dtype=torch.float64)
     expected = mlp(settings, state, "transformer.h.1.mlp", x)
     torch.testing.assert_close(ResidualModel(model).mlp(1)(x), expected)
@@ -137,8 +127,8 @@ def test_layers_are_read_as_tensors(tmp_path, flags):
 
 
 def test_a_half_precision_embedding_widens_to_the_other_weights(tmp_path):
-    state = random_state(released_shapes(RELEASED), torch.float32)
+    state = state_of(RELEASED, torch.float32)
     state["transformer.wte.weight"] = state["transformer.wte.weight"].bfloat16()
-    write(tmp_path, RELEASED, state, "pytorch_model.bin")
+    write(tmp_path, RELEASED, state)
     assert bilens.load(tmp_path).model.dtype == torch.float32
     assert open_model(tmp_path, dtype=torch.float64).dtype == torch.float64

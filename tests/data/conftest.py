@@ -4,18 +4,15 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 WriteIdx = Callable[..., Path]
 
-NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+NAMES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 RAMP = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (4, 1))
 LEVELS = RAMP / 255
 GREY = Image.fromarray(RAMP)
@@ -26,6 +23,23 @@ def clear(mode, ink):
     picture = Image.new(mode, GREY.size, ink)
     picture.putalpha(ImageOps.invert(GREY))
     return picture
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Make the hub serve columns of a split, and return the list of its requests."""
+
+    def start(features, columns):
+        asked = []
+
+        def load_dataset(repository, *, split):
+            asked.append((repository, split))
+            return datasets.Dataset.from_dict(columns(split), datasets.Features(features))
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        return asked
+
+    return start
 
 
 @pytest.fixture
@@ -58,17 +72,11 @@ def tiny_set() -> list[np.ndarray]:
 def write_set(write_idx: WriteIdx, tiny_set: list[np.ndarray]) -> WriteIdx:
     """Write the tiny set into a folder; `replaced` puts other arrays at positions of NAMES."""
 
-    def write(
-        folder: Path,
-        *,
-        ending: str = "",
-        dotted: bool = False,
-        replaced: dict[int, np.ndarray] | None = None,
-    ) -> Path:
+    def write(folder, *, ending="", dotted=False, replaced=()):
+        arrays = dict(enumerate(tiny_set)) | dict(replaced)
         for position, name in enumerate(NAMES):
             spelled = name.replace("-idx", ".idx") if dotted else name
-            array = (replaced or {}).get(position, tiny_set[position])
-            write_idx(folder / f"{spelled}{ending}", array)
+            write_idx(folder / f"{spelled}{ending}", arrays[position])
         return folder
 
     return write

@@ -17,10 +17,8 @@ WORDS = ["lily", "dog", "saw", "a", "big", "red", "ball", "and", "ran", "home"]
 
 def made_stories(count: int) -> list[str]:
     chance = random.Random(0)
-    return [
-        f"Tale {number}: {' '.join(chance.choices(WORDS, k=chance.randint(5, 30)))}."
-        for number in range(count)
-    ]
+    texts = (" ".join(chance.choices(WORDS, k=chance.randint(5, 30))) for _ in range(count))
+    return [f"Tale {number}: {text}." for number, text in enumerate(texts)]
 
 
 def write(path: Path, stories: list[str]) -> Path:
@@ -53,40 +51,26 @@ def stories_in(corpus, split) -> list[str]:
     return [piece.split("[EOS]")[0].strip() for piece in pieces if "[EOS]" in piece]
 
 
-def test_blocks_are_ready_for_training(load):
+def test_blocks_are_ready_for_training_and_less_than_a_block_is_dropped(load):
     corpus = load()
     assert corpus.name.endswith("tales.txt")
     for split in (corpus.train, corpus.validation):
         assert split.column_names == ["input_ids"]
         block = split[0]["input_ids"]
-        assert block.shape == (N_CTX,)
-        assert block.dtype == torch.int64
+        assert (block.shape, block.dtype) == ((N_CTX,), torch.int64)
+    joined = sum(len(corpus.tokenizer.tokenize(clean(story))) + 2 for story in made_stories(120))
+    assert joined - 2 * N_CTX < N_CTX * (len(corpus.train) + len(corpus.validation)) <= joined
 
 
-def test_the_blocks_are_the_stories_joined(load, source):
+def test_the_blocks_are_the_stories_joined(load):
     corpus = load(validation_share=0.25)
-    written = {
-        " ".join(corpus.tokenizer.tokenize(clean(story)))
-        for story in source.read_text().split("<|endoftext|>")
-    }
-    result = [stories_in(corpus, split) for split in (corpus.train, corpus.validation)]
-    assert [set(stories) <= written for stories in result] == [True, True]
-    train, validation = result
+    written = {" ".join(corpus.tokenizer.tokenize(clean(story))) for story in made_stories(120)}
+    train, validation = (stories_in(corpus, split) for split in (corpus.train, corpus.validation))
+    assert set(train) | set(validation) <= written
     assert not set(train) & set(validation)
     # The last story of a split is cut where its last whole block ends.
     assert (len(train), len(validation)) in {(90 - i, 30 - j) for i in range(4) for j in range(4)}
     assert train != sorted(train)
-
-
-def test_only_less_than_a_block_is_dropped(load, source):
-    corpus = load()
-    joined = sum(
-        len(corpus.tokenizer.tokenize(clean(story))) + 2
-        for story in source.read_text().split("<|endoftext|>")
-        if story.strip()
-    )
-    remaining = N_CTX * (len(corpus.train) + len(corpus.validation))
-    assert joined - 2 * N_CTX < remaining <= joined
 
 
 def test_special_tokens_that_a_story_spells_are_text(load, tmp_path):
@@ -113,8 +97,7 @@ def test_the_tokenizer_is_trained_on_the_training_split_alone(load, tmp_path):
     """Every story has a letter of its own, and letters are all in the vocabulary."""
     alone = write(tmp_path / "alone.txt", [f"{letter} " * 20 for letter in "!#$%&*+-/=?@"])
     corpus = load(alone, validation_share=0.25)
-    known = set(stream(corpus.train)) - {corpus.tokenizer.unk_token_id}
-    assert len(known) == 9 + 2
+    assert len(set(stream(corpus.train)) - {corpus.tokenizer.unk_token_id}) == 9 + 2
     assert set(stream(corpus.validation)) == {1, 2, 3}
 
 
@@ -160,8 +143,7 @@ def test_changed_files_are_another_cache(load, source):
 
 def test_a_given_tokenizer_is_used_if_it_can_be(load):
     plain = train_tokenizer(["other words entirely, 0:."], vocab_size=60)
-    corpus = load(tokenizer=plain)
-    assert corpus.tokenizer.get_vocab() == plain.get_vocab()
+    assert load(tokenizer=plain).tokenizer.get_vocab() == plain.get_vocab()
     assert len(load().tokenizer) != len(plain)
     message = "^tokenizer has 60 tokens, expected at most vocab_size=50; use the tokenizer that was"
     with pytest.raises(DataError, match=message):
@@ -177,9 +159,7 @@ def test_the_grammar(load, monkeypatch):
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 500)
     corpus = load("grammar", n_ctx=12)
     grammar = Grammar()
-    assert corpus.name == "grammar"
-    assert len(corpus.train) == 475
-    assert len(corpus.validation) == 25
+    assert (corpus.name, len(corpus.train), len(corpus.validation)) == ("grammar", 475, 25)
     blocks = corpus.validation[:]["input_ids"]
     assert blocks.dtype == torch.int64
     assert grammar.next_distribution(blocks).shape == (25, 12, 72)

@@ -1,7 +1,6 @@
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,12 +29,8 @@ def expected_map(words: list[str], strength: float) -> tuple[dict[str, float], s
 
 
 def expected_tale(words: list[str], strength: float) -> tuple[dict[str, float], str]:
-    nouns = SINGULAR | PLURAL
-    start = 0
-    for number, word in enumerate(words):
-        if word in ONE | MANY | FILLERS:
-            start = number + 1
-    clause = words[start:]
+    ends = [number for number, word in enumerate(words) if word in ONE | MANY | FILLERS]
+    clause, nouns = words[ends[-1] + 1 if ends else 0 :], SINGULAR | PLURAL
     if not clause:
         return spread(nouns, 0.5) | spread(FILLERS, 0.5), "other"
     if clause[-1] in PREPOSITIONS:
@@ -66,15 +61,8 @@ def expected_code(words: list[str], strength: float) -> tuple[dict[str, float], 
 
 
 EXPECTED = {"map": expected_map, "tale": expected_tale, "code": expected_code}
-
-
 # A grammar lists all that may be remembered when it is first asked, which takes a second.
 GRAMMARS = {strength: DeepGrammar(strength=strength) for strength in (0.51, 0.9)}
-
-
-@pytest.fixture(scope="module")
-def grammar():
-    return GRAMMARS[0.9]
 
 
 @given(st.sampled_from([*GRAMMARS]), st.integers(1, 30), st.integers(0, 2**32 - 1))
@@ -99,7 +87,8 @@ def test_the_probabilities_are_those_of_the_rules(strength, length, seed):
     assert torch.equal(masks, kinds)
 
 
-def test_every_rule_is_met(grammar):
+def test_every_rule_is_met():
+    grammar = GRAMMARS[0.9]
     assert len(set(grammar.vocabulary)) == len(grammar.vocabulary) == 46
     ids = grammar.sample(2000, 32, seed=0)
     kinds = Counter(grammar.vocabulary[index] for index in ids[:, 1].tolist())
@@ -108,9 +97,9 @@ def test_every_rule_is_met(grammar):
         assert grammar.is_kind(ids, kind).double().mean() > 0.04
 
 
-def test_the_corpus(grammar, monkeypatch):
+def test_the_corpus(monkeypatch):
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 100)
     corpus = load_corpus("deep-grammar", n_ctx=12)
     assert corpus.name == "deep-grammar"
     assert (len(corpus.train), len(corpus.validation)) == (95, 5)
-    assert grammar.next_distribution(corpus.train[:]["input_ids"]).shape == (95, 12, 46)
+    assert GRAMMARS[0.9].next_distribution(corpus.train[:]["input_ids"]).shape == (95, 12, 46)

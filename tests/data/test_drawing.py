@@ -19,8 +19,7 @@ def stroke(paper: str = "white", pen: str = "black") -> Image.Image:
 
 def test_ink_is_what_differs_from_the_paper():
     dark = ink_of(stroke())
-    assert dark[50, 30] == 1
-    assert dark[0, 0] == 0
+    assert (dark[50, 30], dark[0, 0]) == (1, 0)
     assert np.allclose(ink_of(stroke("black", "white")), dark)
     assert np.allclose(ink_of(stroke("#ffffff00")), dark)
 
@@ -35,14 +34,11 @@ def test_a_drawing_is_as_large_as_a_digit_and_where_one_is():
 
 def test_a_digit_stays_what_it_is_however_large_it_is_drawn():
     """The model recognises the digit of a magnified test image at any place."""
-    model, data = digit_model(), digits()
-    same = 0
-    for number in range(20):
-        image = data.test_images[number].reshape(8, 8).numpy()
+    model, same = digit_model(), 0
+    for image in digits().test_images[:20]:
         paper = np.zeros((300, 260))
-        paper[40:200, 70:230] = image.repeat(20, 0).repeat(20, 1)
-        x = fit_drawing(paper, data)
-        same += int(model(x).argmax() == model(data.test_images[number]).argmax())
+        paper[40:200, 70:230] = image.reshape(8, 8).numpy().repeat(20, 0).repeat(20, 1)
+        same += int(model(fit_drawing(paper, digits())).argmax() == model(image).argmax())
     assert same >= 18
 
 
@@ -53,8 +49,6 @@ def test_mnist_is_framed_by_its_own_rule():
     pixels, labels = images.flatten(1), torch.zeros(5).long()
     same = {"train_images": pixels, "test_images": pixels, "train_labels": labels}
     data = replace(digits(), test_labels=labels, shape=(28, 28), **same)
-    x = fit_drawing(ink_of(stroke()), data).reshape(28, 28)
-    rows, columns = torch.where(x > 0.25)
+    rows, columns = torch.where(fit_drawing(ink_of(stroke()), data).reshape(28, 28) > 0.25)
     assert rows.max() - rows.min() + 1 == 20
-    assert abs(float(rows.double().mean()) - 13.5) <= 1
-    assert abs(float(columns.double().mean()) - 13.5) <= 1
+    assert all(abs(float(places.double().mean()) - 13.5) <= 1 for places in (rows, columns))

@@ -1,4 +1,5 @@
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,44 +13,26 @@ from bilens.errors import DataError
 @pytest.fixture(autouse=True)
 def no_other_source(monkeypatch):
     """Fail, since with a folder nothing may go to the hub."""
-
-    def refuse(*arguments, **options):
-        raise AssertionError("the hub was asked")
-
     monkeypatch.delenv("BILENS_DATA", raising=False)
+    refuse = Mock(side_effect=AssertionError("the hub was asked"))
     monkeypatch.setattr("bilens.data.images._read_hub", refuse)
 
 
 def assert_tiny(data, tiny_set):
-    train_images, train_labels, test_images, test_labels = tiny_set
-    assert data.shape == (4, 3)
-    assert data.n_inputs == 12
-    for images, expected in ((data.train_images, train_images), (data.test_images, test_images)):
-        assert images.dtype == torch.float32
-        assert images.shape == (len(expected), 12)
-        for index, image in enumerate(expected):
-            for row in range(4):
-                for column in range(3):
-                    pixel = images[index, row * 3 + column].item()
-                    assert pixel == pytest.approx(image[row, column] / 255, abs=1e-7)
-    for labels, expected in ((data.train_labels, train_labels), (data.test_labels, test_labels)):
-        assert labels.dtype == torch.int64
-        assert labels.tolist() == expected.tolist()
+    assert (data.shape, data.n_inputs) == ((4, 3), 12)
+    read = (data.train_images, data.train_labels, data.test_images, data.test_labels)
+    for result, array in zip(read, map(torch.from_numpy, tiny_set), strict=True):
+        expected = array.flatten(1) / 255 if array.ndim == 3 else array.long()
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-7)
+
+
+PLACES = [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fashion-mnist", "fashion-mnist")]
+PLACES += [("fashion-mnist", "FashionMNIST/raw")]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("dotted", [False, True])
-@pytest.mark.parametrize(
-    ("name", "below"),
-    [
-        ("mnist", "."),
-        ("mnist", "mnist"),
-        ("mnist", "MNIST/raw"),
-        ("fashion-mnist", "."),
-        ("fashion-mnist", "fashion-mnist"),
-        ("fashion-mnist", "FashionMNIST/raw"),
-    ],
-)
+@pytest.mark.parametrize(("name", "below"), [*PLACES, ("mnist", "."), ("fashion-mnist", ".")])
 def test_every_layout_and_spelling(tmp_path, write_set, tiny_set, ending, dotted, name, below):
     write_set(tmp_path / below, ending=ending, dotted=dotted)
     data = load_images(name, data_dir=tmp_path)
@@ -98,18 +81,11 @@ def test_an_empty_folder(tmp_path, monkeypatch, origin):
     )
 
 
-@pytest.mark.parametrize(
-    ("below", "name", "other"),
-    [
-        ("mnist", "mnist", "fashion-mnist"),
-        ("MNIST/raw", "mnist", "fashion-mnist"),
-        ("fashion-mnist", "fashion-mnist", "mnist"),
-        ("FashionMNIST/raw", "fashion-mnist", "mnist"),
-    ],
-)
-def test_the_folder_of_the_set_itself(tmp_path, write_set, tiny_set, below, name, other):
+@pytest.mark.parametrize(("name", "below"), PLACES)
+def test_the_folder_of_the_set_itself(tmp_path, write_set, tiny_set, name, below):
     folder = write_set(tmp_path / below)
     assert_tiny(load_images(name, folder), tiny_set)
+    (other,) = {"mnist", "fashion-mnist"} - {name}
     message = f"^{folder} is a folder of {name} by its name, expected {other}. Use its parent"
     with pytest.raises(DataError, match=message):
         load_images(other, folder)
@@ -125,6 +101,5 @@ def test_a_folder_as_name(tmp_path, write_set, tiny_set, monkeypatch):
     monkeypatch.chdir(folder)
     assert load_images(".").name == "letters"
     shutil.move(folder / "train-images-idx3-ubyte", folder / "train-images")
-    message = f"^{folder} lacks train-images-idx3-ubyte; expected"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"^{folder} lacks train-images-idx3-ubyte; expected"):
         load_images(str(folder))

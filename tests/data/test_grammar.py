@@ -33,14 +33,12 @@ def expected_next(grammar: Grammar, tokens: list[str]) -> dict[str, float]:
     decided = {(name, verb): word for name, verb, word in grammar.skip_trigrams}
     verbs = {verb for _, verb in decided}
     words = set(grammar.vocabulary) - set(SPECIAL) - OPENERS - NAMES
-    objects = set(decided.values())
-    fillers = words - set(followers) - set(followers.values()) - verbs - objects
+    fillers = words - set(followers) - set(followers.values()) - verbs - set(decided.values())
     last = tokens[-1]
     if last in {"[BOS]", *OPENERS}:
         return {word: 0.5 / len(group) for group in (OPENERS, NAMES) for word in group}
-    free = {
-        word: 1 / 3 / len(group) for group in (set(followers), verbs, fillers) for word in group
-    }
+    groups = (set(followers), verbs, fillers)
+    free = {word: 1 / 3 / len(group) for group in groups for word in group}
     (name,) = NAMES & set(tokens)
     rule = followers.get(last) or decided.get((name, last))
     if rule is None:
@@ -53,20 +51,19 @@ def expected_next(grammar: Grammar, tokens: list[str]) -> dict[str, float]:
 def test_the_vocabulary(grammar):
     assert grammar.vocabulary[:4] == SPECIAL
     assert len(set(grammar.vocabulary)) == len(grammar.vocabulary) == 72
-    assert len(set(grammar.bigrams)) == 10
-    assert len(set(grammar.skip_trigrams)) == 24
+    assert (len(set(grammar.bigrams)), len(set(grammar.skip_trigrams))) == (10, 24)
     for rule in grammar.bigrams + grammar.skip_trigrams:
         assert set(rule) <= set(grammar.vocabulary)
 
 
 def test_two_verbs_share_their_objects_and_say_another_for_each_name(grammar):
-    message_part = defaultdict(dict)
+    objects = defaultdict(dict)
     for name, verb, word in grammar.skip_trigrams:
-        message_part[verb][name] = word
-    assert {
-        name: message_part["found"][name] != word for name, word in message_part["lost"].items()
-    } == dict.fromkeys(NAMES, True)
-    assert set(message_part["found"].values()) == set(message_part["lost"].values())
+        objects[verb][name] = word
+    found, lost = objects["found"], objects["lost"]
+    assert lost.keys() == NAMES
+    assert all(found[name] != word for name, word in lost.items())
+    assert set(found.values()) == set(lost.values())
 
 
 # A grammar lists its states when it is first asked.
@@ -78,14 +75,12 @@ def test_the_probabilities_are_those_of_the_rules(strength, length, seed):
     grammar = GRAMMARS[strength]
     ids = grammar.sample(3, length, seed)
     following = grammar.next_distribution(ids)
-    assert following.dtype == torch.float64
     for row, result in zip(ids.tolist(), following, strict=True):
         tokens = [grammar.vocabulary[index] for index in row]
         expected = [expected_next(grammar, tokens[: place + 1]) for place in range(length)]
         dense = [[several.get(word, 0.0) for word in grammar.vocabulary] for several in expected]
         right = torch.tensor(dense, dtype=torch.float64)
         torch.testing.assert_close(result, right, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(following.sum(-1), torch.ones(3, length, dtype=torch.float64))
 
 
 def test_samples_follow_the_probabilities(grammar, sentences):
@@ -107,10 +102,8 @@ def test_samples_follow_the_probabilities(grammar, sentences):
         possible = expected[context].nonzero().squeeze(-1).tolist()
         assert set(seen) <= set(possible)
         shares = [float(expected[context][index]) for index in possible]
-        statistic = sum(
-            (seen[index] - total * share) ** 2 / (total * share)
-            for index, share in zip(possible, shares, strict=True)
-        )
+        pairs = zip(possible, shares, strict=True)
+        statistic = sum((seen[i] - total * share) ** 2 / (total * share) for i, share in pairs)
         freedom = len(possible) - 1
         # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal.
         spread = 2 / (9 * freedom)
@@ -123,18 +116,16 @@ def test_every_position_has_one_kind(grammar, sentences):
     assert torch.equal(sum(mask.int() for mask in kinds.values()), torch.ones_like(ids).int())
     firsts = {first for first, _ in grammar.bigrams}
     verbs = {verb for _, verb, _ in grammar.skip_trigrams}
-    for position, token in enumerate(words[0]):
-        assert bool(kinds["bigram"][0, position]) == (token in firsts)
-        assert bool(kinds["skip-trigram"][0, position]) == (token in verbs)
+    assert kinds["bigram"][0].tolist() == [token in firsts for token in words[0]]
+    assert kinds["skip-trigram"][0].tolist() == [token in verbs for token in words[0]]
     assert kinds["skip-trigram"].float().mean() > 0.1
 
 
 def test_the_tokenizer_has_the_vocabulary_in_its_order(grammar):
     tokenizer = grammar.tokenizer()
     assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == list(grammar.vocabulary)
-    assert tokenizer("[BOS] Lily ate soup")["input_ids"] == [
-        grammar.vocabulary.index(word) for word in ("[BOS]", "lily", "ate", "soup")
-    ]
+    expected = [grammar.vocabulary.index(word) for word in ("[BOS]", "lily", "ate", "soup")]
+    assert tokenizer("[BOS] Lily ate soup")["input_ids"] == expected
     assert tokenizer("mouse")["input_ids"] == [1]
     assert tokenizer.decode(tokenizer("tom sang oh")["input_ids"]) == " tom sang oh"
 

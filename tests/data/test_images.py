@@ -1,12 +1,14 @@
 import os
 
-import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from tests.devices import second_device
+from tests.nightly import nightly
 
-from bilens.data import load_images
+from bilens.data import load_images, modular_addition
+
+FIELDS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def rows(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, ...]]:
@@ -15,30 +17,20 @@ def rows(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, ...]]:
 
 def test_digits_are_sklearns_divided_by_16():
     data = load_images("digits")
-    images, labels = load_digits(return_X_y=True)
-    expected = [(*image, label) for image, label in zip(images.tolist(), labels, strict=True)]
     result = rows(data.train_images * 16, data.train_labels)
     result += rows(data.test_images * 16, data.test_labels)
-    assert sorted(result) == sorted(expected)
+    assert sorted(result) == sorted(rows(*load_digits(return_X_y=True)))
 
 
 def test_digits_sizes_types_and_range():
     data = load_images("digits")
-    assert data.name == "digits"
-    assert data.shape == (8, 8)
-    assert data.n_inputs == 64
-    assert data.n_classes == 10
-    assert data.class_names == tuple("0123456789")
-    for images, labels, count in (
-        (data.train_images, data.train_labels, 1437),
-        (data.test_images, data.test_labels, 360),
-    ):
-        assert images.shape == (count, 64)
-        assert labels.shape == (count,)
-        assert images.dtype == torch.float32
-        assert labels.dtype == torch.int64
-        assert images.min() == 0
-        assert images.max() == 1
+    assert (data.name, data.shape, data.class_names) == ("digits", (8, 8), tuple("0123456789"))
+    assert (data.n_inputs, data.n_classes) == (64, 10)
+    for split, count in (("train", 1437), ("test", 360)):
+        images, labels = (getattr(data, f"{split}_{kind}") for kind in ("images", "labels"))
+        assert (images.shape, images.dtype) == ((count, 64), torch.float32)
+        assert (labels.shape, labels.dtype) == ((count,), torch.int64)
+        assert (images.min(), images.max()) == (0, 1)
 
 
 def test_digits_split_is_stratified():
@@ -49,7 +41,7 @@ def test_digits_split_is_stratified():
 
 def test_digits_split_follows_the_seed():
     first, again, other = (load_images("digits", seed=seed) for seed in (1, 1, 2))
-    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+    for name in FIELDS:
         assert torch.equal(getattr(first, name), getattr(again, name))
     assert not torch.equal(first.test_images, other.test_images)
 
@@ -58,8 +50,7 @@ def test_to_moves_every_tensor_and_leaves_the_original():
     data = load_images("digits")
     with second_device() as device:
         moved = data.to(device)
-    fields = ("train_images", "train_labels", "test_images", "test_labels")
-    for field in fields:
+    for field in FIELDS:
         assert getattr(moved, field).device == device
         assert getattr(moved, field).shape == getattr(data, field).shape
         assert getattr(data, field).device.type == "cpu"
@@ -67,30 +58,40 @@ def test_to_moves_every_tensor_and_leaves_the_original():
 
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+COUNTS = [("mnist", MNIST_COUNTS), ("fashion-mnist", [6000] * 10)]
 
 
-@pytest.mark.skipif(
-    not os.environ.get("BILENS_DATA"),
-    reason="set BILENS_DATA to a folder with the real mnist and fashion-mnist",
-)
-@pytest.mark.parametrize(
-    ("name", "train_counts"),
-    [pytest.param("mnist", MNIST_COUNTS, marks=pytest.mark.slow), ("fashion-mnist", [6000] * 10)],
-)
+@pytest.mark.skipif(not os.environ.get("BILENS_DATA"), reason="BILENS_DATA names no folder")
+@pytest.mark.parametrize(("name", "train_counts"), nightly(COUNTS, COUNTS[1:]))
 def test_the_real_sets(name, train_counts):
     data = load_images(name)
-    assert data.name == name
-    assert data.shape == (28, 28)
-    assert data.train_images.shape == (60_000, 784)
-    assert data.test_images.shape == (10_000, 784)
+    assert (data.name, data.shape) == (name, (28, 28))
     assert torch.bincount(data.train_labels).tolist() == train_counts
     assert len(data.test_labels) == 10_000
     if name == "fashion-mnist":
         assert torch.bincount(data.test_labels).tolist() == [1000] * 10
-    for images in (data.train_images, data.test_images):
-        assert images.dtype == torch.float32
-        assert images.min() == 0
-        assert images.max() == 1
+    for images, count in ((data.train_images, 60_000), (data.test_images, 10_000)):
+        assert (images.shape, images.dtype) == ((count, 784), torch.float32)
+        assert (images.min(), images.max()) == (0, 1)
     # The mean of the pixels is known for both sets: 0.1307 and 0.2860.
-    mean = np.float64(data.train_images.double().mean())
+    mean = float(data.train_images.double().mean())
     assert mean == pytest.approx({"mnist": 0.1307, "fashion-mnist": 0.2860}[name], abs=5e-5)
+
+
+@pytest.mark.parametrize("p", [2, 5, 59])
+def test_every_pair_of_modular_addition_is_there_once_with_its_sum(p):
+    data = modular_addition(p)
+    assert (data.name, data.shape, data.n_classes) == (f"modular-{p}", (2, p), p)
+    images = torch.cat([data.train_images, data.test_images]).reshape(-1, 2, p)
+    assert torch.equal(images.sum(-1), torch.ones(p * p, 2))
+    a, b = images.argmax(-1).T
+    assert len({(int(x), int(y)) for x, y in zip(a, b, strict=True)}) == p * p
+    assert torch.equal((a + b) % p, torch.cat([data.train_labels, data.test_labels]))
+    assert len(data.train_labels) == round(0.8 * p * p)
+
+
+def test_modular_addition_by_name_and_by_seed():
+    first, again, other = (load_images("modular-7", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.train_images, again.train_images)
+    assert not torch.equal(first.train_images, other.train_images)
+    assert torch.equal(first.train_images, modular_addition(7, seed=1).train_images)

@@ -5,6 +5,7 @@ import io
 import math
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -61,11 +62,10 @@ def images(*files):
     """Return how a folder with a name like a pattern is read."""
 
     def load(tmp_path):
-        folder = tmp_path / "[data]"
-        folder.mkdir()
+        write(tmp_path / "[data]", None)
         for name, content in files:
-            write(folder / name, content)
-        load_images(str(folder))
+            write(tmp_path / "[data]" / name, content)
+        load_images(str(tmp_path / "[data]"))
 
     return load
 
@@ -98,11 +98,20 @@ def incomplete_stories(tmp_path):
 
 
 def without_hub(monkeypatch):
-    def load_dataset(repository, *, split, streaming):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no route")))
     next(read_texts("tinystories"))
+
+
+def empty_split(serve):
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(10)}
+    serve(features, lambda split: {name: [] for name in features})
+    load_images("mnist")
+
+
+def without_labels(serve):
+    features = {"img": datasets.Image(), "text": datasets.Value("string")}
+    serve(features, lambda split: {"img": [GREY], "text": ["a"]})
+    load_images("hub:someone/insects")
 
 
 def corpus(stories=None, **options):
@@ -123,15 +132,9 @@ def documents(**options):
 
 
 def pixels(**changed):
-    full = {
-        "train_images": torch.zeros(2, 4),
-        "train_labels": torch.tensor([0, 1]),
-        "test_images": torch.zeros(1, 4),
-        "test_labels": torch.tensor([0]),
-        "shape": (2, 2),
-        "class_names": ("a", "b"),
-    }
-    return lambda: ImageData("own", **{**full, **changed})
+    images = {"train_images": torch.zeros(2, 4), "test_images": torch.zeros(1, 4), "shape": (2, 2)}
+    labels = {"train_labels": torch.tensor([0, 1]), "test_labels": torch.tensor([0])}
+    return lambda: ImageData("own", **{**images, **labels, "class_names": ("a", "b"), **changed})
 
 
 def sentences(language, *texts):
@@ -181,15 +184,8 @@ test_arguments_out_of_range = refused(ARGUMENTS)
 HEADER = bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3])
 WHOLE = HEADER + bytes(range(6))
 PACKED = gzip.compress(WHOLE, mtime=0)
-DAMAGED = (
-    b"\x89PNG1234",
-    b"\0\0\7\1" + bytes(8),
-    b"",
-    HEADER[:11],
-    WHOLE[:-1],
-    HEADER,
-    WHOLE + b"\0",
-)
+DAMAGED = (b"\x89PNG1234", b"\0\0\7\1" + bytes(8), b"", HEADER[:11])
+DAMAGED += (WHOLE[:-1], HEADER, WHOLE + b"\0")
 TYPES = {9: "signed bytes", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
 IDX = {
     "/some-idx cannot be read as an IDX file of bytes: .*Fetch it again": [*map(idx, DAMAGED)],
@@ -207,8 +203,9 @@ IDX = {
 }
 test_files_of_other_bytes_are_named = refused(IDX, DataError)
 
-SIDES = bytes([0, 0, 0, 2, 0, 0, 0, 3])
-A, B, BEE = ("a/1.png", GREY), ("b/1.png", GREY), ("b/2.png", GREY)
+# No images of 2 x 3 pixels, and no labels.
+NOTHING = [bytes([0, 0, 8, 3, *bytes(4), 0, 0, 0, 2, 0, 0, 0, 3]), bytes([0, 0, 8, 1] + [0] * 4)]
+A, B, BEE, EMPTY = ("a/1.png", GREY), ("b/1.png", GREY), ("b/2.png", GREY), ("c", None)
 SPLIT = (("train/a/1.png", GREY), ("test/a/1.png", GREY))
 REMEDY = "unpack archives first, and save arrays of .npz or .npy as pictures in class folders$"
 NO_MODE = "a/1.tiff cannot be read: .*mode is"
@@ -230,9 +227,7 @@ FOLDERS = {
     "has neither the IDX files .* nor class folders with imag": images(),
     "nor class folders with images; unpack archives first": images(("notes.txt", "none")),
     f"neither the IDX .*{REMEDY}": [images((name, b"PK")) for name in ("a.npz", "a.npy", "a.zip")],
-    "^[^:]*c holds no pictures; fill it, or remove it$": [
-        images(*files, ("c", None)) for files in ((), (A, B, BEE))
-    ],
+    "^[^:]*c holds no pictures; fill it, or remove it$": [images(EMPTY), images(A, B, BEE, EMPTY)],
     "holds the folders test, of which test hold further fold": images(SPLIT[1]),
     "holds the folders more, test, train, of which": images(*SPLIT, ("more/a/1.png", GREY)),
     "a holds folders, expected pictures only": images(*SPLIT, ("train/a/more/b/1.png", GREY)),
@@ -250,33 +245,30 @@ FOLDERS = {
         for name in ("digits.npz", "digits.zip", "train.parquet")
     },
 }
-PARQUET = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")
 FOLDERS |= {
     r"(?s), train: .*\. Fetch it again": [
-        images(*((f"{split}-0.parquet", content) for split in ("train", "test")))
-        for content in PARQUET
+        images(("train-0.parquet", content), ("test-0.parquet", content))
+        for content in (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")
     ],
     r"train_images has shape \(0, 6\), .* one image or more of 2x3 pixels$": images(
-        *(
-            (name, bytes([0, 0, 8, 1 + 2 * (n % 2 == 0)]) + bytes(4) + SIDES * (n % 2 == 0))
-            for n, name in enumerate(NAMES)
-        )
+        *zip(NAMES, NOTHING * 2, strict=True)
     ),
 }
 test_folders_without_classes_of_pictures_are_refused = refused(FOLDERS, DataError)
 
 IMAGES, LABELS = np.zeros((12, 4, 3)), np.arange(12) % 10
+NOWHERE = "='/nowhere' is not a folder; correct it, or leave it out$"
 NAMED = (
     "expected digits, mnist, fashion-mnist, modular-59, hub:owner/name or the path of a folder of "
     "IDX files or of class folders with images"
 )
 SETS = {
-    "^data_dir='/nowhere' is not a folder; correct it, or leave it out$": lambda: load_images(
-        "mnist", "/nowhere"
-    ),
-    "^BILENS_DATA='/nowhere' is not a folder; correct it, or leave it out$": from_environment,
+    f"^data_dir{NOWHERE}": lambda: load_images("mnist", "/nowhere"),
+    f"^BILENS_DATA{NOWHERE}": from_environment,
     "FashionMNIST/raw lacks train-labels-idx1-ubyte, t10k-labels-idx1-ubyte; ex": incomplete_mnist,
     "t10k-labels-idx1-ubyte cannot be read as an IDX file": damaged_mnist,
+    "mnist, train holds no images": empty_split,
+    "has the columns .*text.*, expected an image and a class": without_labels,
     r"the images are \(12,\) .*; expected bytes .count, height, width. of one": mnist({0: LABELS}),
     r"the images are .* \(5,\), .*; expected bytes": mnist({2: LABELS[:5]}),
     r"the images are \(12, 4, 3\) and \(5, 3, 4\), .* one size$": mnist({2: np.zeros((5, 3, 4))}),
@@ -296,8 +288,8 @@ SETS = {
 test_sets_that_do_not_fit_are_named = refused(SETS, DataError)
 
 TEXTS = {
-    "^Distinct stories in the corpus: 1, expected at least one for training and one for": corpus(
-        ["a b c", "A b  c"]
+    "^Distinct stories in the corpus: 1, expected at least one for training and one for": (
+        corpus(["a b c", "A b  c"])
     ),
     "tales.txt': cleaning leaves .* characters, those of ASCII; expected texts in Latin": [
         corpus([text * n for n in range(1, 200)])
@@ -318,9 +310,7 @@ TEXTS = {
     r"(?s)/a.jsonl cannot be read \(.*\). Fetch it again": texts('{"text": "a"}\n{', "a.jsonl"),
     "a.jsonl has the columns body, expected text or story; rename": texts('{"body": 1}', "a.jsonl"),
     "/a.jsonl holds '3', expected text as text$": texts('{"text": 3}', "a.jsonl"),
-    " is a folder without files .txt, .txt.gz, .parquet, .jsonl;": lambda tmp_path: next(
-        read_texts(tmp_path)
-    ),
+    " is a folder without files .txt, .txt.gz, .parquet, .jsonl;": texts(None, "empty"),
     **{
         f"^data='{name}', expected grammar, deep-grammar, tinystories, or the path of a f": (
             lambda name=name: next(read_texts(name))
@@ -333,17 +323,15 @@ test_texts_that_cannot_be_read_are_named = refused(TEXTS, DataError)
 
 
 def standing_in(content, cause):
-    files = [(f"{name}", content) for name in NAMES]
     return {
         f"2.png should hold .* and holds {cause}": images(A, B, ("b/2.png", content)),
-        f"ubyte should hold .* and holds {cause}": images(*files),
+        f"ubyte should hold .* and holds {cause}": images(*((n, content) for n in NAMES)),
         f"texts.txt should hold texts, and holds {cause}": texts(content, "texts.txt"),
         f"texts.parquet should hold texts, and holds {cause}": texts(content, "texts.parquet"),
     }
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-test_what_stands_in_the_place_of_data_is_named = refused(
-    standing_in(POINTER, "a pointer of Git LFS") | standing_in("<!DOCTYPE html>", "a web page"),
-    DataError,
-)
+STANDING = standing_in(POINTER, "a pointer of Git LFS")
+STANDING |= standing_in("<!DOCTYPE html>", "a web page")
+test_what_stands_in_the_place_of_data_is_named = refused(STANDING, DataError)

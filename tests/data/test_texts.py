@@ -42,21 +42,15 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet", "a.jsonl", "A.TXT"])
-def test_every_format_gives_the_same_stories(write, name):
+def test_every_format_gives_the_same_stories_without_a_network(write, monkeypatch, name):
+    monkeypatch.setattr("socket.getaddrinfo", None)
+    monkeypatch.setattr("socket.socket.connect", None)
     assert list(read_texts(write(name, STORIES))) == STORIES
 
 
 def test_a_name_is_no_pattern(write, tmp_path):
     (tmp_path / "[a]").mkdir()
-    path = write("[a]/b*.jsonl", ["first"])
-    assert list(read_texts(path)) == ["first"]
-
-
-def test_local_files_ask_no_network(write, monkeypatch):
-    monkeypatch.setattr("socket.getaddrinfo", None)
-    monkeypatch.setattr("socket.socket.connect", None)
-    for name in ("a.txt.gz", "a.parquet", "a.jsonl"):
-        assert list(read_texts(write(name, STORIES))) == STORIES
+    assert list(read_texts(write("[a]/b*.jsonl", ["first"]))) == ["first"]
 
 
 def test_a_folder_is_read_by_name_and_without_other_files(write, tmp_path):
@@ -109,15 +103,12 @@ def test_rows_may_have_either_column(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["tinystories", "."])
-@pytest.mark.parametrize("by_environment", [True, False])
-def test_tinystories_from_a_folder(write, tmp_path, monkeypatch, below, by_environment):
-    write(f"{below}/train.txt.gz", ["train"])
-    write(f"{below}/valid.txt", ["valid"])
-    write(f"{below}/extra_lowercase.txt.gz", ["not this"])
-    if by_environment:
-        monkeypatch.setenv("BILENS_DATA", str(tmp_path))
-    data_dir = None if by_environment else tmp_path
-    assert list(read_texts("tinystories", data_dir)) == ["train", "valid"]
+def test_tinystories_from_a_folder(write, tmp_path, monkeypatch, below):
+    for name in ("train.txt.gz", "valid.txt", "extra_lowercase.txt.gz"):
+        write(f"{below}/{name}", [name])
+    assert list(read_texts("tinystories", tmp_path)) == ["train.txt.gz", "valid.txt"]
+    monkeypatch.setenv("BILENS_DATA", str(tmp_path))
+    assert list(read_texts("tinystories")) == ["train.txt.gz", "valid.txt"]
 
 
 def test_tinystories_from_the_hub(monkeypatch):
@@ -128,12 +119,9 @@ def test_tinystories_from_the_hub(monkeypatch):
         return [{"text": f"{split} {number}"} for number in range(2)]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    stories = list(read_texts("tinystories"))
-    assert stories == ["train 0", "train 1", "validation 0", "validation 1"]
-    assert asked == [
-        ("roneneldan/TinyStories", "train", True),
-        ("roneneldan/TinyStories", "validation", True),
-    ]
+    splits = ("train", "validation")
+    assert list(read_texts("tinystories")) == [f"{split} {n}" for split in splits for n in (0, 1)]
+    assert asked == [("roneneldan/TinyStories", split, True) for split in splits]
 
 
 @pytest.mark.parametrize("ending", ["", "\n<|endoftext|>\nshort", "\n\nshort"])

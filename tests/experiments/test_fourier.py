@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import experiments.fourier
@@ -28,9 +28,7 @@ def adding_model(p: int, strengths: dict[int, float]) -> ImageClassifier:
     reads, pairs, writes = [], [], []
     for number, (k, strength) in enumerate(strengths.items()):
         cos, sin, none = torch.cos(k * angle), torch.sin(k * angle), torch.zeros(p)
-        reads += [
-            torch.cat(parts) for parts in ((cos, none), (sin, none), (none, cos), (none, sin))
-        ]
+        reads += [torch.cat(wave) for wave in ((cos, none), (sin, none), (none, cos), (none, sin))]
         first = 4 * number
         pairs += [(first + i, first + j) for i, j in ((0, 2), (1, 3), (1, 2), (0, 3))]
         writes += [strength * cos, -strength * cos, strength * sin, strength * sin]
@@ -48,8 +46,7 @@ def test_the_waves_of_a_known_model(p):
     reading = read_fourier(adding_model(p, {2: 3.0, 5: 1.0, 3: 0.05}))
     assert reading.frequencies == (2, 5)
     expected = torch.zeros(p // 2, dtype=torch.float64)
-    for k, strength in ((2, 3.0), (5, 1.0), (3, 0.05)):
-        expected[k - 1] = strength**2 / (9 + 1 + 0.0025)
+    expected[[1, 4, 2]] = torch.tensor([9, 1, 0.0025]).double() / (9 + 1 + 0.0025)
     assert torch.allclose(reading.power, expected, atol=1e-6)
     assert reading.accuracy == reading.accuracy_kept == 1.0
     # Frequency 3 alone still adds, but modulo 4 where p is 12.
@@ -98,15 +95,10 @@ def test_frequencies_have_a_row_each():
     assert least.help
 
 
-@dataclass(frozen=True)
-class BriefContext(RecipeContext):
-    def choose(self, small, paper):
-        return {59: 7, 5: 2}[small]
-
-
 def test_the_recipe_writes_its_numbers_and_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "TRAINING", replace(recipe.TRAINING, epochs=2))
-    record = run_recipe("modular", BriefContext("small", tmp_path), tmp_path)
+    monkeypatch.setattr(RecipeContext, "choose", lambda _, small, paper: {59: 7, 5: 2}[small])
+    record = run_recipe("modular", RecipeContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / "modular.json").read_text()) == record
     for name in ("1 layer", "2 layers"):
         assert len(record[name]["frequencies"]) == record[name]["accuracy_kept"]["n"] == 2

@@ -18,16 +18,14 @@ MODELS = [
     {"attention": "squared", "positions": "shortformer", "qk_norm": True, "bias": True},
     {"n_layers": 2, "value_mix": True, "embed_mix": True, "logit_cap": 2.0},
 ]
-installed = pytest.mark.skipif(
-    find_spec("transformer_lens") is None,
-    reason="TransformerLens is not installed: pip install 'transformer-lens>=4'",
-)
+LACKS = "TransformerLens is not installed: pip install 'transformer-lens>=4'"
+installed = pytest.mark.skipif(find_spec("transformer_lens") is None, reason=LACKS)
 
 
-def booted(**parts):
+def booted(*tokenizer, **parts):
     from experiments.lens import to_transformer_lens  # noqa: PLC0415
 
-    return to_transformer_lens(random_model(**parts))
+    return to_transformer_lens(random_model(**parts), *tokenizer)
 
 
 @installed
@@ -90,10 +88,8 @@ def test_a_hook_that_changes_something(parts):
 
 @installed
 def test_prompts_as_text(tmp_path):
-    from experiments.lens import to_transformer_lens  # noqa: PLC0415
-
     toy_tokenizer().save_pretrained(tmp_path)
-    bridge = to_transformer_lens(random_model(), AutoTokenizer.from_pretrained(tmp_path))
+    bridge = booted(AutoTokenizer.from_pretrained(tmp_path))
     ids = bridge.to_tokens("t3")
     assert ids[0, -1] == 3
     torch.testing.assert_close(bridge("t3"), bridge(ids))
@@ -111,12 +107,8 @@ def test_the_modules_have_the_names_that_the_docs_say():
         assert not [name for name in named if name not in modules and name not in endings]
 
 
-@pytest.mark.skipif(
-    find_spec("nnsight") is None, reason="nnsight is not installed: pip install nnsight"
-)
 def test_nnsight_traces_them():
-    import nnsight  # noqa: PLC0415
-
+    nnsight = pytest.importorskip("nnsight", reason="pip install nnsight")
     ids, model, traced = random_text()[None], random_model(), nnsight.NNsight(random_model())
     with traced.trace(ids):
         left = traced.blocks[0].mlp.left.output.save()

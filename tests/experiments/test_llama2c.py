@@ -1,7 +1,7 @@
 """Files of llama2.c, against its own forward pass and its own merging, written out here."""
 
-import gzip
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,41 +10,26 @@ from experiments.llama2c import converted, llama2c_model, llama2c_tokenizer
 
 import bilens
 from bilens.errors import CheckpointError
+from tests.experiments.tiny import write_gzip
 
 D, H, N, HEADS, KV, VOCAB, TIME = 16, 20, 2, 4, 2, 30, 12
 D_HEAD = D // HEADS
 
 
-def weights(tied, seed=0):
-    generator = np.random.default_rng(seed)
-    shapes = {
-        "embed": (VOCAB, D),
-        "att_norm": (N, D),
-        "q": (N, D, D),
-        "k": (N, KV * D_HEAD, D),
-        "v": (N, KV * D_HEAD, D),
-        "o": (N, D, D),
-        "mlp_norm": (N, D),
-        "gate": (N, H, D),
-        "down": (N, D, H),
-        "up": (N, H, D),
-        "norm": (D,),
-        "freq": (2, TIME, D_HEAD // 2),
-        **({} if tied else {"unembed": (VOCAB, D)}),
-    }
-    return {
-        name: generator.standard_normal(shape).astype("<f4") / shape[-1] ** 0.5
-        for name, shape in shapes.items()
-    }
+def weights(tied):
+    generator = np.random.default_rng(0)
+    shapes = {"embed": (VOCAB, D), "att_norm": (N, D), "q": (N, D, D), "k": (N, KV * D_HEAD, D)}
+    shapes |= {"v": (N, KV * D_HEAD, D), "o": (N, D, D), "mlp_norm": (N, D), "gate": (N, H, D)}
+    shapes |= {"down": (N, D, H), "up": (N, H, D), "norm": (D,), "freq": (2, TIME, D_HEAD // 2)}
+    shapes |= {} if tied else {"unembed": (VOCAB, D)}
+    drawn = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+    return {name: x.astype("<f4") / x.shape[-1] ** 0.5 for name, x in drawn.items()}
 
 
 def write(path, parts):
     sign = -1 if "unembed" in parts else 1
-    header = (D, H, N, HEADS, KV, sign * VOCAB, TIME)
-    path.write_bytes(
-        struct.pack("<7i", *header)
-        + b"".join(part.astype("<f4").tobytes() for part in parts.values())
-    )
+    header = struct.pack("<7i", D, H, N, HEADS, KV, sign * VOCAB, TIME)
+    path.write_bytes(header + b"".join(part.astype("<f4").tobytes() for part in parts.values()))
 
 
 def rms(x, gain):
@@ -100,43 +85,36 @@ ALL_PIECES = PIECES + MERGED + LETTERS
 
 
 def write_tokenizer(path, pieces=ALL_PIECES):
-    parts = [struct.pack("<i", 9)]
-    for number, piece in enumerate(pieces):
-        raw = piece.encode()
-        score = -float(number - len(PIECES)) if number >= len(PIECES) else 0.0
-        parts.append(struct.pack("<fi", score, len(raw)) + raw)
-    path.write_bytes(b"".join(parts))
+    content = struct.pack("<i", 9)
+    for number, raw in enumerate(piece.encode() for piece in pieces):
+        content += struct.pack("<fi", min(0.0, len(PIECES) - number), len(raw)) + raw
+    path.write_bytes(content)
 
 
 def write_stories(folder, monkeypatch):
     """Write a model of the letters, its tokenizer and stories, where recipes look for them."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
     monkeypatch.setattr("tests.experiments.test_llama2c.VOCAB", len(ALL_PIECES))
-    for name in ("llama2c", "tinystories"):
-        (folder / name).mkdir()
+    (folder / "llama2c").mkdir()
     write(folder / "llama2c" / "stories260K.bin", weights(True))
     write_tokenizer(folder / "llama2c" / f"tok{len(ALL_PIECES)}.bin")
     stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
     for split, part in (("train", stories[:50]), ("valid", stories[50:])):
-        with gzip.open(folder / "tinystories" / f"{split}.txt.gz", "wt") as file:
-            file.write("\n<|endoftext|>\n".join(part))
+        write_gzip(folder / "tinystories" / f"{split}.txt.gz", "\n<|endoftext|>\n".join(part))
 
 
 def encode(text):
     """Cut a text as run.c does: letters or bytes, then repeatedly merge the best pair."""
     ids = []
     for letter in " " + text:
-        known = letter in ALL_PIECES
-        ids += [ALL_PIECES.index(letter)] if known else [3 + byte for byte in letter.encode()]
+        numbers = [3 + byte for byte in letter.encode()]
+        ids += [ALL_PIECES.index(letter)] if letter in ALL_PIECES else numbers
     while True:
-        pairs = [
-            (ALL_PIECES.index(joined), place)
-            for place in range(len(ids) - 1)
-            if (joined := ALL_PIECES[ids[place]] + ALL_PIECES[ids[place + 1]]) in MERGED
-        ]
-        if not pairs:
+        joined = [ALL_PIECES[a] + ALL_PIECES[b] for a, b in pairwise(ids)]
+        known = [(ALL_PIECES.index(x), place) for place, x in enumerate(joined) if x in MERGED]
+        if not known:
             return [1, *ids]
-        best, place = min(pairs)
+        best, place = min(known)
         ids[place : place + 2] = [best]
 
 
@@ -160,15 +138,13 @@ def test_a_folder_holds_the_model_and_its_tokenizer(tmp_path):
     assert len(view.tokenizer) == view.vocab_size == 30
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_files_that_are_no_models_are_refused(tmp_path):
+    three, more = (D, H, N, 3, KV, VOCAB, TIME), (D, H, N, HEADS, KV, VOCAB, TIME, 0)
+    for content, message in (
         (b"short", "expected the seven sizes of llama2.c"),
-        (struct.pack("<7i", D, H, N, 3, KV, VOCAB, TIME), r"begins with \[16, 20, 2, 3, "),
-        (struct.pack("<8i", D, H, N, HEADS, KV, VOCAB, TIME, 0), "holds 1 weights, and its header"),
-    ],
-)
-def test_files_that_are_no_models_are_refused(tmp_path, content, message):
-    (tmp_path / "model.bin").write_bytes(content)
-    with pytest.raises(CheckpointError, match=message):
-        llama2c_model(tmp_path / "model.bin")
+        (struct.pack("<7i", *three), r"begins with \[16, 20, 2, 3, "),
+        (struct.pack("<8i", *more), "holds 1 weights, and its header"),
+    ):
+        (tmp_path / "model.bin").write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            llama2c_model(tmp_path / "model.bin")

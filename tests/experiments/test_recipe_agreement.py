@@ -1,6 +1,5 @@
 """The recipe of agreement, on a tiny random model and BLiMP of two pairs a paradigm."""
 
-import gzip
 import json
 
 import pytest
@@ -12,40 +11,34 @@ from experiments.contrasts import NOUNS, VERBS, contrasts
 from bilens.errors import DataError
 from experiments import agreement as recipe
 from experiments import one_direction, pretrained
-from tests.experiments.tiny import check_rows, save_llama
+from tests.experiments.tiny import check_rows, save_llama, write_gzip
 
+FEW = {tuple: (2, 2), int: 4}
 PAIRS = {
     "regular": (recipe.TERM, "The cat is near", "The cat are near"),
     "others": ("binding", "The dog has the car", "The the has dog car"),
 }
 
 
-class TinyContext(RecipeContext):
-    def choose(self, small, paper):
-        return (2, 2) if isinstance(small, tuple) else 4
-
-
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(RecipeContext, "choose", lambda _, small, paper: FEW[type(small)])
     words = ["The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
     words += ["near", "the", "behind", "with", "of"]
     sizes = {"num_attention_heads": 2, "max_position_embeddings": 4096}
     save_llama(tmp_path / recipe.SMOLLM2, words, **sizes, initializer_range=0.3)
-    (tmp_path / "blimp").mkdir()
     for name, (term, good, bad) in PAIRS.items():
         row = {"linguistics_term": term, "sentence_good": good, "sentence_bad": bad}
-        with gzip.open(tmp_path / "blimp" / f"{name}.jsonl.gz", "wt") as file:
-            file.write(f"{json.dumps(row)}\n" * 2)
+        write_gzip(tmp_path / "blimp" / f"{name}.jsonl.gz", f"{json.dumps(row)}\n" * 2)
     return tmp_path
 
 
 def test_the_recipe_finds_edits_and_measures(folder):
-    outcome = recipe.run(TinyContext("small", folder / "models", folder))
+    outcome = check_rows(recipe.run(RecipeContext("small", folder / "models", folder)))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
     assert numbers["prefixes"] == 4
     assert numbers["pairs"] == {"agreement": 2, "others": 2}
-    turned = numbers["turned_along_number"]
-    for name, edit in turned["edits"].items():
+    for name, edit in numbers["turned_along_number"]["edits"].items():
         assert name.endswith((": along number", ": whole"))
         changes = edit["others_paradigms"]
         assert changes.keys() == {"others"}
@@ -54,16 +47,12 @@ def test_the_recipe_finds_edits_and_measures(folder):
     assert {"mlp", "head"} <= numbers["interventions"].keys()
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}
-    check_rows(outcome)
 
 
 def test_edits_of_one_direction_have_a_row_each(folder, monkeypatch):
     monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / recipe.SMOLLM2})
-    (folder / "text").mkdir()
-    with gzip.open(folder / "text" / "wikitext2_valid.txt.gz", "wt") as file:
-        file.write("The dog is near the cat\n" * 400)
-    outcome = one_direction.run(TinyContext("small", folder / "models", folder))
-    check_rows(outcome)
+    write_gzip(folder / "text" / "wikitext2_valid.txt.gz", "The dog is near the cat\n" * 400)
+    outcome = check_rows(one_direction.run(RecipeContext("small", folder / "models", folder)))
     numbers = outcome.numbers["tiny"]
     assert len(outcome.rows) == len(numbers) - len(("heads", "before")) == 6
     for row in outcome.rows:
@@ -71,9 +60,13 @@ def test_edits_of_one_direction_have_a_row_each(folder, monkeypatch):
         assert row.value == -numbers[edit]["agreement_change"][0]
 
 
+@pytest.fixture
+def model(folder):
+    return recipe.open_model(folder)
+
+
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_sentence_is_scored_as_if_it_stood_alone(folder, layer):
-    model = recipe.open_model(folder)
+def test_a_sentence_is_scored_as_if_it_stood_alone(model, folder, layer):
     pairs = load_pairs(folder / "blimp", 1, 1)
     preferred = Preferences(model, pairs, layer)
     model = recipe._scaled(model, [(1, 0)], -1.0)
@@ -86,8 +79,7 @@ def test_a_sentence_is_scored_as_if_it_stood_alone(folder, layer):
         assert first == (losses[0] > losses[1])
 
 
-def test_turned_heads_write_the_opposite_change_of_number(folder):
-    model = recipe.open_model(folder)
+def test_turned_heads_write_the_opposite_change_of_number(model):
     number = contrasts(model, 3)
     for layer, head in number.strongest("contrastive flow", 2):
         turned = number.turned(model, [(layer, head)])
@@ -106,13 +98,11 @@ def test_changes_of_paradigms_do_not_cancel():
     assert (numbers["others_mean_absolute"], numbers["others_flips"]) == (50, 50)
 
 
-def test_other_heads_are_as_many_of_the_same_layers(folder):
-    model = recipe.open_model(folder)
+def test_other_heads_are_as_many_of_the_same_layers(model):
     assert recipe._other_heads(model, [(1, 0), (0, 1)]) == [(0, 0), (1, 1)]
 
 
-def test_prefixes_are_half_plural_and_name_the_right_form(folder):
-    model = recipe.open_model(folder)
+def test_prefixes_are_half_plural_and_name_the_right_form(model):
     plural = dict(word.split() for word in VERBS)
     for number, (ids, direction) in enumerate(recipe._prefixes(model, 8)):
         subject = model.tokenizer.decode(ids).split()[1]

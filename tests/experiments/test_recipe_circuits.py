@@ -59,23 +59,21 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
     # A step of the embedding reaches all readers through all paths; the last layer has only itself.
     layer = view.n_layers - 1
     values = []
+    site = Site(view.modules.layers[layer].module, "input", layer)
     for sign in (1, -1):
-        site = Site(view.modules.layers[layer].module, "input", layer)
         shift = (site, lambda x, s=sign: x + s * step)
         values.append(number(runs[0].changed([[shift]])[0])[0])
     slope = (values[0] - values[1]) / 2
-    heads = reads[graph.first_reader(layer) : -2]
-    weights = torch.cat([heads, reads[-2:]])
     # The MLP and the logits read the step itself, and the heads' part is in their own readers.
-    torch.testing.assert_close((weights.sum(0) * step).sum(), slope, rtol=1e-5, atol=1e-9)
+    weights = reads[graph.first_reader(layer) :].sum(0)
+    torch.testing.assert_close((weights * step).sum(), slope, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_gim_leaves_the_forward_pass_and_shares_gradients(name):
     model = tiny(name)
     ids, x = random_text(seed=1)[None], torch.randn(2, 3, model.config.hidden_size).to(model.dtype)
-    layer = model.model.layers[0]
-    logits = model(ids).logits
+    layer, logits = model.model.layers[0], model(ids).logits
     slopes = {"mlp": _slope(layer.mlp, x), "norm": _slope(layer.input_layernorm, x)}
     with gim_rules(ResidualModel(model, toy_tokenizer())):
         torch.testing.assert_close(model(ids).logits, logits, rtol=1e-4, atol=1e-5)
@@ -98,10 +96,9 @@ def test_a_flat_softmax_has_the_gradient_of_a_higher_temperature():
     given = [scores.clone().requires_grad_() for _ in range(2)]
     weights = torch.arange(15.0).reshape(3, 5).double().cos()
     with torch.enable_grad():
-        pattern = flat_softmax(given[0])
-        (pattern * weights).sum().backward()
+        (flat_softmax(given[0]) * weights).sum().backward()
         (2 * (given[1] / 2).softmax(-1) * weights).sum().backward()
-    torch.testing.assert_close(pattern, scores.softmax(-1))
+    torch.testing.assert_close(flat_softmax(scores), scores.softmax(-1))
     torch.testing.assert_close(given[0].grad, given[1].grad)
 
 
@@ -132,15 +129,8 @@ def test_areas_are_trapezoids():
 def test_the_measure_of_a_model_that_only_adds_is_known():
     # f is 0.5 at half of the nodes by one attribution, and 1 by the other.
     nothing, half, whole = [[0.0] * 2] * 9, [[0.0] * 2] * 8 + [[1.0, 3.0]], [[1.0, 3.0]] * 9
-    row = {
-        "changes": [1.0, 3.0],
-        "rises": {
-            "good": [half, whole],
-            "bad": [nothing, nothing],
-            recipe.BASELINE: [nothing, nothing],
-        },
-    }
-    numbers = recipe.summary(row)
+    rises = {"good": [half, whole], **dict.fromkeys(("bad", recipe.BASELINE), (nothing, nothing))}
+    numbers = recipe.summary({"changes": [1.0, 3.0], "rises": rises})
     assert numbers["good"]["CPR"]["value"] == pytest.approx(0.3 / 2 + 0.5)
     assert numbers["bad"]["CPR"]["value"] == pytest.approx(0.5 / 2)
     assert numbers["good"]["CMD"]["value"] == 0
@@ -156,16 +146,11 @@ def test_edges_are_ranked_and_measured_like_parts(llama):
     cases = Cases.of(llama, [Question(text, "t3", ("t7",), against) for text, against in texts])
     split = Split("", cases.some([0, 1]), cases.some([2]), cases.some([2]))
     result = recipe.compared_edges(llama, split)
-    assert set(result["rises"]) == {
-        "gradient (AtP)",
-        "EAP-IG inputs",
-        "contrastive flow",
-        "elimination",
-    }
+    measured = {"gradient (AtP)", "EAP-IG inputs", "contrastive flow", "elimination"}
+    assert result["rises"].keys() == measured
     assert np.array(result["rises"]["elimination"]).shape == (2, len(recipe.SHARES) - 1, 1)
     cases = recipe.EdgeCases(split.ordering)
-    ranks = recipe.eliminated(cases)
-    exists = cases.graph.exists
+    ranks, exists = recipe.eliminated(cases), cases.graph.exists
     assert (ranks > 0).equal(exists)
     assert sorted(ranks[exists].tolist()) == list(range(1, int(exists.sum()) + 1))
 
@@ -175,8 +160,7 @@ def test_a_circuit_is_a_graph_as_mib_reads_it(llama):
     graph = recipe.mib_graph(llama, ["head.0.1", "mlp.1"], ranks)
     assert graph["cfg"]["n_heads"] == llama.n_heads
     nodes = graph["nodes"]
-    assert {name for name, node in nodes.items() if node["in_graph"]} == {
-        *("input", "a0.h1", "m1", "logits")
-    }
+    kept = {name for name, node in nodes.items() if node["in_graph"]}
+    assert kept == {"input", "a0.h1", "m1", "logits"}
     assert nodes["a0.h1"]["score"] == 1
     assert nodes["m1"]["score"] == ranks[1, -1]

@@ -1,4 +1,3 @@
-from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -15,11 +14,6 @@ from tests.tensor.factors import close, normal, random_tensor
 def form_of(Q: torch.Tensor) -> QuadraticForm:
     eye = torch.eye(len(Q), dtype=Q.dtype)
     return QuadraticForm(eye.repeat_interleave(len(Q), 0), eye.repeat(len(Q), 1), Q.flatten())
-
-
-def symmetric(n: int, seed: int) -> torch.Tensor:
-    A = normal(n, n, seed=seed)
-    return A + A.T
 
 
 def by_supports(Q: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
@@ -39,12 +33,13 @@ def by_supports(Q: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
 
 @given(st.integers(1, 5), st.integers(0, 10_000))
 def test_all_maxima_on_the_non_negative_sphere(n, seed):
-    Q = symmetric(n, seed)
+    Q = normal(n, n, seed=seed)
+    Q = Q + Q.T
     values, points = local_maxima(form_of(Q), n_starts=256)
-    expected = by_supports(Q)
+    expected, ends = zip(*by_supports(Q), strict=True)
     assert len(values) == len(expected)
-    assert close(values, torch.tensor([e[0] for e in expected], dtype=Q.dtype), 1e-8)
-    assert ((points * torch.stack([e[1] for e in expected])).sum(-1) > 1 - 1e-8).all()
+    assert close(values, torch.tensor(expected, dtype=Q.dtype), 1e-8)
+    assert ((points * torch.stack(ends)).sum(-1) > 1 - 1e-8).all()
 
 
 def test_a_larger_form_is_stationary_at_its_ends():
@@ -72,20 +67,10 @@ def test_small_basins_are_found_beside_a_broad_one():
     assert close(values[1:], Q.diagonal()[10:].flip(0))
 
 
-@dataclass(frozen=True)
-class TinyContext(RecipeContext):
-    """Digits and a model of a few steps."""
-
-    @property
-    def mnist(self):
-        return digits()
-
-    def classifiers(self, data, training, seeds, **how):
-        return [digit_model()]
-
-
-def test_the_recipe_counts_the_maxima_of_each_class(tmp_path):
-    outcome = run(TinyContext("small", tmp_path))
+def test_the_recipe_counts_the_maxima_of_each_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(RecipeContext, "mnist", digits())
+    monkeypatch.setattr(RecipeContext, "classifiers", lambda *_, **how: [digit_model()])
+    outcome = run(RecipeContext("small", tmp_path))
     classes = outcome.numbers["classes"]
     assert list(classes) == list(digits().class_names)
     assert all(1 <= found["maxima"] <= 64 for found in classes.values())

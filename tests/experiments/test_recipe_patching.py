@@ -23,15 +23,16 @@ class TinyContext(RecipeContext):
 
 
 def words():
-    makers = tasks.TEMPLATES.values()
-    contrasts = [*pairs.templates().values(), *(make() for make in makers)]
+    contrasts = [*pairs.templates().values(), *(make() for make in tasks.TEMPLATES.values())]
     every = [pair for of_task in contrasts for pair in of_task]
     every += [question for task in circuits.EDGES for question in read_questions(task)]
     texts = [text for of in every for text in (of.text, of.against, of.token, *of.minus)]
     return sorted({word for text in texts for word in text.split()})
 
 
-def lines(path):
+def lines(context, name):
+    """Return the rows that a recipe saved in the folder of the commit."""
+    (path,) = context.models.glob(f"*/{name}-tiny.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -45,15 +46,15 @@ def few_words():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
+    path = tmp_path_factory.mktemp("tiny") / "model"
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    save_llama(path / "model", words(), **heads, initializer_range=0.6, max_position_embeddings=64)
+    save_llama(path, words(), **heads, initializer_range=0.6, max_position_embeddings=64)
     return path
 
 
 @pytest.fixture
 def installed(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / "model"})
+    monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder})
     three = ("agreement", "gender", "ioi")
     monkeypatch.setattr(tasks, "TEMPLATES", {task: tasks.TEMPLATES[task] for task in three})
     return TinyContext("small", tmp_path)
@@ -65,16 +66,14 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
     assert json.loads(json.dumps(numbers)) == numbers
     assert numbers["tasks"].keys() == pairs.templates().keys()
     assert numbers["pairs"] == len(numbers["tasks"])
-    rows = lines(installed.models / "patching-tiny.jsonl")
-    model = load(str(folder / "model"))
+    rows = lines(installed, "patching")
+    model = load(str(folder))
     for row in rows[:3]:
-        effects = patch(
-            model, row["text"], row["token"], minus=row["minus"], against=row["against"]
-        )
+        question = {name: row[name] for name in ("text", "token", "minus", "against")}
+        effects = patch(model, **question)
         assert row["heads"]["patching"] == pytest.approx(effects.heads.flatten().tolist(), abs=1e-5)
-        graph = flow(model, row["text"], row["token"], minus=row["minus"], against=row["against"])
         mlps = [0.0] * model.n_layers
-        for node in graph.nodes:
+        for node in flow(model, **question).nodes:
             if node.kind == "mlp":
                 mlps[node.layer] += node.flow
         assert row["mlps"]["contrastive flow"] == pytest.approx(mlps, abs=1e-3)
@@ -82,15 +81,12 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
         values = numbers[kind]["contrastive flow"]["pearson"]
         assert -1 <= values["low"] <= values["mean"] <= values["high"] <= 1
     # A run that goes on measures nothing twice, and fewer pairs are a part of what is there.
-    before = (installed.models / "patching-tiny.jsonl").read_text()
     recipe.run(installed)
-    assert (installed.models / "patching-tiny.jsonl").read_text() == before
+    assert lines(installed, "patching") == rows
 
 
 def test_directions_of_tasks_are_compared_with_those_of_weights(installed):
-    outcome = task_directions.run(installed)
-    check_rows(outcome)
-    numbers = outcome.numbers["tiny"]
+    numbers = check_rows(task_directions.run(installed)).numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
     # As many orthonormal directions as the stream is wide hold all of the flow.
     for method in ("SVD of W_down", "random"):
@@ -101,12 +97,8 @@ def test_directions_of_tasks_are_compared_with_those_of_weights(installed):
 
 
 def test_metrics_are_those_of_numbers_that_are_known():
-    row = {
-        "task": "ioi",
-        "text": "a",
-        "seconds": {},
-        "heads": {"patching": [1.0, 2.0, 4.0], "half": [0.5, 1.0, 2.0], "same": [1.0, 2.0, 4.0]},
-    }
+    heads = {"patching": [1.0, 2.0, 4.0], "half": [0.5, 1.0, 2.0], "same": [1.0, 2.0, 4.0]}
+    row = {"task": "ioi", "text": "a", "seconds": {}, "heads": heads}
     other = row | {"task": "facts", "heads": row["heads"] | {"half": row["heads"]["patching"]}}
     rows = [of | {"mlps": of["heads"]} for of in (row, row, other)]
     kinds = recipe.unseen_kinds(rows).set_index(["parts", "attribution"])
@@ -128,7 +120,7 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder, m
     outcome = circuits.run(installed)
     numbers = outcome.numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
-    model = load(str(folder / "model"))
+    model = load(str(folder))
     for row in numbers:
         splits = circuits.splits_of(model, every_second(model, row["task"]))
         cases = circuits.others_of([*splits.values()])
@@ -140,24 +132,22 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder, m
     by_claim = {row.claim: row for row in outcome.rows}
     assert by_claim["tiny: a circuit is found"].n == len(circuits.EDGES)
     # Without any part kept, the embedding alone is that of the first text.
-    for row in lines(installed.models / "areas-tiny.jsonl"):
+    for row in lines(installed, "areas"):
         assert np.array(row["rises"]["elimination"]).shape == (2, 9, len(row["changes"]))
     # A run that goes on measures nothing twice.
-    before = (installed.models / "circuits-tiny.jsonl").read_text()
+    before = lines(installed, "circuits")
     circuits.run(installed)
-    assert (installed.models / "circuits-tiny.jsonl").read_text() == before
+    assert lines(installed, "circuits") == before
 
 
 def test_directions_of_heads_are_compared_with_components(installed):
-    outcome = head_directions.run(installed)
-    check_rows(outcome)
+    outcome = check_rows(head_directions.run(installed))
     assert len(outcome.rows) == 2 * len(head_directions.KS)
     assert all(row.baselines.keys() == {"PCA of changes", "random"} for row in outcome.rows)
 
 
 def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
-    outcome = labels.run(installed)
-    check_rows(outcome)
+    outcome = check_rows(labels.run(installed))
     assert outcome.rows[0].n == 2
     [row, _] = outcome.numbers["tiny"]
     assert row["labels"] > 0

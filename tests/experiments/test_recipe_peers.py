@@ -10,18 +10,10 @@ from experiments import peers as recipe
 from tests.models import random_text
 
 RULES = """
-def rms_norm_forward(self, x):
-    return 2 * x
-
-def gated_mlp_forward(self, x):
-    return 3 * x
-
-def cp_gated_mlp_forward(self, x):
-    return 5 * x
-
-def wrap_attention_forward(forward):
-    return lambda *args, **kwargs: (7 * forward(*args, **kwargs)[0], None)
-
+rms_norm_forward = lambda self, x: 2 * x
+gated_mlp_forward = lambda self, x: 3 * x
+cp_gated_mlp_forward = lambda self, x: 5 * x
+wrap_attention_forward = lambda forward: lambda *args, **how: (7 * forward(*args, **how)[0], None)
 cp_wrap_attention_forward = wrap_attention_forward
 """
 

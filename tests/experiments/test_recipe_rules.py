@@ -27,9 +27,8 @@ def built() -> LanguageModel:
     Head 1.0 attends to its own token as the previous one, and writes its successor. Head 1.1
     attends from nouns to the successor of a free word, and writes the closing bracket.
     """
-    config = LanguageConfig(
-        vocab_size=N, d_model=2 * N, n_layers=2, n_heads=2, d_hidden=4, n_ctx=32, positions="none"
-    )
+    sizes = {"vocab_size": N, "d_model": 2 * N, "n_layers": 2, "n_heads": 2, "d_hidden": 4}
+    config = LanguageConfig(**sizes, n_ctx=32, positions="none")
     model = LanguageModel(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.zero_()
@@ -77,10 +76,9 @@ def test_nothing_is_found_where_nothing_is(built):
 def test_a_silent_head_is_missed_where_it_is_needed(built):
     grammar = DeepGrammar()
     ids = grammar.sample(50, 12, seed=0)
-    before = {name: value.clone() for name, value in built.state_dict().items()}
+    before = [weight.clone() for weight in built.parameters()]
     part = parts_of_rules(ResidualModel(built), grammar, ids)
-    after = built.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(map(torch.equal, before, built.parameters()))
     full = divergence(ResidualModel(built), grammar, ids, KINDS)
     built.blocks[1].attn.out.weight[:, :N] = 0
     silent = divergence(ResidualModel(built), grammar, ids, KINDS)

@@ -27,19 +27,16 @@ def program(tmp_path):
     """
     width, key, heads = len(LABELS), 3, 2
     place = {name: i for i, name in enumerate(LABELS)}
-    weights = {
-        "token_embed/embeddings": torch.zeros(3, width),
-        "pos_embed/embeddings": torch.zeros(7, width),
-    }
+    tokens, positions = torch.zeros(3, width).double(), torch.zeros(7, width).double()
     for token, name in enumerate(("tokens:a", "tokens:b", "tokens:BOS")):
-        weights["token_embed/embeddings"][token, place[name]] = 1
-    weights["token_embed/embeddings"][:, place["one"]] = 1
+        tokens[token, [place[name], place["one"]]] = 1
+    weights = {"token_embed/embeddings": tokens, "pos_embed/embeddings": positions}
     shapes = dict.fromkeys(("attn/query", "attn/key", "attn/value"), (width, heads * key))
     shapes |= {"attn/linear": (heads * key, width)}
     shapes |= {"mlp/linear_1": (width, 4), "mlp/linear_2": (4, width)}
     for layer, (name, shape) in product(range(2), shapes.items()):
-        weights[f"transformer/layer_{layer}/{name}/w"] = torch.zeros(shape)
-        weights[f"transformer/layer_{layer}/{name}/b"] = torch.zeros(shape[1])
+        weights[f"transformer/layer_{layer}/{name}/w"] = torch.zeros(shape).double()
+        weights[f"transformer/layer_{layer}/{name}/b"] = torch.zeros(shape[1]).double()
     weights["transformer/layer_0/attn/value/w"][place["tokens:a"], key] = 1
     weights["transformer/layer_0/attn/linear/w"][key, place["share_2"]] = 1
     # Queries and keys of one head have the same score everywhere.
@@ -50,20 +47,12 @@ def program(tmp_path):
     # A head that reads the tokens, and whose output nobody reads.
     weights["transformer/layer_1/attn/value/w"][place["tokens:b"], 0] = 1
     weights["transformer/layer_1/attn/linear/w"][0, place["unused"]] = 1
-    about = {
-        "labels": LABELS,
-        "tokens": [0, 1],
-        "first": 2,
-        "heads": heads,
-        "layers": 2,
-        "key_size": key,
-        "hidden": 4,
-    }
+    about = {"labels": LABELS, "tokens": [0, 1], "first": 2, "heads": heads, "layers": 2}
+    about |= {"key_size": key, "hidden": 4}
     path = tmp_path / "compiled" / "share.safetensors"
     path.parent.mkdir()
-    weights = {name: value.double() for name, value in weights.items()}
     weights["ids"] = torch.tensor([IDS])
-    stream = weights["token_embed/embeddings"][IDS]
+    stream = tokens[IDS]
     stream[:, place["share_2"]] = stream[:, place["output_1"]] = SHARES
     stream[:, place["unused"]] = torch.tensor([IDS]).eq(1).double().cumsum(1) / torch.arange(1, 8)
     weights["outputs"] = stream[None]
@@ -116,23 +105,20 @@ def test_the_area_is_the_chance_of_a_larger_score():
 
 
 def test_induction_is_trained_once_and_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "STEPS", 3)
-    monkeypatch.setattr(recipe, "SEEDS", (1, 1))
-    monkeypatch.setattr(recipe, "PAIRS", 2)
-    monkeypatch.setattr(recipe, "induction_heads", lambda model: ([(0, 1)], [(1, 2)]), raising=True)
-    outcome = recipe.run(RecipeContext("small", tmp_path))
-    check_rows(outcome)
+    for name, value in {"STEPS": 3, "SEEDS": (1, 1), "PAIRS": 2}.items():
+        monkeypatch.setattr(recipe, name, value)
+    monkeypatch.setattr(recipe, "induction_heads", lambda model: ([(0, 1)], [(1, 2)]))
+    outcome = check_rows(recipe.run(RecipeContext("small", tmp_path)))
     *_, row = outcome.numbers["models"]
-    assert row["heads"] == "0.1 to 1.2"
-    assert row["circuit"] == 5
-    by_claim = {stated.claim: stated for stated in outcome.rows}
-    claim = f"induction: AUROC of edges by {recipe.OURS}"
-    assert by_claim[claim].value == row[recipe.OURS]
-    assert by_claim["chain: share of the known parts and edges that are found"].value == 1
+    assert (row["heads"], row["circuit"]) == ("0.1 to 1.2", 5)
+    value = {stated.claim: stated.value for stated in outcome.rows}
+    assert value[f"induction: AUROC of edges by {recipe.OURS}"] == row[recipe.OURS]
+    assert value["chain: share of the known parts and edges that are found"] == 1
     assert all(0 <= row[name] <= 1 for name in ("contrastive flow", "EAP-IG inputs", "random"))
-    time = (tmp_path / "induction-0" / "model.safetensors").stat().st_mtime_ns
+    weights = tmp_path / "induction-0" / "model.safetensors"
+    time = weights.stat().st_mtime_ns
     recipe.run(RecipeContext("small", tmp_path))
-    assert (tmp_path / "induction-0" / "model.safetensors").stat().st_mtime_ns == time
+    assert weights.stat().st_mtime_ns == time
 
 
 def test_induction_heads_are_named_by_their_patterns(tmp_path, monkeypatch):
@@ -140,13 +126,8 @@ def test_induction_heads_are_named_by_their_patterns(tmp_path, monkeypatch):
     model = recipe.trained_induction(0, tmp_path / "model")
     ids, n = recipe.repeated(recipe.PAIRS, torch.Generator().manual_seed(0))
     time = ids.shape[1]
-    before = torch.eye(time).roll(-1, 1).tril()
-    after = torch.zeros(time, time)
-    after[torch.arange(n, time), torch.arange(1, time - n + 1)] = 1
-
-    nothing = torch.zeros(time, time)
-    patterns = torch.stack([before, *[nothing] * 3, *[nothing] * 3, after]).view(
-        2, 1, 4, time, time
-    )
+    patterns = torch.zeros(2, 1, 4, time, time)
+    patterns[0, 0, 0] = torch.eye(time).roll(-1, 1).tril()  # each token sees the one before it
+    patterns[1, 0, 3, torch.arange(n, time), torch.arange(1, time - n + 1)] = 1
     monkeypatch.setattr(Pass, "pattern", lambda _, layer: patterns[layer])
     assert recipe.induction_heads(model) == ([(0, 0)], [(1, 3)])

@@ -8,21 +8,19 @@ from experiments.part_weights import Share, opened, principal, summary
 
 from bilens.read.flow import Question
 from bilens.read.flow.split import flows
-from bilens.residual import ResidualModel
 from experiments import part_weights
 from tests.experiments.tiny import check_rows
-from tests.models import VOCAB, random_model, toy_tokenizer
+from tests.models import random_text, view_of
 
 
 @pytest.fixture(scope="module")
 def view():
-    model = random_model(n_layers=2, norm="rms", n_ctx=24)
-    return ResidualModel(model, toy_tokenizer())
+    return view_of(n_layers=2, norm="rms", n_ctx=24)
 
 
 @pytest.mark.parametrize("two", [True, False])
 def test_all_directions_of_a_part_leave_nothing_of_its_effect(view, two, monkeypatch):
-    ids = torch.randint(VOCAB, (28, 24), generator=torch.Generator().manual_seed(0))
+    ids = random_text(28 * 24).view(28, 24)
     basis = principal(view, ids[-20:])
     for count, whole in ((16, {"eigenvectors", "principal components"}), (1, set())):
         monkeypatch.setattr(part_weights, "K", count)
@@ -34,25 +32,19 @@ def test_all_directions_of_a_part_leave_nothing_of_its_effect(view, two, monkeyp
             assert none == whole
 
 
-class TinyContext(RecipeContext):
-    def choose(self, small, paper):
-        return 2
-
-
 def test_the_recipe_states_the_share_of_each_model(view, tmp_path, monkeypatch):
-    ids = torch.randint(VOCAB, (76, 24), generator=torch.Generator().manual_seed(0))
+    ids = random_text(76 * 24).view(76, 24)
     monkeypatch.setattr(part_weights, "_models", lambda _: [("a model", view, ids, None)])
-    outcome = part_weights.run(TinyContext("small", tmp_path))
-    check_rows(outcome)
+    monkeypatch.setattr(RecipeContext, "choose", lambda *_: 2)
+    outcome = check_rows(part_weights.run(RecipeContext("small", tmp_path)))
     for row, stated in zip(outcome.numbers["rows"], outcome.rows, strict=True):
         assert stated.value == row["eigenvectors"]
         assert stated.baselines["neurons"] == row["neurons"]
 
 
 def test_too_much_counts_as_much_as_too_little():
-    left = [{"eigenvectors": x} for x in (0.5, -0.5, 0.0)]
-    shares = [Share(i, effect, left[i]) for i, effect in enumerate((1, -2, 1))]
-    numbers = summary(shares)
+    effects = ((1, 0.5), (-2, -0.5), (1, 0.0))
+    numbers = summary([Share(i, x, {"eigenvectors": y}) for i, (x, y) in enumerate(effects)])
     assert numbers["eigenvectors"] == pytest.approx(1 - 1 / 4)
     assert numbers["eigenvectors, low"] <= 0.75 <= numbers["eigenvectors, high"]
 

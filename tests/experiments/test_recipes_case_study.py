@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +18,11 @@ from experiments.case import direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
 from experiments.case_sae import compare, few_interactions, loss_recovered
 from experiments.case_svd import bottleneck_curve, form_cosines, reproducibility
-from experiments.context import Outcome, RecipeContext
+from experiments.context import RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.tensor.features import unit_rows
-from bilens.train import ClassifierTraining
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
@@ -37,7 +35,6 @@ FIGURES = {
     "case_sae": {"features", "activations"},
     "case_pairs": {"features"},
 }
-CASE = ClassifierTraining(epochs=10, weight_decay=1.0, input_noise=0.0)
 
 
 class BriefContext(TinyContext):
@@ -47,28 +44,17 @@ class BriefContext(TinyContext):
         return train_autoencoder(sample, n_features, replace(training, steps=100, batch_size=64))
 
 
-@cache
-def ran(name: str, scale: str) -> Outcome:
-    recipe = import_module(f"experiments.{name}")
-    sizes = {
-        "SHOWN": 2,
-        "FEATURES": 60,
-        "INPUT_FEATURES": 50,
-        "PAIRS": 500,
-        "STOPS": (3, 9),
-        "FIRST": 2,
-        "FOLLOWED": 12,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for constant in sizes.keys() & vars(recipe).keys():
-            patch.setattr(recipe, constant, sizes[constant])
-        return recipe.run(BriefContext(scale, Path("nowhere")))
+SIZES = {"SHOWN": 2, "FEATURES": 60, "INPUT_FEATURES": 50, "PAIRS": 500, "STOPS": (3, 9)}
+SIZES |= {"FIRST": 2, "FOLLOWED": 12}
 
 
 @pytest.mark.parametrize("scale", nightly(["small", "paper"], ["small"]))
 @pytest.mark.parametrize("name", FIGURES)
-def test_recipes_run(name, scale):
-    check_outcome(ran(name, scale), FIGURES[name])
+def test_recipes_run(name, scale, monkeypatch):
+    recipe = import_module(f"experiments.{name}")
+    for constant in SIZES.keys() & vars(recipe).keys():
+        monkeypatch.setattr(recipe, constant, SIZES[constant])
+    check_outcome(recipe.run(BriefContext(scale, Path("nowhere"))), FIGURES[name])
 
 
 def test_the_layer_is_the_model_without_its_readout():
@@ -77,8 +63,7 @@ def test_the_layer_is_the_model_without_its_readout():
 
 
 def test_directions_are_named_by_the_digits_they_raise_and_lower():
-    readout = torch.zeros(3, 4)
-    readout[0, 0], readout[2, 0], readout[1, 3] = 2.0, -1.0, 5.0
+    readout = torch.tensor([[2.0, 0, 0, 0], [0, 0, 0, 5], [-1, 0, 0, 0]])
     model = SimpleNamespace(unembed=SimpleNamespace(weight=readout))
     data = SimpleNamespace(class_names=("a", "b", "c"))
     directions = torch.eye(4)[[0, 3]] * torch.tensor([[1.0], [-1.0]])
@@ -87,19 +72,15 @@ def test_directions_are_named_by_the_digits_they_raise_and_lower():
 
 def test_components_that_come_back_are_counted():
     layer = random_tensor(6, 9, 5, 0)
-    turned = layer.change_basis(outputs=torch.linalg.qr(normal(5, 5)).Q)
-    best, in_place = reproducibility([layer.svd(), turned.svd()])
-    assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
-    assert (in_place == 1).all()
+    svd, turned = layer.svd(), layer.change_basis(outputs=torch.linalg.qr(normal(5, 5)).Q).svd()
     # Components that change places match as well, out of place.
-    svd = layer.svd()
     weights = svd.components.weights[[1, 0, 2, 3, 4]]
     swapped = replace(svd, components=replace(svd.components, weights=weights))
-    best, in_place = reproducibility([svd, swapped])
-    assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
-    assert in_place.tolist() == [0, 0, 1, 1, 1]
-    other = random_tensor(6, 9, 5, 1).svd()
-    best, in_place = reproducibility([svd, svd, other])
+    for other, places in ((turned, [1, 1, 1, 1, 1]), (swapped, [0, 0, 1, 1, 1])):
+        best, in_place = reproducibility([svd, other])
+        assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
+        assert in_place.tolist() == places
+    best, in_place = reproducibility([svd, svd, random_tensor(6, 9, 5, 1).svd()])
     assert (best[:2] < 0.99).all()
     assert (in_place < 1).any()
 
@@ -107,32 +88,26 @@ def test_components_that_come_back_are_counted():
 @torch.no_grad()
 def test_both_kinds_of_activations_are_compared():
     model, data = digit_model(), digits()
-    layer = layer_tensor(model)
-    y = layer(data.test_images)
+    y = layer_tensor(model)(data.test_images)
     torch.manual_seed(0)
     autoencoder = SparseAutoencoder(24, 60).requires_grad_(False)
     autoencoder.encoder_bias.fill_(-y.norm(dim=-1).max() * 0.2)
     result = compare(model, autoencoder, data)
     f = autoencoder.encode(y)
-    active = (f != 0).any(0)
-    assert 24 < int(active.sum()) < 60
+    active, numbers = (f != 0).any(0), result.numbers
+    assert 24 < int(active.sum()) == numbers["active"] < 60
     assert torch.equal(result.relu, f[:, active])
     assert result.dictionary.rank == 24
-    assert result.numbers["pseudoinverse_recovered"] == pytest.approx(1, abs=1e-4)
-    F = autoencoder.features[:, active]
-    assert close(result.pseudo, y @ torch.linalg.pinv(F).T, 1e-3)
+    assert numbers["pseudoinverse_recovered"] == pytest.approx(1, abs=1e-4)
+    assert close(result.pseudo, y @ torch.linalg.pinv(autoencoder.features[:, active]).T, 1e-3)
     rebuilt = f @ autoencoder.features.T + autoencoder.decoder_bias
     expected = loss_recovered(model(data.test_images), model.unembed(rebuilt), data.test_labels)
-    assert result.numbers["relu_recovered"] == pytest.approx(expected, abs=1e-4)
-    numbers = result.numbers
+    assert numbers["relu_recovered"] == pytest.approx(expected, abs=1e-4)
     on = result.relu != 0
-    a, b = result.relu[on].double(), result.pseudo[on].double()
-    a, b = a - a.mean(), b - b.mean()
-    correlation = float((a * b).sum() / (a.norm() * b.norm()))
-    assert numbers["correlation_where_active"] == pytest.approx(correlation)
+    correlation = torch.stack([result.relu[on], result.pseudo[on]]).double().corrcoef()[0, 1]
+    assert numbers["correlation_where_active"] == pytest.approx(float(correlation))
     silent = result.pseudo[~on].pow(2).mean().sqrt() / result.pseudo[on].pow(2).mean().sqrt()
     assert numbers["silent_to_active_size"] == pytest.approx(float(silent))
-    assert numbers["active"] == int(active.sum())
 
 
 def test_few_entries_hold_most_of_a_sparse_form():
@@ -150,16 +125,14 @@ def test_pair_activations_are_those_of_the_pairs():
     autoencoder.encoder_bias.normal_()
     autoencoder.decoder_bias.normal_()
     selected = torch.tensor([5, 2])
-    r = dense(layer).permute(1, 2, 0)
-    expected = autoencoder.encode(r)[..., selected].permute(2, 0, 1)
+    expected = autoencoder.encode(dense(layer).permute(1, 2, 0))[..., selected].permute(2, 0, 1)
     assert (expected == 0).any()
     assert close(pair_activations(layer, autoencoder, selected), expected)
 
 
 def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):
-    module = import_module("experiments.case_pairs")
-    monkeypatch.setattr(module, "CANDIDATES", 3)
-    monkeypatch.setattr(module, "SHOWN", 2)
+    monkeypatch.setattr("experiments.case_pairs.CANDIDATES", 3)
+    monkeypatch.setattr("experiments.case_pairs.SHOWN", 2)
     autoencoder = SparseAutoencoder(2, 4).requires_grad_(False)
     autoencoder.features.copy_(torch.tensor([[1.0, 0.6, 0.0, 0.9], [0.0, 0.8, -1.0, 0.4]]))
     model = SimpleNamespace(unembed=SimpleNamespace(weight=torch.eye(2)))
@@ -188,14 +161,9 @@ def test_form_cosines_are_those_of_the_matrices(shape, rank, k):
     assert close(form_cosines(a, b), Q @ other.T, 1e-7)
 
 
-def test_components_of_a_turned_layer_come_back():
-    layer = random_tensor(5, 8, 6, 0)
-    rotation = torch.linalg.qr(normal(6, 6)).Q
-    svd, turned = layer.svd(), layer.change_basis(outputs=rotation).svd()
-    result = form_cosines(svd.components, turned.components).abs()
-    assert close(result, torch.eye(6, dtype=torch.float64), 1e-6)
-    dead = random_tensor(5, 2, 3, 0).svd().components
-    assert (form_cosines(dead, svd.components)[2] == 0).all()
+def test_components_of_no_value_match_none():
+    svd, dead = random_tensor(5, 8, 6, 0).svd(), random_tensor(5, 2, 3, 0).svd()
+    assert (form_cosines(dead.components, svd.components)[2] == 0).all()
 
 
 def test_recovered_loss_runs_from_guessing_to_the_model():
@@ -227,10 +195,9 @@ def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
 
 
 def test_all_components_are_the_model():
-    model, data = digit_model(), digits()
+    model, tested = digit_model(), (digits().test_images, digits().test_labels)
     layer = model.layers[0].tensor().change_basis(inputs=model.embed.weight)
-    readout = model.unembed.weight
-    curve = bottleneck_curve(layer.svd(), readout, data.test_images, data.test_labels)
-    assert math.isclose(curve.full, model.accuracy(data.test_images, data.test_labels))
+    curve = bottleneck_curve(layer.svd(), model.unembed.weight, *tested)
+    assert math.isclose(curve.full, model.accuracy(*tested))
     assert curve.drop(1) > 0.3
     assert curve.drop(20) < 0.01

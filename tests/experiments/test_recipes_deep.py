@@ -6,6 +6,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,20 +24,15 @@ from tests.models import digit_model, digits
 from tests.nightly import nightly
 
 FIGURES = {
-    "fig6": {f"{kind}-{label}" for kind in ("spectrum", "branches") for label in (3,)},
+    "fig6": {"spectrum-3", "branches-3"},
     "masks": {"targeted", "fooled", "masks"},
     "bonds": {"directions", "network"},
 }
+THREE = ("three layers", "three layers, biases and residuals")
 SMALLER = {
     "fig6": {"DRAWN": (3,), "SHOWN": 2},
     "masks": {"NORMS": (1.0, 3.0), "DRAWS": 2},
-    "bonds": {
-        "MODELS": {
-            name: MODELS[name] for name in ("three layers", "three layers, biases and residuals")
-        },
-        "INSIDE": 3,
-        "MOST": 4,
-    },
+    "bonds": {"MODELS": {name: MODELS[name] for name in THREE}, "INSIDE": 3, "MOST": 4},
 }
 
 
@@ -44,14 +40,8 @@ SMALLER = {
 def tiny_model(
     width: int, layers: int, training: ClassifierTraining, affine: bool = False
 ) -> ImageClassifier:
-    names = tuple(f"<{number}>" for number in range(10))
-    config = ClassifierConfig(
-        *(64, 10, width, layers),
-        bias=affine,
-        residual=affine,
-        image_shape=(8, 8),
-        class_names=names,
-    )
+    names = {"image_shape": (8, 8), "class_names": tuple(f"<{number}>" for number in range(10))}
+    config = ClassifierConfig(64, 10, width, layers, bias=affine, residual=affine, **names)
     short = ClassifierTraining(epochs=2, batch_size=50, weight_decay=0.0, seed=training.seed)
     return train_classifier(config, digits(), short)[0].requires_grad_(False)
 
@@ -75,13 +65,12 @@ def ran(name: str, scale: str) -> Outcome:
 
 
 # Figure 6 does the same at both scales.
-@pytest.mark.parametrize(
-    ("name", "scale"),
-    nightly([*product(FIGURES, ["small"]), ("masks", "paper")], [*product(FIGURES, ["small"])]),
-)
+SMALL = [*product(FIGURES, ["small"])]
+
+
+@pytest.mark.parametrize(("name", "scale"), nightly([*SMALL, ("masks", "paper")], SMALL))
 def test_recipes_run(name, scale):
-    outcome = ran(name, scale)
-    check_outcome(outcome, FIGURES[name])
+    outcome = check_outcome(ran(name, scale), FIGURES[name])
     assert not any("<3>" in figure.to_json() for figure in outcome.figures.values())
 
 
@@ -104,18 +93,15 @@ def test_figure_6_follows_the_outermost_eigenvectors():
 
 
 def test_figure_6_counts_by_hand():
-    values = torch.tensor([4.0, -6.0, 1.0, -2.0, 0.5])
-    spectrum = Spectrum(values, torch.eye(5), torch.zeros(5))
+    spectrum = Spectrum(torch.tensor([4.0, -6.0, 1.0, -2.0, 0.5]), torch.eye(5), torch.zeros(5))
     assert prominence(spectrum) == {"P": 4.0, "N": 3.0}
     assert prominence(spectrum.truncate(3)) == {"P": 4.0}
 
-    class Planted:
-        # Image i reacts to eigenvector i alone; two more with nothing on them.
-        test_images = torch.cat([torch.eye(5).repeat(3, 1), torch.zeros(2, 5)])
-        test_labels = torch.tensor([7, 1, 2, 3, 4] * 3 + [7, 7])
-
-    shares = own_shares({"P": (1.0, spectrum)}, Planted(), 7)
-    assert shares == {"P+": pytest.approx(1 / 3), "P-": 0.0}
+    # Image i reacts to eigenvector i alone; two more with nothing on them.
+    images = torch.cat([torch.eye(5).repeat(3, 1), torch.zeros(2, 5)])
+    labels = torch.tensor([7, 1, 2, 3, 4] * 3 + [7, 7])
+    planted = SimpleNamespace(test_images=images, test_labels=labels)
+    assert own_shares({"P": (1.0, spectrum)}, planted, 7) == {"P+": pytest.approx(1 / 3), "P-": 0.0}
 
 
 def test_bonds_measures_the_models():
@@ -123,12 +109,10 @@ def test_bonds_measures_the_models():
     three = numbers["three layers"]
     for needed in three["uniform"].values():
         assert all(1 <= k <= 4 for k in needed if k)
-    for cuts in three["cut"].values():
-        for cut in cuts:
-            assert len(cut["ranks"]) == 3
-            assert sum(cut["ranks"]) == cut["total"]
-    inside = numbers["inside a cut"][0]
-    assert inside["products"] == 3 * 6 + 3 * 6 + 10 * 6
+    for cut in (cut for cuts in three["cut"].values() for cut in cuts):
+        assert len(cut["ranks"]) == 3
+        assert sum(cut["ranks"]) == cut["total"]
+    assert numbers["inside a cut"][0]["products"] == 3 * 6 + 3 * 6 + 10 * 6
 
 
 def test_products_are_counted_from_all_of_them_down():
@@ -144,5 +128,4 @@ def test_products_are_counted_from_all_of_them_down():
     needed, most = needed_products(cut, data), len(cut.products())
     assert needed < most
     assert accuracy(most) - accuracy(needed) <= DROP + 1e-9
-    smaller = max(n for n in product_counts(most) if n < needed)
-    assert accuracy(most) - accuracy(smaller) > DROP
+    assert accuracy(most) - accuracy(max(n for n in product_counts(most) if n < needed)) > DROP

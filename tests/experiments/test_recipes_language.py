@@ -1,6 +1,5 @@
 """The recipes on language models, on small corpora with tiny models."""
 
-import gzip
 import json
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,13 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from experiments.context import RecipeContext, validation_loss
-from experiments.grammar import (
-    divergence,
-    found_bigrams,
-    found_pairs,
-    found_trigrams,
-    rule_in_flows,
-)
 from experiments.running import run_recipe
 from experiments.stories import PROMPT, VERBS, talk_share
 
@@ -27,13 +19,12 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
+from experiments import grammar as recipe
 from experiments import larger_story, story
-from tests.experiments.tiny import check_rows
-from tests.models import grammar_view
+from tests.experiments.tiny import check_rows, write_gzip
+from tests.models import grammar_view, random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
-
-
 TEXTS = [STORY.format(a, b) for a in ("Dog", "cat", "fish", "bird") for b in VERBS]
 
 
@@ -82,13 +73,11 @@ def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
 @pytest.fixture
 def story_context(tmp_path, monkeypatch):
     """Return a context whose folder of data has the texts of its corpus, cut into two files."""
-    folder = tmp_path / "tinystories"
-    folder.mkdir()
     for name, texts in (("train", TEXTS[3:]), ("valid", TEXTS[:3])):
-        with gzip.open(folder / f"{name}.txt.gz", "wt", encoding="utf-8") as file:
-            file.write("\n<|endoftext|>\n".join(texts))
-    preset = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
-    monkeypatch.setitem(PRESETS, "story", preset)
+        joined = "\n<|endoftext|>\n".join(texts)
+        write_gzip(tmp_path / "tinystories" / f"{name}.txt.gz", joined)
+    short = replace(PRESETS["story"], model=LanguageSettings(n_ctx=16))
+    monkeypatch.setitem(PRESETS, "story", short)
     return TinyContext("small", tmp_path, data_dir=tmp_path)
 
 
@@ -106,35 +95,22 @@ def test_a_larger_story_model_is_measured_beside_the_one_that_ships(story_contex
     monkeypatch.setattr(story, "stories260K", lambda _: "story")
     # Its vocabulary of 300 tokens has few of the words.
     monkeypatch.setattr(story, "fitting", lambda *_: ([True], [False]))
-    outcome = larger_story.run(story_context)
-    check_rows(outcome)
-    bits, loss, *_ = outcome.rows
+    bits, loss, *_ = check_rows(larger_story.run(story_context)).rows
     assert bits.value > bits.baselines["the model that ships"]  # it has not learned
     assert loss.value == pytest.approx(log(4096), rel=0.1)
 
 
 def test_the_share_of_talk_counts_both_tokens():
-    frame = pd.DataFrame(
-        {
-            "virtual": ["said", "##laimed", "dog", "said"],
-            "direct": [",", ":", ",", "."],
-            "value": [4.0, 3.0, 2.0, 1.0],
-        }
-    )
-    assert talk_share(frame) == 0.5
+    rows = [("said", ",", 4.0), ("##laimed", ":", 3.0), ("dog", ",", 2.0), ("said", ".", 1.0)]
+    assert talk_share(pd.DataFrame(rows, columns=["virtual", "direct", "value"])) == 0.5
 
 
 def test_validation_loss_is_a_mean_over_all_texts(tmp_path):
     corpus = stories(str(tmp_path), 16)
-    model = (
-        LanguageModel(LanguageConfig(vocab_size=300, d_model=16, n_heads=2, n_ctx=16))
-        .eval()
-        .requires_grad_(False)
-    )
+    model = random_model(vocab_size=300, n_ctx=16)
     ids = corpus.validation[:]["input_ids"]
-    assert validation_loss(model, corpus, batch_size=1) == pytest.approx(
-        float(model(ids, labels=ids).loss), rel=1e-5
-    )
+    expected = pytest.approx(float(model(ids, labels=ids).loss), rel=1e-5)
+    assert validation_loss(model, corpus, batch_size=1) == expected
 
 
 def model_of_rules(**parts):
@@ -155,10 +131,8 @@ class Oracle:
 
 def test_the_truth_has_no_divergence_from_itself():
     ids = Grammar().sample(20, 16, seed=1)
-    result = divergence(Oracle(), Grammar(), ids)
-    assert max(abs(value) for value in result.values()) < 1e-9
-    other = divergence(grammar_view(), Grammar(), ids)
-    assert min(other.values()) > 0.1
+    assert max(abs(value) for value in recipe.divergence(Oracle(), Grammar(), ids).values()) < 1e-9
+    assert min(recipe.divergence(grammar_view(), Grammar(), ids).values()) > 0.1
 
 
 @torch.no_grad()
@@ -167,8 +141,8 @@ def test_a_model_that_is_all_bigrams_has_them_found():
     view, number = model_of_rules(d_model=72)
     for first, second in grammar.bigrams[:7]:
         view.model.W_U[number[first], number[second]] = 1
-    assert found_bigrams(view, grammar) >= 0.7
-    assert found_trigrams(view, grammar) < 0.5
+    assert recipe.found_bigrams(view, grammar) >= 0.7
+    assert recipe.found_trigrams(view, grammar) < 0.5
 
 
 @torch.no_grad()
@@ -180,7 +154,7 @@ def test_verbs_that_look_at_names_are_found():
         unit = head * attn.d_head
         attn.query.weight[unit, [number[verb] for verb in verbs]] = 1
         attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
-    result = found_pairs(view, grammar)
+    result = recipe.found_pairs(view, grammar)
     assert result == {"pairs_found_by_one_head": 0.75, "pairs_found": 1.0}
 
 
@@ -196,5 +170,5 @@ def test_the_flow_of_a_rule_is_on_its_nodes():
         attn.value.weight[unit, number[name]] = attn.out.weight[number[name], unit] = 1
     for name, verb, word in grammar.skip_trigrams:
         model.W_U[number[name], number[word]] = float(verb == "ate")
-    result = rule_in_flows(view, grammar)
+    result = recipe.rule_in_flows(view, grammar)
     assert result == pytest.approx({"flow_of_rule": 1, "left_by_rule": 1}, abs=1e-5)

@@ -1,10 +1,11 @@
 """The recipes for Pearce et al. 2024, on the bundled digits with tiny models."""
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from experiments import fig5
 from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
+from tests.tensor.factors import normal
 
 FIGURES = {
     "fig2": {f"{name}-{label}" for name in ("mnist", "fashion_mnist") for label in (0, 1)}
@@ -48,13 +50,7 @@ def tiny_model(d_model: int, training: ClassifierTraining) -> ImageClassifier:
 class TinyContext(RecipeContext):
     """Digits for all data, and at most two initialisations of two epochs for all models."""
 
-    @cached_property
-    def mnist(self):
-        return digits()
-
-    @cached_property
-    def fashion(self):
-        return digits()
+    mnist = fashion = property(lambda self: digits())
 
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1):
         assert layers == 1
@@ -82,23 +78,12 @@ def test_recipes_run(name, scale):
     check_outcome(ran(name, scale), FIGURES[name])
 
 
-@pytest.fixture
-def small():
-    return TinyContext("small", Path("nowhere"))
-
-
 def test_figure_2_counts_ranks_by_eigenvalue():
-    rows = torch.eye(4)[None]
-    values = torch.tensor([[-9.0, 4.0, 3.0, 1.0]])
-    spectrum = Spectrum(values, rows, torch.zeros(1, 4))[0]
-    for most, rank in ((1, 1), (2, 2), (3, 3)):
+    spectrum = Spectrum(torch.tensor([-9.0, 4.0, 3.0, 1.0]), torch.eye(4), torch.zeros(4))
+    for most in (1, 2, 3):
         x = torch.zeros(5, 4)
         x[:, [0, most]] = 1.0
-
-        class Planted:
-            test_images = x
-
-        assert eigenvalue_rank_of_most_active(spectrum, Planted()) == rank
+        assert eigenvalue_rank_of_most_active(spectrum, SimpleNamespace(test_images=x)) == most
 
 
 def test_figure_3_stays_strictly_under():
@@ -108,40 +93,28 @@ def test_figure_3_stays_strictly_under():
     curve = TruncationCurve(accuracy, full)
     assert needed_under(curve, 0.01, 10_000) == 3
     assert needed_under(curve, 0.001, 10_000) == 5
-    relapse = TruncationCurve((full, 0.9, full), full)
-    assert needed_under(relapse, 0.01, 10_000) == 3
-    for right in range(9000, 10_000):
-        exact = TruncationCurve(((right - 100) / 10_000, right / 10_000), right / 10_000)
-        assert needed_under(exact, 0.01, 10_000) == 2
-        just = TruncationCurve(((right - 99) / 10_000, right / 10_000), right / 10_000)
-        assert needed_under(just, 0.01, 10_000) == 1
+    assert needed_under(TruncationCurve((full, 0.9, full), full), 0.01, 10_000) == 3
+    for right, (lost, needed) in product(range(9000, 10_000), ((100, 2), (99, 1))):
+        curve = TruncationCurve(((right - lost) / 10_000, right / 10_000), right / 10_000)
+        assert needed_under(curve, 0.01, 10_000) == needed
 
 
 def test_figure_4_finds_what_was_planted():
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
+    basis = torch.linalg.qr(normal(12, 12).float()).Q
     # Two classes, two ranks. The other models hold each vector turned by a known angle.
     models = [[basis[:2], basis[2:4]] for _ in range(3)]
     cosines = torch.tensor([[0.9, 0.5], [0.7, 0.3]])
-    others = [
-        [
-            torch.stack(
-                [-3 * (c * v + (1 - c**2) ** 0.5 * basis[8]) for c, v in zip(cs, a, strict=True)]
-            )
-            for cs, a in zip(cosines, model, strict=True)
-        ]
-        for model in models[:2]
-    ]
+    shared = (1 - cosines[..., None] ** 2) ** 0.5 * basis[8]
+    turned = -3 * (cosines[..., None] * basis[:4].unflatten(0, (2, 2)) + shared)
+    others = [[*turned]] * 2
     curves = similarity_curves(models, others, ranks=2)
     # The shared part makes the other class's vectors no better matches: each only has its own.
     assert torch.allclose(torch.tensor(curves), torch.tensor([[0.8, 0.4]] * 2))
     assert [len(c) for c in similarity_curves(models, others, ranks=1)] == [1, 1]
     assert [len(c) for c in similarity_curves(models, others)] == [2, 2]
-    result = matches(basis[:2], others[0][0])
-    assert [text for _, text in result] == ["0.90", "0.50"]
-    assert all(
-        float(vector @ plain) > 0 for (vector, _), plain in zip(result, basis[:2], strict=True)
-    )
+    vectors, texts = zip(*matches(basis[:2], others[0][0]), strict=True)
+    assert texts == ("0.90", "0.50")
+    assert ((torch.stack(vectors) * basis[:2]).sum(-1) > 0).all()
 
 
 def test_figure_4_never_pairs_models_of_the_same_seed():
@@ -160,13 +133,12 @@ def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
 
 
 def test_figure_5_measures_the_border():
-    middle, edge = torch.zeros(28, 28), torch.zeros(28, 28)
+    middle, edge = torch.zeros(2, 28, 28)
     middle[4:-4, 4:-4] = 2.0
     edge[3, 10] = edge[-4, 10] = edge[10, 3] = edge[10, -4] = 5.0
     vectors = torch.stack([middle, edge]).reshape(2, -1)
-    assert border_share(vectors[:1], (28, 28)) == 0
-    assert border_share(vectors[1:], (28, 28)) == 1
-    assert border_share(vectors, (28, 28)) == 0.5
+    shares = [border_share(some, (28, 28)) for some in (vectors[:1], vectors[1:], vectors)]
+    assert shares == [0, 1, 0.5]
     assert border_share(torch.ones(1, 64), (8, 8)) == pytest.approx(28 / 64)
 
 
@@ -175,16 +147,15 @@ def test_figure_5_measures_the_border():
 )
 def test_figure_5_says_whether_the_source_held(accuracy, rank, held):
     model = {"accuracy": accuracy, "effective_rank": rank, "drop": 0.02, "border_share": 0.1}
-    rows = fig5._rows("none", [model, model])
-    assert [row.held for row in rows] == [*held, False, None]
+    assert [row.held for row in fig5._rows("none", [model, model])] == [*held, False, None]
 
 
 def test_figure_9_reads_the_ends_of_the_spectrum():
     spectrum = class_spectra(digit_model())[3]
     values = spectrum.values.sort().values
     result = describe_ends(spectrum, digits())
-    assert [e["eigenvalue"] for e in result["positive"]] == values.flip(0)[:3].tolist()
-    assert [e["eigenvalue"] for e in result["negative"]] == values[:3].tolist()
+    for kind, ends in (("positive", values.flip(0)[:3]), ("negative", values[:3])):
+        assert [end["eigenvalue"] for end in result[kind]] == ends.tolist()
     strongest = spectrum.activations(digits().test_images)[:, spectrum.values.argmax()].topk(3)
     labels = digits().test_labels[strongest.indices].tolist()
     assert result["positive"][0]["top_inputs"] == [str(label) for label in labels]
@@ -193,9 +164,7 @@ def test_figure_9_reads_the_ends_of_the_spectrum():
 def test_lines_and_their_bands():
     samples = [[1.0, 10.0], [3.0, 10.0], [2.0, 10.0]]
     spread = spread_line("a", (0, 1), samples)
-    assert spread.middle == [2, 10]
-    assert spread.low == [1, 10]
-    assert spread.high == [3, 10]
+    assert (spread.low, spread.middle, spread.high) == ([1, 10], [2, 10], [3, 10])
     confident = confidence_line("b", (0, 1), samples)
     # Student's t for two degrees of freedom, 4.3027, over the root of three.
     assert confident.high[0] == pytest.approx(2 + 4.302653 / 3**0.5)
@@ -203,8 +172,7 @@ def test_lines_and_their_bands():
     alone = confidence_line("c", (0, 1), samples[:1])
     assert alone.low == alone.middle == alone.high == [1, 10]
     figure = line_figure([spread], title="t", x_title="x", y_title="y", floor=2.0)
-    assert figure.data[1].y == (2, 10)
-    assert figure.data[0].y == (3, 10, 10, 2)
+    assert [line.y for line in figure.data[:2]] == [(3, 10, 10, 2), (2, 10)]
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.yaxis.range[0] == pytest.approx(torch.tensor(2.0).log10())
 
@@ -218,16 +186,13 @@ def test_pictures_stand_in_their_rows():
     assert figure.layout.images[1].y < figure.layout.images[3].y
 
 
-def test_noises_are_held_against_all_three_goals(small):
+def test_noises_are_held_against_all_three_goals():
     numbers = dict(ran("noises", "small").numbers)
-    models = small.classifiers(
-        digits(), ClassifierTraining(input_noise=0.0, latent_noise=0.33), range(5)
-    )
+    training = ClassifierTraining(input_noise=0.0, latent_noise=0.33)
+    models = TinyContext("small", Path("nowhere")).classifiers(digits(), training, range(5))
     vectors = [positive_vectors(model, "pixels") for model in models]
-    curves = similarity_curves(vectors, vectors)
-    assert numbers["latent_noise=0.33"]["match_in_pixels"]["mean"] == pytest.approx(
-        sum(sum(curve[:5]) / 5 for curve in curves) / 2
-    )
+    expected = sum(sum(curve[:5]) / 5 for curve in similarity_curves(vectors, vectors)) / 2
+    assert numbers["latent_noise=0.33"]["match_in_pixels"]["mean"] == pytest.approx(expected)
     goals = numbers.pop("goals")
     for single in numbers.values():
         best = max(single["match"]["mean"], single["match_in_pixels"]["mean"])

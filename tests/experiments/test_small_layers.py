@@ -24,8 +24,7 @@ def test_xor_has_two_eigenvectors_of_opposite_signs(monkeypatch):
 
 def test_features_at_an_angle_are_split(monkeypatch):
     monkeypatch.setattr(recipe, "STEPS", 400)
-    found = spectrum(train(partial(recipe.squares, torch.stack([U, TILTED])), 3))
-    first, _ = ends(found)
+    first, _ = ends(spectrum(train(partial(recipe.squares, torch.stack([U, TILTED])), 3)))
     assert along(first, U + TILTED) > 0.99
     assert along(first, U) == pytest.approx(cos(ANGLE / 2), abs=0.05)
 
@@ -38,6 +37,5 @@ def test_boolean_functions_are_those_of_bits():
 
 def test_the_recipe_runs(monkeypatch):
     monkeypatch.setattr(recipe, "STEPS", 5)
-    outcome = recipe.run(RecipeContext("small", Path("nowhere")))
-    check_outcome(outcome, {"quadrants"})
+    outcome = check_outcome(recipe.run(RecipeContext("small", Path("nowhere"))), {"quadrants"})
     assert len(outcome.rows) == 9

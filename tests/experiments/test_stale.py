@@ -28,16 +28,11 @@ def test_only_code_is_a_change():
 
 
 def test_files_older_than_their_code_are_printed(capsys, monkeypatch):
-    files = {
-        "old": {"command": "bilens reproduce fig3", "commit": "0123abcd"},
-        "new": {"command": "bilens reproduce fig3", "commit": "now"},
-        "lost": {"command": "bilens reproduce nothing", "commit": "now"},
-        "story": {"command": "bilens reproduce fig3", "commit": "0123abcd"},
-    }
+    new, lost = ({"command": f"bilens reproduce {x}", "commit": "now"} for x in ("fig3", "nothing"))
+    old = new | {"commit": "0123abcd"}
+    files = {"old": old, "new": new, "lost": lost, "story": old}
     monkeypatch.setattr(stale, "load_results", lambda: files)
-    monkeypatch.setattr(
-        stale, "has_changed", lambda path, result: result["commit"] != "now" and "fig3" in path
-    )
+    monkeypatch.setattr(stale, "has_changed", lambda path, of: of is old and "fig3" in path)
     stale.main()
     assert capsys.readouterr().out.splitlines() == [
         "README, story.json (0123abcd): experiments/fig3.py",
@@ -64,6 +59,5 @@ def test_a_file_has_changed_if_its_code_is_another(tmp_path, monkeypatch):
     git("add", ".")
     monkeypatch.setattr(stale, "ROOT", tmp_path)
     names = ("code", "comment", "same", "new")
-    changed = [name for name in names if stale.has_changed(f"{name}.py", result)]
-    assert changed == ["code", "new"]
+    assert [name for name in names if stale.has_changed(f"{name}.py", result)] == ["code", "new"]
     assert stale.has_changed("same.py", {"commit": "0" * 40}), "no such commit"

@@ -1,5 +1,6 @@
 """A Llama of two layers whose tokens are words, and what all outcomes of recipes have."""
 
+import gzip
 import json
 from dataclasses import asdict
 
@@ -19,21 +20,26 @@ def save_llama(path, words, **settings):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes, **settings))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
-    save_model(path, model, wrapped)
+    save_model(path, model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]"))
+
+
+def write_gzip(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
 
 
 def check_rows(outcome):
     """See that there are rows for a file of results, whose texts have no numbers but settings."""
     rows = [asdict(row) for row in outcome.rows]
     check({"title": "", "settings": outcome.settings, "rows": rows})
+    return outcome
 
 
 def check_outcome(outcome, figures):
     """See that numbers are JSON, and that there are these figures and they can be written."""
     assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
     assert outcome.figures.keys() == figures
-    check_rows(outcome)
-    for figure in outcome.figures.values():
+    for figure in check_rows(outcome).figures.values():
         json.loads(figure.to_json())
         assert figure.layout.height > 0
+    return outcome
