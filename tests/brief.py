@@ -1,4 +1,4 @@
-"""Tutorials as short as the suite has time for."""
+"""Sizes of tutorials as the pages have them, and as large as the suite has time for."""
 
 BRIEF = {
     "epochs=60": "epochs=3",
@@ -16,4 +16,3 @@ BRIEF = {
     "in range(40)": "in range(10)",
     "randn(50": "randn(5",
 }
-"""Sizes as the pages have them, and as large as the suite has time for."""

@@ -15,30 +15,33 @@ from bilens.convert import give_swish, save_model
 from tests.families import tiny
 from tests.models import toy_tokenizer
 
+ROOT = Path(__file__).parents[1]
+OWN_PATHS = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
-def in_json(capsys: Any, *args: str) -> Any:
-    """Return the single object that a command prints with --json."""
+
+def output_of(capsys: Any, *args: object) -> str:
+    """Return what a command prints."""
     capsys.readouterr()
-    main([*map(str, args), "--json"])
-    shown = capsys.readouterr().out
+    main([*map(str, args)])
+    return capsys.readouterr().out
+
+
+def in_json(capsys: Any, *args: object) -> Any:
+    """Return the single object that a command prints with --json."""
+    shown = output_of(capsys, *args, "--json")
     assert shown.count("\n") == 1
     return json.loads(shown)
 
 
-ROOT = Path(__file__).parents[1]
+def python(*words: object, check: bool = True, **how: Any) -> Any:
+    """Run Python in a process of its own; return how it ended, with what it wrote."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, **how)
 
 
 def run_python(*command: object) -> None:
     """Run Python with a script or a module of the tests."""
-    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-    )
+    done = python(*command, check=False, env={**os.environ, **OWN_PATHS}, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -53,7 +56,7 @@ def refusal(capsys: Any, *args: Any) -> str:
     return message
 
 
-def write_sources(folder: Path) -> None:
+def write_sources(folder: Path) -> Path:
     """Write a model, the same annealed and exported, texts of their tokens, and two classifiers."""
     tokenizer = toy_tokenizer()
     save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
@@ -66,10 +69,13 @@ def write_sources(folder: Path) -> None:
     brief = ["train", "images", "--d-model", "8", "--epochs", "1"]
     main([*brief, "--output", str(folder / "images")])
     main([*brief, "--n-layers", "2", "--output", str(folder / "deep")])
+    return folder
 
 
 def work_beside(sources: Path, folder: Path, monkeypatch: Any) -> Path:
-    """Enter a new folder with links to all sources; data sets are cached beside it."""
+    """Enter a new folder with links to all sources, offline; data sets are cached beside it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.delenv("BILENS_DATA", raising=False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
     here = folder / "here"
     here.mkdir()

@@ -56,21 +56,14 @@ def pytest_runtestloop():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def digits_are_read_once():
-    """Hundreds of commands and fixtures take them."""
+def work_is_done_once():
     import sklearn.datasets  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
+        # Hundreds of commands and fixtures take the digits.
         patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def trainings_collect_no_garbage():
-    """Accelerate asks for that after each training, for the memory of GPUs."""
-    memory = sys.modules.get("accelerate.utils.memory")
-    with pytest.MonkeyPatch.context() as patch:
-        if memory is not None:
+        # Accelerate asks for a collection after each training, for the memory of GPUs.
+        if memory := sys.modules.get("accelerate.utils.memory"):
             patch.setattr(memory, "clear_device_cache", lambda *_, **__: None)
         yield
 

@@ -17,28 +17,22 @@ from tests.nightly import nightly
 
 VOCAB, WIDTH, HIDDEN, LAYERS, HEADS, TIME = 30, 16, 20, 2, 4, 12
 
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 LIKE_LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": TIME,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+    **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": HIDDEN},
+    **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 2},
+    **{"max_position_embeddings": TIME, **ENDS, "pad_token_id": 0},
 }
 GPT2 = {
-    "vocab_size": VOCAB,
-    "n_embd": WIDTH,
-    "n_layer": LAYERS,
-    "n_head": HEADS,
-    "n_positions": TIME,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS},
+    **{"n_positions": TIME, **ENDS},
 }
 NEOX = {k: v for k, v in LIKE_LLAMA.items() if k != "num_key_value_heads"}
+FACTORS = {
+    **{"embedding_multiplier": 2.0, "residual_multiplier": 0.7},
+    **{"logits_scaling": 1.7, "attention_multiplier": 0.4},
+}
+KINDS_OF_LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = {**LIKE_LLAMA, "head_dim": 4, "query_pre_attn_scalar": 4}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,30 +45,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {**LIKE_LLAMA, "attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("Llama", {**LIKE_LLAMA, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {**LIKE_LLAMA, "head_dim": 6}),
-    "qwen2": ("Qwen2", LIKE_LLAMA),
+    **{"qwen2": ("Qwen2", LIKE_LLAMA), "phi3": ("Phi3", LIKE_LLAMA)},
     "qwen3": ("Qwen3", {**LIKE_LLAMA, "head_dim": 6}),
-    "gemma2": ("Gemma2", GEMMA),
+    **{"gemma2": ("Gemma2", GEMMA), "gemma3": ("Gemma3", GEMMA)},
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "final_logit_softcapping": None}),
-    "gemma3": ("Gemma3", GEMMA),
-    "phi3": ("Phi3", LIKE_LLAMA),
     "gemma": ("Gemma", {**LIKE_LLAMA, "head_dim": 4}),
-    "granite": (
-        "Granite",
-        {
-            **LIKE_LLAMA,
-            "embedding_multiplier": 2.0,
-            "residual_multiplier": 0.7,
-            "logits_scaling": 1.7,
-            "attention_multiplier": 0.4,
-        },
-    ),
+    "granite": ("Granite", {**LIKE_LLAMA, **FACTORS}),
     "olmo2": ("Olmo2", LIKE_LLAMA),
     "helium": ("Helium", {**LIKE_LLAMA, "head_dim": 4}),
     "glm": ("Glm", {**LIKE_LLAMA, "head_dim": 8, "attention_bias": True}),
-    "cohere2": (
-        "Cohere2",
-        {**LIKE_LLAMA, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    "cohere2": ("Cohere2", {**LIKE_LLAMA, "sliding_window": 6, "layer_types": KINDS_OF_LAYERS}),
 }
 EXPERTS = {
     **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 3},
@@ -101,25 +81,17 @@ OWN = {
     "own-constant": {"norm": "rms", "attention": "squared", "attention_constant": True},
 }
 ALL = [*FAMILIES, *OWN]
-DAILY = (
-    *("gpt2", "neox", "llama-biases", "gemma2", "gemma3", "phi3", "granite", "cohere2"),
-    *("own-layer-bias", "own-mixed", "own-constant"),
-)
+DAILY = ["gpt2", "neox", "llama-biases", "gemma2", "gemma3", "phi3", "granite", "cohere2"]
+DAILY += ["own-layer-bias", "own-mixed", "own-constant"]
 """Structures that differ: merged weights, parallel blocks, norms after parts, caps, factors."""
-EACH = nightly(ALL, DAILY)
-"""All families as cases, the others than `DAILY` at night."""
+EACH = nightly(ALL, DAILY)  # all families as cases, the others than `DAILY` at night
 EACH_READ = nightly(ALL, ("gpt2", "gemma2", "cohere2", "own-mixed", "own-constant"))
 """The same for readings, which get their parts from `bilens.residual`, tested on all of `DAILY`."""
 EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
 """Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 
 
-def tiny(
-    name: str,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    settings: dict[str, Any] | None = None,
-) -> PreTrainedModel:
+def tiny(name: str, seed: int = 0, dtype: Any = torch.float64, settings: Any = None) -> Any:
     """Return a model whose weights, gains and biases are all of order one.
 
     `settings` are others than those of the family.
@@ -127,9 +99,8 @@ def tiny(
     if name in OWN:
         return random_model(seed, n_layers=LAYERS, **OWN[name]).to(dtype)
     family, usual = {**FAMILIES, **MIXTURES}[name]
-    settings = settings or usual
     config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, config_name)(**settings)
+    config = getattr(transformers, config_name)(**(settings or usual))
     suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     return of_order_one(getattr(transformers, family + suffix)(config), seed).to(dtype)
 
@@ -177,8 +148,7 @@ def exact_norms() -> Iterator[None]:
 
 
 def some_text(texts: int = 3, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCAB, (texts, TIME), generator=generator)
+    return torch.randint(VOCAB, (texts, TIME), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

@@ -23,8 +23,7 @@ from bilens.read import BondReading, read_bonds
 from bilens.residual import ResidualModel
 from bilens.train import ClassifierTraining, train_classifier
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Devices of models in tests of devices; their data stay on the CPU."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of models whose data stay on the CPU
 VOCAB = 30
 
 parts = {
@@ -67,24 +66,20 @@ def check_same_model(a: Any, b: Any) -> None:
     """
     weights = b.state_dict()
     assert a.state_dict().keys() == weights.keys()
-    for name, weight in a.state_dict().items():
-        assert torch.equal(weight, weights[name]), name
+    assert [n for n, x in a.state_dict().items() if not torch.equal(x, weights[n])] == []
     ids = torch.arange(2, 8)[None]
     torch.testing.assert_close(a(ids).logits, b(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 def random_text(length: int = 9, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCAB, (length,), generator=generator)
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
 
 
 def toy_tokenizer() -> PreTrainedTokenizerFast:
-    words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
-    tokenizer = Tokenizer(words)
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="t1", eos_token="t2", pad_token="t0"
-    )
+    ends = {"bos_token": "t1", "eos_token": "t2", "pad_token": "t0"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
 
 
 TOKENS = toy_tokenizer()
@@ -121,9 +116,8 @@ def grammar_view(**parts: Any) -> ResidualModel:
 
 
 def small_config(**changes: Any) -> LanguageConfig:
-    size = len(Grammar().vocabulary)
-    sizes = {"vocab_size": size, "d_model": 16, "n_heads": 2, "d_hidden": 20, "n_ctx": 8}
-    return LanguageConfig(**{**sizes, **changes})
+    sizes = {"d_model": 16, "n_heads": 2, "d_hidden": 20, "n_ctx": 8}
+    return LanguageConfig(**{"vocab_size": len(Grammar().vocabulary), **sizes, **changes})
 
 
 SHARED: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
@@ -190,9 +184,8 @@ def digit_model(n_layers: int = 1, bias: bool = False) -> ImageClassifier:
 def small_model(n_layers: int = 1, bias: bool = False) -> ImageClassifier:
     """Return a classifier that has not learned, whose readings and figures are quickly made."""
     torch.manual_seed(0)
-    return shared(
-        ImageClassifier(ClassifierConfig(64, 10, 6, n_layers, bias=bias, image_shape=(8, 8)))
-    )
+    config = ClassifierConfig(64, 10, 6, n_layers, bias=bias, image_shape=(8, 8))
+    return shared(ImageClassifier(config))
 
 
 @cache

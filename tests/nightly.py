@@ -11,6 +11,5 @@ def nightly(cases: Iterable[Any], daily: Container[Any]) -> list[Any]:
     result = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
-        marks = () if case in daily else pytest.mark.slow
-        result.append(pytest.param(*values, marks=marks))
+        result.append(pytest.param(*values, marks=() if case in daily else pytest.mark.slow))
     return result

@@ -18,13 +18,9 @@ from bilens.pages.page import report
 from bilens.sections import Fact, Picture, Section, Table
 from tests.models import digits, small_model
 
-FILE = '''
-from bilens.analyses import find_analysis
+FILE = '''from bilens.analyses import find_analysis
 from bilens.analysis import Reading, analysis
-
 ngrams = find_analysis("ngrams")
-
-
 @analysis("answers")
 def read_answers(model: object, k: int = 3) -> Reading:
     """Return an answer."""
@@ -32,13 +28,9 @@ def read_answers(model: object, k: int = 3) -> Reading:
 '''
 
 
-class Answer(Reading):
-    """An answer."""
-
-
 def read_answer(
     model: list, depth: int, kind: Literal["a", "b"] = "a", *, k: int | None = None
-) -> Answer:
+) -> Reading:
     """Return the answer.
 
     It has a second paragraph.
@@ -53,7 +45,7 @@ def read_answer(
     Raises:
         BilensError: never.
     """
-    return Answer()
+    return Reading()
 
 
 def test_an_analysis_says_what_it_reads_and_what_can_be_set():
@@ -64,14 +56,13 @@ def test_an_analysis_says_what_it_reads_and_what_can_be_set():
     kinds = [("depth", int), ("kind", Literal["a", "b"]), ("k", int | None)]
     assert [(option.name, option.type) for option in entry.options] == kinds
     assert entry.about == "Return the answer.\n\nIt has a second paragraph."
-    depth, _, k = entry.options
-    assert depth.help == "First line and a second one."
-    assert k.help == "How many; an unusual: number."
+    depth, _, k = (option.help for option in entry.options)
+    assert (depth, k) == ("First line and a second one.", "How many; an unusual: number.")
 
 
 def test_a_name_has_one_function():
-    assert analysis("the-answer")(read_answer) is read_answer
-    assert analysis("the-answer")(read_answer) is read_answer
+    for _ in range(2):
+        assert analysis("the-answer")(read_answer) is read_answer
     assert find_analysis("the-answer").read is read_answer
     with pytest.raises(BilensError, match="name='ngrams' is an analysis of bilens; choose another"):
         analysis("ngrams")(read_answer)
@@ -82,17 +73,16 @@ def test_a_name_has_one_function():
 
 
 def test_files_register_analyses(tmp_path):
-    path = tmp_path / "answers.py"
+    path, empty = tmp_path / "answers.py", tmp_path / "empty.py"
     path.write_text(FILE)
     for _ in range(2):
         (entry,) = load_file(path)
-        assert entry.name == "answers"
-        assert [option.name for option in entry.options] == ["k"]
-    (tmp_path / "empty.py").write_text("")
-    with pytest.raises(BilensError, match=r"empty\.py registers no analysis"):
-        load_file(tmp_path / "empty.py")
+        assert (entry.name, [option.name for option in entry.options]) == ("answers", ["k"])
     with pytest.raises(BilensError, match="is not a Python file"):
-        load_file(tmp_path / "missing.py")
+        load_file(empty)
+    empty.write_text("")
+    with pytest.raises(BilensError, match=r"empty\.py registers no analysis"):
+        load_file(empty)
 
 
 TAKEN_BY_COMMANDS = {
@@ -134,12 +124,10 @@ def test_what_is_no_reading_is_refused():
 
 
 def test_files_of_one_name_in_two_folders_are_two(tmp_path):
-    paths = []
-    for folder in ("first", "second"):
-        (tmp_path / folder).mkdir()
-        path = tmp_path / folder / "answers.py"
-        path.write_text(FILE.replace('"answers"', f'"{folder}"'))
-        paths.append(path)
+    paths = [tmp_path / folder / "answers.py" for folder in ("first", "second")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(FILE.replace('"answers"', f'"{path.parent.name}"'))
     for path in (*paths, *paths):
         assert [entry.name for entry in load_file(path)] == [path.parent.name]
 
@@ -165,9 +153,9 @@ class Captions(Reading):
     def sections(self) -> list[Section]:
         rows = []
         for number, caption in enumerate(CAPTIONS):
-            frame = pd.DataFrame({"number": [number]})
             figure = go.Figure().update_layout(title=str(number))
-            rows.append([Table(frame, caption), Picture(caption, partial(go.Figure, figure))])
+            table = Table(pd.DataFrame({"number": [number]}), caption)
+            rows.append([table, Picture(caption, partial(go.Figure, figure))])
         return [Section("title", "", rows)]
 
 

@@ -6,12 +6,8 @@ from experiments.llama2c import llama2c_tokenizer
 from transformers import pipeline
 
 from bilens.data import Grammar, train_tokenizer
-from bilens.nn.language import LanguageConfig, LanguageModel
 from tests.experiments.test_llama2c import ALL_PIECES, write_tokenizer
-
-
-def small_model(n_tokens: int) -> LanguageModel:
-    return LanguageModel(LanguageConfig(vocab_size=n_tokens, d_model=8, n_layers=1, n_heads=2))
+from tests.models import random_model
 
 
 def words(tmp_path):
@@ -42,7 +38,7 @@ def test_a_pipeline_parts_the_prompt_from_what_follows_as_the_tokenizer_does(
 ):
     tokenizer = make(tmp_path)
     n_given, ids = len(tokenizer(prompt)["input_ids"]), tokenizer(prompt + new)["input_ids"]
-    model = small_model(len(tokenizer))
+    model = random_model(vocab_size=len(tokenizer), n_ctx=64)
     model.generate = lambda input_ids, **_: torch.tensor([ids])
     assert tokenizer(prompt)["input_ids"] == ids[:n_given]
     write = pipeline("text-generation", model=model, tokenizer=tokenizer)

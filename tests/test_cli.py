@@ -1,6 +1,5 @@
 """The command line as a user meets it."""
 
-import json
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from textwrap import indent
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -21,25 +21,29 @@ import bilens
 from bilens.__main__ import main as start
 from bilens.cli import COMMANDS, GROUPS, commands_of, main, parse, running
 from bilens.cli.commands import whole_number
-from bilens.data import load_images
+from bilens.files import read_json
 from bilens.read import read_bonds
-from tests.command_line import in_json, refusal
+from tests.command_line import in_json, output_of, python, refusal
+from tests.models import digits
 
 SMALL = ["--d-model", "8", "--epochs", "2", "--weight-decay", "0"]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return runs with one layer and with two, trained once."""
     folder = tmp_path_factory.mktemp("trained")
     for layers in ("1", "2"):
         main(["train", "images", *SMALL, "--n-layers", layers, "--output", f"{folder}/{layers}"])
     return folder
 
 
-@pytest.fixture
-def run(trained, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
     return shutil.copytree(trained / "1", tmp_path / "run")
 
 
@@ -49,19 +53,15 @@ def deep_run(trained, tmp_path):
 
 
 def test_train_decompose_report(run, capsys):
-    main(["decompose", str(run)])
-    shown = capsys.readouterr().out
-    assert "test accuracy" in shown
-    assert "eigenvectors per class" in shown
-    assert f"written: {run}\n" in shown
-    record = json.loads((run / "decomposition.json").read_text())
+    shown = output_of(capsys, "decompose", run)
+    for part in ("test accuracy", "eigenvectors per class", f"written: {run}\n"):
+        assert part in shown
+    record = read_json(run / "decomposition.json")
     spectra = load_file(run / "spectra.safetensors")
     assert spectra["values"].shape == (10, 8)
-    rebuilt = torch.einsum(
-        "ck,cki,ckj->cij", *(spectra[n] for n in ("values", "vectors", "vectors"))
-    )
-    exact = bilens.load(run).tensor().dense()
-    assert torch.allclose(rebuilt, exact, atol=1e-4)
+    vectors = spectra["vectors"]
+    rebuilt = torch.einsum("ck,cki,ckj->cij", spectra["values"], vectors, vectors)
+    assert torch.allclose(rebuilt, bilens.load(run).tensor().dense(), atol=1e-4)
     assert record["How well it holds"][-1]["accuracy"] == record["test accuracy"]
     assert in_json(capsys, "decompose", run) == record
     main(["report", str(run), "--output", "page.html", "--order", "activation"])
@@ -69,10 +69,9 @@ def test_train_decompose_report(run, capsys):
 
 
 def test_several_seeds(tmp_path, capsys):
-    command = ["train", "images", *SMALL, "--seed", "5", "--output", str(tmp_path)]
-    main([*command, "--seeds", "2"])
+    command = ["train", "images", *SMALL, "--seed", "5", "--output", tmp_path]
+    assert "2 seeds" in output_of(capsys, *command, "--seeds", "2")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6"]
-    assert "2 seeds" in capsys.readouterr().out
     result = in_json(capsys, *command, "--seeds", "3", "--resume")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6", "seed-7"]
     assert list(result["runs"]) == [str(tmp_path / f"seed-{seed}") for seed in (5, 6, 7)]
@@ -84,9 +83,9 @@ def test_a_run_is_not_overwritten(run, capsys, caplog):
     assert "Resume that training with --resume" in message
     assert "or choose another --output" in message
     assert (run / "model.safetensors").read_bytes() == before
-    main(["train", "images", *SMALL, "--output", "run", "--resume"])
+    command = ["train", "images", *SMALL, "--output", "run", "--resume"]
+    assert "test accuracy" in output_of(capsys, *command)
     assert "run is finished" in caplog.text
-    assert "test accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -116,6 +115,7 @@ def test_whole_numbers_may_be_short(text, number):
         ("report story --token grl", "token='grl', expected a single token"),
         ("ngrams story --token grl --layer 0", "it is cut into |gr|##l|; the nearest are girl"),
         ("circuit story", "nothing is asked; expected either --prompt TEXT"),
+        ("ngrams run --token girl", "run holds ImageClassifier, and `bilens ngrams` reads languag"),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
@@ -123,13 +123,14 @@ def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
     assert message in refusal(capsys, *command.split())
 
 
-def test_options_of_a_model_of_the_other_depth_are_refused(run, deep_run, capsys):
-    for of, option, value, needed in (
-        (run, "paths", "5", "several layers"),
-        (deep_run, "basis", "pixels", "one layer"),
-    ):
-        message = f"--{option}={value} has no effect here, expected a model of {needed}, without"
-        assert message in refusal(capsys, "decompose", of, f"--{option}", value)
+@pytest.mark.usefixtures("run", "deep_run")
+@pytest.mark.parametrize(
+    ("of", "option", "needed"),
+    [("run", "--paths=5", "several layers"), ("deep", "--basis=pixels", "one layer")],
+)
+def test_options_of_a_model_of_the_other_depth_are_refused(of, option, needed, capsys):
+    message = f"{option} has no effect here, expected a model of {needed}, without"
+    assert message in refusal(capsys, "decompose", of, option)
 
 
 def test_a_run_without_its_record(run, capsys):
@@ -146,36 +147,34 @@ def test_commands_of_readings_write_the_arrays_of_decompose(run, tmp_path):
 
 
 def test_deep_models_are_read_by_their_paths(deep_run, capsys):
-    main(["decompose", str(deep_run), "--paths", "50"])
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, "decompose", deep_run, "--paths", "50")
     assert "top effective eigenvalue" in shown
-    paths = load_file(deep_run / "paths.safetensors")
-    assert paths["vectors"].shape == (50, 64)
     assert f"written: {deep_run}\n" in shown
+    assert load_file(deep_run / "paths.safetensors")["vectors"].shape == (50, 64)
 
 
 def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
-    main(["decompose", str(deep_run), "--bonds", "--drop", "0.05", "--metric", "weights"])
-    shown = capsys.readouterr().out
+    shown = output_of(
+        capsys, *["decompose", "deep", "--bonds", "--drop", "0.05", "--metric", "weights"]
+    )
     assert "error of the logits" in shown
-    record = json.loads((deep_run / "bonds.json").read_text())
+    record = read_json(deep_run / "bonds.json")
     directions = " + ".join(map(str, record["directions"]))
     assert directions in shown
     saved = load_file(deep_run / "bonds.safetensors")
     assert saved["shares.0"].sum() == pytest.approx(1)
     assert saved["read.1"].shape == saved["write.1"].T.shape
-    main(["report", str(deep_run)])
+    main(["report", "deep"])
     page = (deep_run / "report.html").read_text()
     assert "measured over standard normal inputs" in page
-    data = load_images("digits")
-    reading = read_bonds(bilens.load(deep_run), data, drop=0.05, metric="weights")
+    reading = read_bonds(bilens.load(deep_run), digits(), drop=0.05, metric="weights")
     assert (reading.metric, reading.drop) == ("weights", 0.05)
     ranks = list(reading.cut.ranks)
     assert record["directions"] == ranks
     assert f"the model on {directions} directions" in page
     cut = deep_run / "cut"
     assert bilens.load(cut).config.d_model == max(*ranks, 10)
-    assert json.loads((cut / "training.json").read_text())["ranks"] == ranks
+    assert read_json(cut / "training.json")["ranks"] == ranks
     main(["report", str(cut), "--drop", "0.1", "--metric", "gaussian"])
     page = (cut / "report.html").read_text()
     assert "directions" in page
@@ -202,25 +201,25 @@ def test_help_is_for_readers_of_the_paper(capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["report", "nowhere"], "stopped"),
-        (["train", "images", "--output", "new"], "stopped; --resume continues from here"),
-    ],
+    ("command", "more"),
+    [("report nowhere", ""), ("train images --output new", "; --resume continues from here")],
 )
-def test_ctrl_c_names_resume_where_there_is_one(args, message, monkeypatch, capsys):
+def test_ctrl_c_names_resume_where_there_is_one(command, more, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilens.files.check_target", stop)
-    monkeypatch.setattr("bilens.inputs.check_data", stop)
+    for place in ("bilens.files.check_target", "bilens.inputs.check_data"):
+        monkeypatch.setattr(place, stop)
     with pytest.raises(SystemExit) as ended:
-        main(args)
-    assert ended.value.code == 130
-    assert capsys.readouterr().err.strip() == message
+        main(command.split())
+    assert (ended.value.code, capsys.readouterr().err.strip()) == (130, f"stopped{more}")
 
 
 def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch):
+    class Stopping(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
     monkeypatch.setitem(sys.modules, "bilens.cli", Stopping("bilens.cli"))
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # which stays
     with pytest.raises(SystemExit) as ended:
@@ -228,75 +227,52 @@ def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch):
     assert ended.value.code == 130
 
 
-class Stopping(ModuleType):
-    """A module at whose import ctrl-C is pressed."""
-
-    def __getattr__(self, name):
-        raise KeyboardInterrupt
-
-
+PRESS = "os.kill(os.getpid(), signal.SIGINT), sum(range(1000))"
 LOST = {
-    "in an import": """
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-    sum(range(1000))
-except BaseException:
-    pass
-""",
-    "where nothing can be raised": """
-class Dropped:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        sum(range(1000))
-Dropped()
-""",
+    "in an import": f"import os, signal\ntry: {PRESS}\nexcept BaseException: pass",
+    "where nothing can be raised": f"class Dropped:\n    def __del__(_): {PRESS}\nDropped()",
 }
+WORKING = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script
+import bilens.cli
+from bilens.__main__ import main
+def command():
+{within}
+    time.sleep(10)
+    print("not stopped")
+bilens.cli.main = command
+main()
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="ctrl-C cannot be sent there")
 @pytest.mark.parametrize("place", LOST)
 def test_ctrl_c_is_not_lost(place, tmp_path):
     """Libraries take it for a missing module, and Python drops it in __del__."""
-    within = "".join(f"    {line}\n" for line in LOST[place].splitlines())
-    if place == "in an import":
-        (tmp_path / "library.py").write_text("import os, signal\n" + LOST[place])
-        within = "    import library\n"
-    code = f"""
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script
-import bilens.cli
-from bilens.__main__ import main
-
-def command():
-{within}
-    time.sleep(10)
-    print("not stopped")
-
-bilens.cli.main = command
-main()
-"""
+    (tmp_path / "library.py").write_text(LOST[place])
+    within = "import library" if place == "in an import" else LOST[place]
+    code = WORKING.format(within=indent(within, "    "))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, check=False, env=env, capture_output=True, timeout=60)
-    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"")
+    run = python("-c", code, check=False, env=env, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
 
 
-def test_what_is_left_to_do_is_done_at_the_end():
-    code = """
+LEFT = """
 import atexit, sys, threading
 from bilens.__main__ import main
-
 def work():
     threading.main_thread().join()
     print("thread")
-
 atexit.register(print, "at exit")
 threading.Thread(target=work).start()
 sys.argv = ["bilens", "--version"]
 main()
 """
-    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    text = run.stdout.decode()
+
+
+def test_what_is_left_to_do_is_done_at_the_end():
+    text = python("-c", LEFT).stdout
     assert "bilens" in text
     assert text.endswith("thread\nat exit\n")
 
@@ -305,14 +281,11 @@ main()
 @pytest.mark.slow
 def test_ctrl_c_and_resume_from_a_shell(tmp_path):
     """The same bits as an uninterrupted run, through a real signal to a real process."""
-    brief = [*SMALL, "--epochs", "12", "--batch-size", "20"]
-    shell = [sys.executable, "-c", "from bilens.cli import main; main()", "train", "images"]
-    stopped = tmp_path / "stopped"
-    process = subprocess.Popen(
-        [*shell, *brief, "--output", str(stopped)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-    )
+    train = ["train", "images", *SMALL, "--epochs", "12", "--batch-size", "20", "--output"]
+    shell = [sys.executable, "-c", "from bilens.cli import main; main()"]
+    stopped, full = tmp_path / "stopped", tmp_path / "whole"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*shell, *train, stopped], env=env, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not (stopped / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -322,10 +295,9 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
     assert b"--resume" in errors
     assert len((stopped / "metrics.jsonl").read_text().splitlines()) < 12
     bilens.load(stopped)
-    full = tmp_path / "whole"
     # In this process, which is on one core like the other: starting one takes longer than training.
-    for output, extra in ((stopped, ["--resume"]), (full, [])):
-        main(["train", "images", *brief, "--output", str(output), *extra])
+    main([*train, str(stopped), "--resume"])
+    main([*train, str(full)])
     a, b = (load_file(path / "model.safetensors") for path in (stopped, full))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
@@ -339,11 +311,9 @@ def test_every_command_has_an_object_for_json(name):
 
 
 def test_a_misspelt_option_that_is_missing_is_named(capsys):
-    for words in (["flow", "story", "--promt", "a", "--token", "she"], ["flow", "story"]):
-        with pytest.raises(SystemExit):
-            main(words)
+    for command in ("flow story --promt a --token she", "flow story"):
         hint = "--promt is no option; did you mean --prompt?"
-        assert (hint in capsys.readouterr().err) == ("--promt" in words)
+        assert (hint in refusal(capsys, *command.split())) == ("--promt" in command)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -381,8 +351,7 @@ def test_the_version(capsys):
 
 def test_completion_knows_every_command_and_its_options(capsys):
     shown = helped(capsys, "--tyro-print-completion", "bash")
-    options = ("--target-loss", "--through-patterns")
-    assert all(name in shown for name in (*COMMANDS, *options))
+    assert all(name in shown for name in (*COMMANDS, "--target-loss", "--through-patterns"))
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
@@ -394,8 +363,7 @@ def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
     assert result["optional"]["not-there"] is None
     assert result["optional"]["gguf"]
     assert result["places"]["BILENS_DATA"] == "void (missing)"
-    main(["doctor"])
-    text = capsys.readouterr().out
+    text = output_of(capsys, "doctor")
     assert ["not-there", "missing", "nothing"] in [line.split() for line in text.splitlines()]
     remedy = "What is missing comes with pip install -e '.[figures]', pip install "
     assert remedy in text
@@ -431,7 +399,7 @@ def test_files_are_written_though_a_reader_closes_early(tmp_path, name):
     # A pipe that nobody reads is as one whose reader has enough, from the first line on.
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / name).exists()

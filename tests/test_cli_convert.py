@@ -1,6 +1,5 @@
 """The commands on other people's models, from a folder to spectra."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,27 +9,22 @@ from transformers import LlamaForCausalLM
 import bilens
 from bilens.cli import main
 from bilens.convert import open_model, read_spectra, save_model
-from tests.command_line import in_json, refusal
-from tests.convert.foreign import (
-    PAPER,
-    RELEASED,
-    paper_shapes,
-    random_state,
-    released_shapes,
-    write,
-)
+from bilens.files import read_json
+from tests.command_line import in_json, output_of, refusal
+from tests.convert import foreign
 from tests.families import log_probabilities, tiny
 from tests.models import toy_tokenizer
 
 BRIEF = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
+OF_TEXTS = ["--length", "8", "--tokens", "256", "--held-out", "16"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        cache = str(tmp_path_factory.mktemp("cache"))
-        patch.setenv("HF_HOME", cache)
-        patch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+        folder = str(tmp_path_factory.mktemp("cache"))
+        patch.setenv("HF_HOME", folder)
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
         yield
 
 
@@ -51,32 +45,27 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def annealed(model, texts, tmp_path_factory):
-    """Return the model after a brief annealing to the end."""
     run = tmp_path_factory.mktemp("annealed") / "run"
     main(["anneal", str(model), "--data", str(texts), "--output", str(run), *BRIEF])
     return run
 
 
 def test_process(model, tmp_path, capsys):
-    main(["process", str(model), "--output", str(tmp_path / "done")])
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, "process", model, "--output", tmp_path / "done")
     assert "fold_norms" in shown
     assert "an RMSNorm" in shown
     result = in_json(capsys, "process", model, "--output", tmp_path / "again")
-    assert result["change"] < 5e-5
     assert result["model"] == str(tmp_path / "again")
-    processed = open_model(tmp_path / "done")
-    difference = log_probabilities(processed) - log_probabilities(open_model(model))
-    assert difference.abs().max() < 5e-5
-    record = json.loads((tmp_path / "done" / "processing.json").read_text())
-    assert record["change"] < 5e-5
-    assert set(record["folded"]) == {"fold_norms", "fold_value_biases", "center_unembed"}
+    processed, original = map(open_model, (tmp_path / "done", model))
+    difference = log_probabilities(processed) - log_probabilities(original)
+    record = read_json(tmp_path / "done" / "processing.json")
+    assert max(difference.abs().max(), result["change"], record["change"]) < 5e-5
+    assert {*record["folded"]} == {"fold_norms", "fold_value_biases", "center_unembed"}
 
 
 def test_process_says_what_plain_transformers_cannot_hold(tmp_path, capsys):
     save_model(tmp_path / "gpt2", tiny("gpt2", dtype=torch.float32), toy_tokenizer())
-    main(["process", str(tmp_path / "gpt2"), "--output", str(tmp_path / "done")])
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, "process", tmp_path / "gpt2", "--output", tmp_path / "done")
     assert "embedding and unembedding were one matrix and are two now" in shown
     assert "1 maps have a bias that plain transformers has no room for" in shown
 
@@ -85,46 +74,41 @@ def test_export_then_spectra(annealed, tmp_path, capsys):
     bilinear = annealed / "bilinear"
     assert in_json(capsys, "export", annealed) == {"model": str(bilinear)}
     assert LlamaForCausalLM.from_pretrained(bilinear).config.hidden_act == "linear"
-    options = ["--layer", "1", "--top", "3", "--output", str(tmp_path / "s")]
-    main(["token-spectra", str(bilinear), *options])
-    assert "30 tokens" in capsys.readouterr().out
+    command = ["token-spectra", bilinear, "--layer", "1", "--top", "3", "--output", tmp_path / "s"]
+    assert "30 tokens" in output_of(capsys, *command)
     names, spectrum = read_spectra(tmp_path / "s")
     assert names.tolist() == list(range(30))
-    result = in_json(capsys, "token-spectra", bilinear, *options)["tokens"]
-    assert result[2]["eigenvalues"] == spectrum.values[2].tolist()
+    assert in_json(capsys, *command)["tokens"][2]["eigenvalues"] == spectrum.values[2].tolist()
 
 
 def test_linearise_then_anneal(model, texts, tmp_path, capsys):
-    run, small = tmp_path / "linear", ["--length", "8", "--tokens", "0.256K", "--device", "cpu"]
-    given = ["--data", str(texts), "--held-out", "16", *small]
-    main(["linearise", str(model), *given, "--output", str(run), "--steps", "3"])
-    shown = capsys.readouterr().out
-    assert "loss alone" in shown
-    assert "layers that suffer most: " in shown
-    assert "2 layers linear: " in shown
+    run = tmp_path / "linear"
+    small = ["--data", texts, "--length", "8", "--tokens", "0.256K", "--device", "cpu", "--output"]
+    given = ["linearise", model, "--held-out", "16", "--steps", "3", *small]
+    shown = output_of(capsys, *given, run)
+    for part in ("loss alone", "layers that suffer most: ", "2 layers linear: "):
+        assert part in shown
     assert str(run) in shown.replace("\n", "")
-    training = ["--data", str(texts), "--batch-size", "4", *small]
-    main(["anneal", str(run), *training, "--output", str(tmp_path / "run")])
-    assert "beta 0, validation loss" in capsys.readouterr().out
+    annealed = output_of(capsys, "anneal", run, "--batch-size", "4", *small, tmp_path / "run")
+    assert "beta 0, validation loss" in annealed
     main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")])
     assert LlamaForCausalLM.from_pretrained(tmp_path / "out").config.hidden_act == "linear"
 
 
 def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
-    given = ["--data", str(texts), "--length", "8", "--tokens", "256", "--held-out", "16"]
-    main(["linearise", str(model), *given, "--layers", "1", "--output", str(tmp_path / "one")])
-    assert "1 layers linear" in capsys.readouterr().out
+    command = ["linearise", model, "--data", texts, *OF_TEXTS]
+    shown = output_of(capsys, *command, "--layers", "1", "--output", tmp_path / "one")
+    assert "1 layers linear" in shown
     assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
-    full = in_json(capsys, "linearise", model, *given, "--budget", "10", "--output", tmp_path / "a")
-    assert full["layers"] == [0, 1]
-    assert set(full["distances"]) == {"0", "1"}
-    message = refusal(capsys, "linearise", model, *given, "--length", "16", "--tokens", "15")
+    full = in_json(capsys, *command, "--budget", "10", "--output", tmp_path / "a")
+    assert (full["layers"], {*full["distances"]}) == ([0, 1], {"0", "1"})
+    message = refusal(capsys, *command, "--length", "16", "--tokens", "15")
     assert "--tokens=15, expected at least --length=16" in message
 
 
 def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, capsys):
-    given = ["--data", str(texts), "--length", "8", "--tokens", "256", "--held-out", "16"]
-    command = ["linearise", model, *given, "--steps", "3", "--device", "cpu", "--output"]
+    given = ["linearise", model, "--data", texts, *OF_TEXTS]
+    command = [*given, "--steps", "3", "--device", "cpu", "--output"]
     first = in_json(capsys, *command, tmp_path / "a")
     message = refusal(capsys, *command, tmp_path / "a")
     assert "already. Resume that training with --resume" in message
@@ -133,19 +117,18 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     assert len(layers) == 2
     assert in_json(capsys, *command, tmp_path / "a", "--resume") == first
     assert [path.stat().st_mtime_ns for path in layers] == written
-    low = in_json(capsys, *command, tmp_path / "b", "--low-memory")
-    assert low["stages"] == first["stages"]
+    assert in_json(capsys, *command, tmp_path / "b", "--low-memory")["stages"] == first["stages"]
     assert f"| gates | {texts.name} |" in (tmp_path / "a" / "README.md").read_text()
-    message = refusal(capsys, "linearise", model, "--data", texts, texts, *given[2:])
-    assert "expected each once" in message
+    assert "expected each once" in refusal(
+        capsys, "linearise", model, *OF_TEXTS, "--data", texts, texts
+    )
 
 
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys, monkeypatch):
     command = ["token-spectra", str(annealed), "--layer", "0"]
-    output = ["--output", str(tmp_path / "s")]
-    main([*command, *output, "--tokens", "t7,12"])
+    main([*command, "--output", str(tmp_path / "s"), "--tokens", "t7,12"])
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
-    message = refusal(capsys, *command, *output, "--tokens", "t7,other")
+    message = refusal(capsys, *command, "--output", tmp_path / "s", "--tokens", "t7,other")
     assert "token='other', expected a single token" in message
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / f"spectra-{annealed.stem}-0"
@@ -155,18 +138,17 @@ def test_spectra_of_some_tokens(annealed, tmp_path, capsys, monkeypatch):
 
 
 def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
+    command = ["token-spectra", annealed, "--layer", "0", "--output", tmp_path / "s"]
     for number in range(2):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
         monkeypatch.setattr("accelerate.PartialState", lambda state=state, **_: state)
-        command = ["token-spectra", str(annealed), "--layer", "0", "--output", str(tmp_path / "s")]
-        main([*command, "--batch", "7"])
-        assert f"the part of process {number} is done" in capsys.readouterr().out
+        shown = output_of(capsys, *command, "--batch", "7")
+        assert f"the part of process {number} is done" in shown
     assert len(read_spectra(tmp_path / "s")[0]) == 30
 
 
 def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
-    run = tmp_path / "run"
-    held = [*BRIEF, "--schedule", "held"]
+    run, held = tmp_path / "run", [*BRIEF, "--schedule", "held"]
     result = in_json(capsys, "anneal", model, "--data", texts, "--output", run, *held)
     assert (result["run"], result["beta"]) == (str(run), 1)
     assert "not bilinear yet: beta=1, expected 0" in refusal(capsys, "export", run)
@@ -174,27 +156,24 @@ def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
 
 
 def test_commands_on_a_released_model(tmp_path, capsys):
-    state = random_state(released_shapes(RELEASED), torch.float32)
+    state = foreign.random_state(foreign.released_shapes(foreign.RELEASED), torch.float32)
     toy_tokenizer().save_pretrained(tmp_path / "released")
-    released = write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
-    main(["token-spectra", str(released), "--layer", "2", "--output", str(tmp_path / "s")])
-    assert "30 tokens" in capsys.readouterr().out
+    released = foreign.write(tmp_path / "released", foreign.RELEASED, state, "pytorch_model.bin")
+    command = ["token-spectra", released, "--layer", "2", "--output", tmp_path / "s"]
+    assert "30 tokens" in output_of(capsys, *command)
     assert len(read_spectra(tmp_path / "s")[0]) == 30
-    main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
-    assert "t" in capsys.readouterr().out
-    main(["process", str(released), "--output", str(tmp_path / "processed")])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "rows of a pattern do not sum to 1" in shown
-    main(["ngrams", str(released), "--token", "t3", "--layer", "1"])
-    assert "\nhead 1\n" in capsys.readouterr().out
+    assert "t" in output_of(capsys, "generate", released, "--prompt", "t3", "--tokens", "3")
+    shown = output_of(capsys, "process", released, "--output", tmp_path / "processed")
+    assert "rows of a pattern do not sum to 1" in " ".join(shown.split())
+    shown = output_of(capsys, "ngrams", released, "--token", "t3", "--layer", "1")
+    assert "\nhead 1\n" in shown
 
 
 def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
-    settings = PAPER | {"n_layer": 1, "n_ctx": 8, "normalization": False}
-    state = random_state(paper_shapes(settings), torch.float32)
+    settings = foreign.PAPER | {"n_layer": 1, "n_ctx": 8, "normalization": False}
+    state = foreign.random_state(foreign.paper_shapes(settings), torch.float32)
     toy_tokenizer().save_pretrained(tmp_path / "paper")
-    folder = write(tmp_path / "paper", settings, state, "model.safetensors")
-    main(["ngrams", str(folder), "--token", "t5", "--k", "2"])
-    assert "\nhead 1\n" in capsys.readouterr().out
-    main(["contexts", str(folder), "--token", "t5", "--data", str(texts), "--eigenvectors", "1"])
-    assert "\nP1  λ = " in capsys.readouterr().out
+    folder = foreign.write(tmp_path / "paper", settings, state, "model.safetensors")
+    assert "\nhead 1\n" in output_of(capsys, "ngrams", folder, "--token", "t5", "--k", "2")
+    options = ["--token", "t5", "--data", texts, "--eigenvectors", "1"]
+    assert "\nP1  λ = " in output_of(capsys, "contexts", folder, *options)

@@ -1,6 +1,5 @@
 """The commands on language models, as a user meets them."""
 
-import json
 import re
 from html import unescape
 from pathlib import Path
@@ -9,8 +8,9 @@ import pandas as pd
 import pytest
 
 from bilens.cli import main
+from bilens.files import read_json, write_json
 from bilens.shipped import STORY as SHIPPED
-from tests.command_line import in_json, refusal
+from tests.command_line import in_json, output_of, refusal
 
 STORY = "once upon a time there was a {0} girl . she said , " + '"i like my {1} !" and ran home .'
 WORDS = ("little", "happy", "young", "small", "dog", "ball", "cat", "kite", "hat", "bird")
@@ -25,19 +25,18 @@ def run(tmp_path_factory):
     (folder / "stories.txt").write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
-        data = ["--data", str(folder / "stories.txt")]
-        output = ["--output", str(folder / "run")]
-        main(["train", "language", *data, *SMALL, *BRIEF, *output])
+        places = ["--data", str(folder / "stories.txt"), "--output", str(folder / "run")]
+        main(["train", "language", *SMALL, *BRIEF, *places])
         yield folder / "run"
 
 
-def shown(capsys) -> str:
-    return " ".join(capsys.readouterr().out.split())
+def shown(capsys, *args) -> str:
+    """Return what a command prints, in one line."""
+    return " ".join(output_of(capsys, *args).split())
 
 
 def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
-    main(["ngrams", str(run), "--token", "girl", "--k", "4", "--output", str(tmp_path)])
-    text = shown(capsys)
+    text = shown(capsys, "ngrams", run, "--token", "girl", "--k", "4", "--output", tmp_path)
     assert "before girl" in text
     assert "head 1" in text
     frame = pd.read_csv(tmp_path / "after-girl.csv")
@@ -47,8 +46,7 @@ def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
 
 def test_heads_are_printed_and_saved(run, tmp_path, capsys):
     options = ["--heads", "1", "--distance", "2", "--k", "3", "--components", "1"]
-    main(["heads", str(run), *options, "--output", str(tmp_path)])
-    text = shown(capsys)
+    text = shown(capsys, "heads", run, *options, "--output", tmp_path)
     for title in ("attends most", "attends least", "raises", "lowers", "components"):
         assert f"head 0.1 {title}" in text
     assert "head 0.0 attends" not in text
@@ -60,28 +58,25 @@ def test_heads_are_printed_and_saved(run, tmp_path, capsys):
 
 
 def test_contexts_are_printed(run, capsys):
-    options = ["--minus", "dog,cat", "--eigenvectors", "1", "--k", "2"]
-    main(["contexts", str(run), "--token", "girl", *options])
-    text = shown(capsys)
+    options = ["--token", "girl", "--minus", "dog,cat", "--eigenvectors", "1", "--k", "2"]
+    text = shown(capsys, "contexts", run, *options)
     assert text.count("λ = ") == 2
     assert len(re.findall(r"[+-]\d\S* ", text[text.index("λ = ") :])) == 2 + 4
 
 
 def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     page = tmp_path / "flow.html"
-    options = ["--prompt", "once upon a", "--token", "girl", "--minus", "dog,cat"]
-    written = ["--output", page, "--viewer", tmp_path / "graphs"]
+    options = ["--prompt", "once upon a", "--token", "girl", "--minus", "dog,cat", "--shown", "8"]
+    written = ["--ablate", "5", "--output", page, "--viewer", tmp_path / "graphs"]
     written += ["--figure", tmp_path / "graph.svg", "--figure", tmp_path / "graph.pdf"]
-    main(["flow", str(run), *options, "--shown", "8", "--ablate", "5", *map(str, written)])
+    text = shown(capsys, "flow", run, *options, *written)
     assert (tmp_path / "graph.svg").read_text().count("<text") > 9
     assert (tmp_path / "graph.pdf").read_bytes().startswith(b"%PDF")
-    assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
-    text = shown(capsys)
-    result = json.loads(page.with_suffix(".json").read_text())
-    message_part = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
-    assert message_part in text
-    assert "other nodes" in text
-    assert "The strongest nodes" in text
+    assert read_json(tmp_path / "graphs" / "flow.json")["nodes"]
+    result = read_json(page.with_suffix(".json"))
+    answer = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
+    for part in (answer, "other nodes", "The strongest nodes"):
+        assert part in text
     assert len(result["nodes"]) == 9
     assert sum(node["measured"] is not None for node in result["nodes"]) == 5
     assert "How well it holds" in page.read_text()
@@ -104,8 +99,8 @@ def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
 
 def test_generate_goes_on_with_the_prompt(run, capsys):
     for temperature in ("0", "1e-300", "1"):
-        main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
-        assert shown(capsys).startswith("once upon a time")
+        text = shown(capsys, "generate", run, "--tokens", "5", "--temperature", temperature)
+        assert text.startswith("once upon a time")
 
 
 def test_the_report_of_a_language_model(run, capsys):
@@ -124,9 +119,9 @@ def test_the_model_that_comes_with_bilens_has_its_name_alone(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     asked = ["--prompt", "The girl ran because", "--token", "she", "--minus", "he"]
     asked += ["--against", "The boy ran because"]
-    result = in_json(capsys, "report", "story", *asked)
-    assert result["report"] == str(Path("runs") / "report-story.html")
-    page = Path(result["report"]).read_text()
+    place = Path("runs") / "report-story.html"
+    assert in_json(capsys, "report", "story", *asked)["report"] == str(place)
+    page = place.read_text()
     assert "after “The girl ran because”, and not after “The boy ran because”" in page
     assert "none were named (--data FILE.txt)" in page
     in_json(capsys, "flow", "story", *asked, "--output", "flow.html")
@@ -161,11 +156,8 @@ TRAIN = ["train", "language", "--device", "cpu"]
         (["report", "RUN", "--minus", "girl"], "minus='girl' is subtracted from a token"),
         (["report", "RUN", "--layer", "5"], "layer=5, expected 0 to 0"),
         *(
-            (["report", "RUN", option, value], "has no effect in the report of this model")
-            for option, value in (
-                *(("--basis", "pixels"), ("--order", "activation"), ("--drop", "0.1")),
-                ("--metric", "weights"),
-            )
+            (["report", "RUN", option], "has no effect in the report of this model")
+            for option in ("--basis=pixels", "--order=activation", "--drop=0.1", "--metric=weights")
         ),
         ([*TRAIN, "--data", "nowhere.txt"], "nowhere.txt"),
         ([*TRAIN, "--preset", "huge"], "invalid choice 'huge'"),
@@ -183,19 +175,11 @@ def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, 
 def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, capsys):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    message = "came without a tokenizer, which texts need"
-    assert message in refusal(capsys, "generate", tmp_path)
-    settings = json.loads((run / "tokenizer.json").read_text())
+    assert "came without a tokenizer, which texts need" in refusal(capsys, "generate", tmp_path)
+    settings = read_json(run / "tokenizer.json")
     settings["model"]["vocab"] |= {f"more{i}": 500 + i for i in range(200)}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
-    message = "they do not belong together"
-    assert message in refusal(capsys, "ngrams", tmp_path, "--token", "girl")
-
-
-def test_classifiers_have_no_ngrams(tmp_path, capsys):
-    main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", str(tmp_path)])
-    message = "holds ImageClassifier, and `bilens ngrams` reads language models"
-    assert message in refusal(capsys, "ngrams", tmp_path, "--token", "girl")
+    write_json(tmp_path / "tokenizer.json", settings)
+    assert "they do not belong together" in refusal(capsys, "ngrams", tmp_path, "--token", "girl")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +187,6 @@ def test_classifiers_have_no_ngrams(tmp_path, capsys):
 )
 def test_an_ending_is_refused_before_the_model_is_opened(monkeypatch, capsys, option, endings):
     monkeypatch.setattr("bilens.models.load", lambda *args, **how: pytest.fail("opened"))
-    command = ["flow", "m", "--prompt", "a", "--token", "b", f"--{option}", "flow.txt"]
+    command = f"flow m --prompt a --token b --{option} flow.txt"
     message = f"--{option}=flow.txt: expected a name that ends in {endings}"
-    assert message in refusal(capsys, *command)
+    assert message in refusal(capsys, *command.split())

@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bilens import files
 from bilens.errors import CheckpointError
-from bilens.files import (
-    check_target,
-    read_json,
-    read_json_object,
-    write_json,
-    write_text,
-    written_whole,
-)
 
 
 def test_a_folder_appears_whole(tmp_path):
     folder = tmp_path / "new" / "folder"
-    with written_whole(folder) as draft:
+    with files.written_whole(folder) as draft:
         draft.mkdir()
         (draft / "content").write_text("all of it")
         assert not folder.exists()
@@ -28,7 +21,7 @@ def test_a_folder_appears_whole(tmp_path):
 
 
 def test_an_error_leaves_no_folder(tmp_path):
-    with pytest.raises(RuntimeError, match="stopped"), written_whole(tmp_path / "a") as draft:
+    with pytest.raises(RuntimeError, match="stopped"), files.written_whole(tmp_path / "a") as draft:
         draft.mkdir()
         (draft / "content").write_text("half")
         raise RuntimeError("stopped")
@@ -36,24 +29,22 @@ def test_an_error_leaves_no_folder(tmp_path):
 
 
 def test_a_folder_that_cannot_be_put_in_place(tmp_path):
-    (tmp_path / "a").write_text("a file")
-    with (
-        pytest.raises(CheckpointError, match=r"a could not be written: Not a directory. Check"),
-        written_whole(tmp_path / "a") as draft,
-    ):
+    path, message = tmp_path / "a", "a could not be written: Not a directory. Check"
+    path.write_text("a file")
+    with pytest.raises(CheckpointError, match=message), files.written_whole(path) as draft:
         draft.mkdir()
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_appears_whole_and_with_the_permissions_of_its_owner(tmp_path):
-    before = os.umask(0o027)
+    path, before = tmp_path / "new" / "a.json", os.umask(0o027)
     try:
-        write_json(tmp_path / "new" / "a.json", {"b": 1})
+        files.write_json(path, {"b": 1})
     finally:
         os.umask(before)
-    assert (tmp_path / "new" / "a.json").read_text() == '{\n  "b": 1\n}\n'
-    assert (tmp_path / "new" / "a.json").stat().st_mode & 0o777 == 0o640
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+    assert path.read_text() == '{\n  "b": 1\n}\n'
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(
@@ -69,36 +60,27 @@ def test_what_the_system_refuses_is_said_in_one_way(tmp_path, name, reason):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=f"could not be written: {reason}. Check the path"):
-        write_text(tmp_path / name, "text")
+        files.write_text(tmp_path / name, "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-@pytest.fixture
-def socket_path(tmp_path):
+def test_devices_pipes_and_sockets_are_refused(tmp_path):
+    pipe, link, device = tmp_path / "pipe", tmp_path / "link", Path("/dev/full")
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
-        yield tmp_path / "s"
-
-
-def test_devices_pipes_and_sockets_are_refused(tmp_path, socket_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    link = tmp_path / "link"
-    link.symlink_to(pipe)
-    for path, kind in (
-        (pipe, "a named pipe"),
-        (link, "a named pipe"),
-        (Path("/dev/full"), "a device"),
-        (socket_path, "a socket"),
-    ):
-        for write in (write_text, lambda path, text: check_target(path)):
-            with pytest.raises(CheckpointError, match=f"^{path} is {kind}, expected a file, a fo"):
+    kinds = {pipe: "named pipe", link: "named pipe", device: "device", tmp_path / "s": "socket"}
+    for path, kind in kinds.items():
+        message = f"^{path} is a {kind}, expected a file, a fo"
+        for write in (files.write_text, lambda path, text: files.check_target(path)):
+            with pytest.raises(CheckpointError, match=message):
                 write(path, "text")
-        with pytest.raises(CheckpointError, match=f"^{path} is {kind}"), written_whole(path):
+        with pytest.raises(CheckpointError, match=message), files.written_whole(path):
             pass
     assert pipe.is_fifo()
     assert link.is_symlink()
-    assert Path("/dev/full").is_char_device()
+    assert device.is_char_device()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "s"]
 
 
@@ -109,13 +91,13 @@ def test_the_target_of_a_link_is_written(tmp_path, there):
     if there:
         target.write_text("before")
     link.symlink_to(Path("folder") / "target")
-    write_text(link, "after")
+    files.write_text(link, "after")
     assert link.is_symlink()
     assert target.read_text() == "after"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link"]
     folders = tmp_path / "folders"
     folders.symlink_to(Path("folder") / "new")
-    with written_whole(folders) as draft:
+    with files.written_whole(folders) as draft:
         draft.mkdir()
         (draft / "content").write_text("all of it")
     assert folders.is_symlink()
@@ -127,8 +109,8 @@ def test_damaged_json_is_named(content, tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.json (is damaged and cannot|holds a list, exp)"):
-        read_json_object(path)
+        files.read_json_object(path)
     if content:
         path.write_bytes(b"{}\n" + content.replace(b"[]", b"]"))
         with pytest.raises(CheckpointError, match="a.json is damaged and cannot be read as JSON"):
-            read_json(path, lines=True)
+            files.read_json(path, lines=True)

@@ -14,14 +14,14 @@ import bilens.tensor
 from bilens.analysis import Reading
 from bilens.convert import process
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import attack, class_spectra, explain
 from bilens.read.flow import circuit, eap_ig, edit_heads, flow, patch, task_directions
 from bilens.read.language import following, generate_text, split_logits, top_contexts
 from bilens.residual import Pass
 from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
 from tests.models import digits, view_of
 
-N = 300
-"""Enough inputs for top eigenpairs to be iterated."""
+N = 300  # enough inputs for top eigenpairs to be iterated
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -53,30 +53,20 @@ DICTIONARY = Dictionary.of(normal(6, 8, seed=3))
 LABELS = torch.tensor([0, 1, 2, 0, 1])
 
 TENSOR = {
-    "evaluate": lambda: T(X),
-    "evaluate two": lambda: T(X, X.flip(0)),
-    "contract": lambda: T.contract(X).dense(),
+    "evaluate": lambda: (T(X), T(X, X.flip(0)), T.contract(X).dense()),
     "add": lambda: (T + layer(seed=5) - layer(seed=9))(X),
-    "interaction": lambda: FORM.weights,
-    "output": lambda: T.interaction(output=[1, 2]).weights,
+    "interaction": lambda: (FORM.weights, T.interaction(output=[1, 2]).weights),
     "change basis": lambda: T.change_basis(normal(6, 4), U)(X[:, :4]),
     "biases": lambda: T.with_bias(normal(8), normal(8), normal(6)).with_residual()(X),
     "constant output": lambda: T.with_constant_output()(X),
-    "inner": lambda: T.inner(layer(seed=5)),
-    "norm": T.norm,
-    "cosine": lambda: T.cosine(layer(seed=5)),
+    "inner": lambda: (T.inner(layer(seed=5)), T.cosine(layer(seed=5)), T.norm()),
     "Gram matrices": lambda: (T.output_gram(), T.input_gram()),
-    "svd": lambda: T.svd(3)(X),
-    "svd projector": lambda: T.svd(3).projector(),
-    "dense": T.dense,
-    "form": lambda: FORM(X),
-    "form apply": lambda: FORM.apply(normal(3, 2, 6)),
-    "form norm": FORM.norm,
-    "form dense": FORM.dense,
+    "svd": lambda: (T.svd(3)(X), T.svd(3).projector()),
+    "dense": lambda: (T.dense(), FORM.dense()),
+    "form": lambda: (FORM(X), FORM.apply(normal(3, 2, 6)), FORM.norm()),
     "eigenpairs": lambda: FORM.eigh().values,
     "top eigenpairs": lambda: layer(N, 400, 2).interaction(output=[0, 1]).eigh(1).values,
-    "overlaps": lambda: SPECTRUM.overlaps(X),
-    "activations": lambda: SPECTRUM.activations(X),
+    "overlaps": lambda: (SPECTRUM.overlaps(X), SPECTRUM.activations(X)),
     "spectrum": lambda: (SPECTRUM(X), SPECTRUM.dense(), SPECTRUM.effective_rank()),
     "chosen": lambda: (SPECTRUM.select([1, 0]).values, SPECTRUM.truncate(2).values),
     "ends": lambda: SPECTRUM.outermost(2).oriented(X).vectors,
@@ -96,23 +86,20 @@ TENSOR = {
     "top paths": lambda: bilens.tensor.decompile([T, T], U, 5).truncate(3)(X),
 }
 
+IMAGES, LABELS_OF_IMAGES = digits().test_images, digits().test_labels
 READ = {
-    "class spectra": lambda m: bilens.read.class_spectra(m).values,
-    "logit spectra": lambda m: bilens.read.class_spectra(m, normal(10), "pixels").values,
-    "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(digits().test_images),
+    "class spectra": lambda m: class_spectra(m).values,
+    "logit spectra": lambda m: class_spectra(m, normal(10), "pixels").values,
+    "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(IMAGES),
     "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).paths.eigenvalues,
-    "accuracy": lambda m: numbers(m.accuracy(digits().test_images, digits().test_labels)),
-    "explanation": lambda m: (
-        bilens.read.explain(bilens.read.class_spectra(m), digits().test_images[0]).logits
-    ),
+    "accuracy": lambda m: numbers(m.accuracy(IMAGES, LABELS_OF_IMAGES)),
+    "explanation": lambda m: explain(class_spectra(m), IMAGES[0]).logits,
     "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2),
-    "mask": lambda m: bilens.read.class_mask(bilens.read.class_spectra(m, basis="pixels")),
+    "mask": lambda m: bilens.read.class_mask(class_spectra(m, basis="pixels")),
     "attack": lambda m: numbers(
-        bilens.read.attack(
-            m, digits().test_images, digits().test_labels, normal(64), label=3, norm=2.0
-        ).fooled
+        attack(m, IMAGES, LABELS_OF_IMAGES, normal(64), label=3, norm=2.0).fooled
     ),
-    "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.class_spectra(m)).weight),
+    "shared": lambda m: numbers(bilens.read.shared_by_classes(class_spectra(m)).weight),
 }
 
 VIEW = view_of(n_layers=2)
@@ -124,6 +111,11 @@ def of_frame(result: Reading | pd.DataFrame) -> torch.Tensor:
     """Return the numbers of a table, or of a reading's main table."""
     frame = result if isinstance(result, pd.DataFrame) else result.frame()
     return numbers(*frame.select_dtypes("number").to_numpy(float, na_value=0).flatten())
+
+
+def contexts():
+    spectrum = VIEW.mlp(0).interaction(VIEW.direction("t3")).eigh(1)
+    return top_contexts(VIEW, spectrum, ["t3 t4"], layer=0)
 
 
 LANGUAGE = {
@@ -139,11 +131,7 @@ LANGUAGE = {
     "heads": lambda: (VIEW.qk(0, 2)[0].dense(), VIEW.ov(0).dense()),
     "edit": lambda: edit_heads(VIEW, 0, [1]).model.state_dict()["blocks.0.attn.out.weight"],
     "patterns": lambda: Pass.of(VIEW, "t3 t4", patterns=True).pattern(0),
-    "contexts": lambda: numbers(
-        top_contexts(
-            VIEW, VIEW.mlp(0).interaction(VIEW.direction("t3")).eigh(1), ["t3 t4"], layer=0
-        )[0][0].activation
-    ),
+    "contexts": lambda: numbers(contexts()[0][0].activation),
     "processed": lambda: process(VIEW.model)[0].state_dict()["embed.weight"],
 }
 
@@ -170,22 +158,17 @@ SURROUNDINGS = {
 @pytest.mark.parametrize("name", [*TENSOR, *READ, *LANGUAGE])
 def test_surroundings_change_nothing(name, around, model):
     compute = (TENSOR | LANGUAGE).get(name) or (lambda: READ[name](model))
-    digits()
     expected = compute()
     with SURROUNDINGS[around]():
         result = compute()
     parts = (part if isinstance(part, tuple) else (part,) for part in (result, expected))
     for single, other in zip(*parts, strict=True):
-        assert single.dtype == other.dtype
-        assert single.device == other.device
+        assert (single.dtype, single.device) == (other.dtype, other.device)
         assert torch.allclose(single, other, rtol=1e-5, atol=1e-6)
 
 
-WITHOUT_COMPUTATION = {
-    *("affine", "with_constant", "top_entries"),
-    *("Features", "FactoredSVD", "TensorChain"),
-    *("TopEntries", "TensorStack"),
-}
+WITHOUT_COMPUTATION = {"affine", "with_constant", "top_entries", "Features", "FactoredSVD"}
+WITHOUT_COMPUTATION |= {"TensorChain", "TopEntries", "TensorStack"}
 
 
 @pytest.mark.parametrize("name", sorted({*bilens.tensor.__all__} - WITHOUT_COMPUTATION))

@@ -33,8 +33,7 @@ def test_a_pass_that_a_hook_makes_itself_is_plain():
 
 
 def test_calls_before_it_are_skipped():
-    module = nn.Linear(2, 2)
-    x = torch.ones(2)
+    module, x = nn.Linear(2, 2), torch.ones(2)
     (found,), _ = first_call(module, lambda: module(module(x)), skipped=1)
     assert torch.equal(found, module(x))
 
@@ -47,8 +46,7 @@ def test_a_run_ends_at_the_first_call():
         raise AssertionError("the run goes on")
 
     args, options = first_call(second, run)
-    assert args[0].tolist() == [2.0, 2.0]
-    assert options == {}
+    assert (args[0].tolist(), options) == ([2.0, 2.0], {})
     with pytest.raises(RuntimeError), hooked(before=[(first, lambda *_: 1 / 0)]):
         raise RuntimeError
     assert not first._forward_pre_hooks

@@ -7,6 +7,7 @@ import zipfile
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from threading import Event, Thread
 
@@ -45,9 +46,8 @@ def numbers(*values):
 
 
 def traced(view):
-    of_text = Pass.of(view, TEXT, patterns=True)
-    patterns = map(of_text.pattern, range(view.n_layers))
-    return numbers(of_text.stream, of_text.logits, *patterns)
+    made = Pass.of(view, TEXT, patterns=True)
+    return numbers(made.stream, made.logits, *map(made.pattern, range(view.n_layers)))
 
 
 def flows(view, **options):
@@ -57,11 +57,9 @@ def flows(view, **options):
 def circuit(view):
     # The model answers each question of a direction.
     direction = {"token": "", "minus": (), "vector": view.direction("t5", minus="t6")}
-    questions = [replace(question, **direction) for question in QUESTIONS]
-    (found,) = bilens.circuit(view, questions).circuits
+    (found,) = bilens.circuit(view, [replace(one, **direction) for one in QUESTIONS]).circuits
     effects = [(effect.noising, effect.denoising) for effect in found.effects]
-    shares = found.measured.restored.value, found.measured.left.value
-    return numbers(found.mask, shares, effects)
+    return numbers(found.mask, found.measured.restored.value, found.measured.left.value, effects)
 
 
 def patched(view):
@@ -76,8 +74,8 @@ def directions(view):
 
 def removed(view):
     flow = bilens.flow(view, TEXT, "t5", ablate=0)
-    nodes = [node for node in flow.nodes if node.is_removable][:3]
-    return numbers([remove(view, flow, [node]).actual for node in nodes])
+    nodes = [node for node in flow.nodes if node.is_removable]
+    return numbers([remove(view, flow, [node]).actual for node in nodes[:3]])
 
 
 def labelled(view):
@@ -87,31 +85,22 @@ def labelled(view):
 
 
 def generated(view):
-    written = generate_text(view, "t3 t4 t5", tokens=8, temperature=0)
-    return numbers([view.token(word) for word in written.split()])
+    text = generate_text(view, "t3 t4 t5", tokens=8, temperature=0)
+    return numbers([view.token(word) for word in text.split()])
 
 
 READINGS = {
-    "trace": traced,
-    "flow": flows,
-    "flow of two texts": lambda view: flows(view, against=OTHER),
-    "circuit": circuit,
-    "patch": patched,
-    "task directions": directions,
-    "removal": removed,
-    "labels": labelled,
-    "generation": generated,
+    **{"trace": traced, "flow": flows, "flow of two texts": partial(flows, against=OTHER)},
+    **{"circuit": circuit, "patch": patched, "task directions": directions},
+    **{"removal": removed, "labels": labelled, "generation": generated},
 }
 MODELS = {
-    "llama": lambda: tiny("llama"),
-    "own": lambda: tiny("own-rms"),
+    **{"llama": partial(tiny, "llama"), "own": partial(tiny, "own-rms")},
     # Dropout everywhere, if a model is in training mode.
-    "gpt2": lambda: tiny("gpt2"),
-    "dynamic": lambda: rotating("dynamic"),
-    "longrope": lambda: rotating("longrope"),
-    "dynamic-gemma3": lambda: rotating("dynamic", "gemma3"),
-    "norms of queries": lambda: tiny("qwen3"),
-    "fused": lambda: tiny("phi3"),
+    **{"gpt2": partial(tiny, "gpt2"), "dynamic": partial(rotating, "dynamic")},
+    "longrope": partial(rotating, "longrope"),
+    "dynamic-gemma3": partial(rotating, "dynamic", "gemma3"),
+    **{"norms of queries": partial(tiny, "qwen3"), "fused": partial(tiny, "phi3")},
 }
 DAILY = [("llama", name) for name in READINGS]
 DAILY += [("own", "circuit"), ("own", "generation"), ("gpt2", "flow"), ("gpt2", "circuit")]
@@ -133,6 +122,10 @@ def close(result, expected, rtol=1e-6):
     torch.testing.assert_close(result, expected, rtol=rtol, atol=1e-7)
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS += tuple(f"{kind}_with_kwargs" for kind in HOOKS)
+
+
 def state(model):
     """Return all of a module that a reading could change."""
     modules = dict(model.named_modules())
@@ -141,34 +134,23 @@ def state(model):
         "attention": model.config._attn_implementation,
         "modes": {name: module.training for name, module in modules.items()},
         "forwards": [name for name, module in modules.items() if "forward" in vars(module)],
-        "hooks": {
-            name: (*module._forward_hooks, *module._forward_pre_hooks)
-            for name, module in modules.items()
-        },
-        "options of hooks": [
-            (*m._forward_hooks_with_kwargs, *m._forward_pre_hooks_with_kwargs)
-            for m in modules.values()
-        ],
+        "hooks": [[*getattr(module, kind)] for module in modules.values() for kind in HOOKS],
         "buffers": {name: buffer.tolist() for name, buffer in model.named_buffers()},
-        "lengths": {
-            name: int(module.max_seq_len_cached)
-            for name, module in modules.items()
-            if hasattr(module, "max_seq_len_cached")
-        },
+        "lengths": [int(getattr(module, "max_seq_len_cached", 0)) for module in modules.values()],
         "devices": {parameter.device for parameter in model.parameters()},
         "weights": [id(parameter) for parameter in model.parameters()],
     }
 
 
+@torch.no_grad()
 def longer_text(model):
-    with torch.no_grad():
-        model(torch.arange(1, 13)[None])
+    model(torch.arange(1, 13)[None])
 
 
+@torch.no_grad()
 def shorter_text(model):
     longer_text(model)
-    with torch.no_grad():
-        model(torch.arange(1, 4)[None])
+    model(torch.arange(1, 4)[None])
 
 
 def training(model):
@@ -183,10 +165,8 @@ def other_attention(model):
 
 
 BEFORE = {
-    "a longer text": longer_text,
-    "a longer and a shorter text": shorter_text,
-    "training": training,
-    "another attention": other_attention,
+    **{"a longer text": longer_text, "a longer and a shorter text": shorter_text},
+    **{"training": training, "another attention": other_attention},
 }
 
 
@@ -196,10 +176,9 @@ def test_a_result_is_that_of_a_fresh_model_and_the_module_stays(name, reading, b
     model = MODELS[name]()
     view = view_of(model)
     BEFORE[before](model)
-    own, expected = state(model), of_fresh(name, reading)
-    result = READINGS[reading](view)
     # Two functions of attention round differently.
-    close(result, expected, rtol=1e-3 if before == "another attention" else 1e-6)
+    own, rtol = state(model), 1e-3 if before == "another attention" else 1e-6
+    close(READINGS[reading](view), of_fresh(name, reading), rtol=rtol)
     assert state(model) == own
 
 
@@ -208,8 +187,7 @@ def test_a_model_is_opened_as_it_is(name):
     model = MODELS[name]()
     training(model)
     own = state(model)
-    view = bilens.load(model)
-    assert view.model is model
+    assert bilens.load(model).model is model
     assert state(model) == own
 
 
@@ -254,11 +232,9 @@ def test_an_exception_of_a_users_hook_leaves_nothing():
     def fail(*_):
         raise ValueError("of the user")
 
+    hook, kinds = model.model.layers[1].mlp.register_forward_hook, (BilensError, ValueError)
     for reading in READINGS.values():
-        with (
-            model.model.layers[1].mlp.register_forward_hook(fail),
-            pytest.raises((BilensError, ValueError), match=r"of the user|has a forward hook"),
-        ):
+        with hook(fail), pytest.raises(kinds, match=r"of the user|has a forward hook"):
             reading(view)
         assert state(model) == own
     close(READINGS["circuit"](view), expected)
@@ -267,11 +243,7 @@ def test_an_exception_of_a_users_hook_leaves_nothing():
 @contextmanager
 def interrupted(seconds):
     """Interrupt the main thread after some time, as Ctrl-C does."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
@@ -300,8 +272,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing():
 
 def side_by_side(*functions):
     """Run functions in threads, each until all have run; return the exceptions."""
-    errors, left, done = [], len(functions), Event()
-    counts = [0] * len(functions)
+    errors, done, counts = [], Event(), [0] * len(functions)
 
     def run(number):
         try:
@@ -314,7 +285,7 @@ def side_by_side(*functions):
             errors.append(error)
             done.set()
 
-    threads = [Thread(target=run, args=(number,)) for number in range(left)]
+    threads = [Thread(target=run, args=(number,)) for number in range(len(functions))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -324,25 +295,22 @@ def side_by_side(*functions):
 
 @pytest.mark.parametrize(("name", "reading"), EACH)
 def test_other_threads_run_the_model_as_it_is_during_a_reading(name, reading):
-    model, ids = MODELS[name](), torch.stack([random_text(5, seed=9)])
+    model, ids = MODELS[name](), random_text(5, seed=9)[None]
     view = view_of(model)
     with torch.no_grad():
         logits = model(ids).logits
     own, expected = state(model), of_fresh(name, reading)
 
+    @torch.no_grad()
     def users_pass():
-        with torch.no_grad():
-            close(model(ids).logits, logits)
+        close(model(ids).logits, logits)
 
     assert side_by_side(users_pass, lambda: close(READINGS[reading](view), expected)) == []
     assert state(model) == own
 
 
-PAIRS = [(reading, reading) for reading in READINGS] + [
-    ("trace", "flow of two texts"),
-    ("flow of two texts", "circuit"),
-    ("patch", "generation"),
-]
+PAIRS = [(reading, reading) for reading in READINGS] + [("trace", "flow of two texts")]
+PAIRS += [("flow of two texts", "circuit"), ("patch", "generation")]
 
 
 @pytest.mark.parametrize("readings", PAIRS)
@@ -351,12 +319,12 @@ def test_two_readings_of_one_model_run_side_by_side(name, readings):
     model = MODELS[name]()
     training(model)
     own, view = state(model), view_of(model)
-    of_each = [of_fresh(name, reading) for reading in readings]
-    runs = [
-        lambda reading=reading, expected=expected: close(READINGS[reading](view), expected)
-        for reading, expected in zip(readings, of_each, strict=True)
-    ]
-    assert side_by_side(*runs) == []
+
+    def again(reading):
+        expected = of_fresh(name, reading)
+        return lambda: close(READINGS[reading](view), expected)
+
+    assert side_by_side(*map(again, readings)) == []
     assert state(model) == own
 
 
@@ -365,22 +333,20 @@ def test_passes_of_two_models_do_not_wait_for_each_other():
     reached = [Event(), Event()]
 
     class Meeting(TorchFunctionMode):
-        def __init__(self, number):
-            super().__init__()
-            self.number = number
-
         def __torch_function__(self, function, types, args=(), kwargs=None):
             if function is nn.functional.silu:
-                reached[self.number].set()
-                assert reached[1 - self.number].wait(20)
+                here, other = self.events
+                here.set()
+                assert other.wait(20)
             return function(*args, **kwargs or {})
 
-    def read(number):
-        view = view_of(tiny("llama"))
-        with Meeting(number):
+    def read(*events):
+        view, mode = view_of(tiny("llama")), Meeting()
+        mode.events = events
+        with mode:
             Pass.of(view, TEXT)
 
-    assert side_by_side(lambda: read(0), lambda: read(1)) == []
+    assert side_by_side(partial(read, *reached), partial(read, *reached[::-1])) == []
 
 
 def test_layers_that_are_called_by_name_have_the_same_readings():
@@ -393,6 +359,10 @@ def test_layers_that_are_called_by_name_have_the_same_readings():
 
     for layer in model.model.layers:
         layer.__class__ = ByName
+    check_all(view)
+
+
+def check_all(view):
     for name, reading in READINGS.items():
         close(reading(view), of_fresh("llama", name))
 
@@ -413,15 +383,9 @@ def test_a_stack_of_your_own_stays_as_it_is():
     module = Product().train()
     module.right.eval()
     mean, modes = module.norm.running_mean.clone(), [m.training for m in module.modules()]
-    stack = bilens.load(module)
-    x = torch.randn(3, 6)
-    close(
-        stack(x).double(),
-        stack.layer_tensors()[0](
-            x @ stack.embedding().T if stack.embedding() is not None else x
-        ).double(),
-        rtol=1e-4,
-    )
+    stack, x = bilens.load(module), torch.randn(3, 6)
+    given = x if stack.embedding() is None else x @ stack.embedding().T
+    close(stack(x).double(), stack.layer_tensors()[0](given).double(), rtol=1e-4)
     assert [m.training for m in module.modules()] == modes
     assert torch.equal(module.norm.running_mean, mean)
 
@@ -431,14 +395,12 @@ def test_a_classifier_in_training_mode_is_read_and_stays_as_it_is():
     model = ImageClassifier(ClassifierConfig(16, 3, 6, norm="scalar"))
     x, labels = torch.randn(20, 16), torch.arange(20) % 3
     model(x)  # in training mode, so that the norms have seen something
-    expected = deepcopy(model).eval()(x), deepcopy(model).eval().accuracy(x, labels)
-    mean, modes = model.state_dict(), [part.training for part in model.modules()]
-    mean = {name: value.clone() for name, value in mean.items()}
+    weights, frozen = deepcopy(model.state_dict()), deepcopy(model).eval()
     view = bilens.load(model)
-    close(predict(view, x), expected[0])
-    assert view.accuracy(x, labels) == accuracy(view, x, labels) == expected[1]
-    assert [part.training for part in model.modules()] == modes == [True] * len(modes)
-    assert all(torch.equal(mean[name], value) for name, value in model.state_dict().items())
+    close(predict(view, x), frozen(x))
+    assert view.accuracy(x, labels) == accuracy(view, x, labels) == frozen.accuracy(x, labels)
+    assert all(part.training for part in model.modules())
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("make", [Product, lambda: tiny("llama")])
@@ -452,8 +414,7 @@ def test_a_module_is_not_moved(make):
 
 
 def paged(view):
-    texts = {"against": "t1 t7 t3 t4"}
-    return language.circuit(view, "t1 t2 t3 t4", "t5", **texts).circuits[0].mask
+    return language.circuit(view, "t1 t2 t3 t4", "t5", against="t1 t7 t3 t4").circuits[0].mask
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -462,8 +423,7 @@ def test_readings_under_inference_mode_are_the_same(reading):
     view = view_of(tiny("llama"))
     expected = read(view)
     with torch.inference_mode():
-        result = read(view)
-        against = view.W_E.mean(0)
+        result, against = read(view), view.W_E.mean(0)
         assert against.is_inference()
         bilens.flow(view, TEXT, "t5", against=against)
     torch.testing.assert_close(result, expected)
@@ -478,26 +438,22 @@ def test_a_folder_is_loaded_under_inference_mode(tmp_path):
     assert traced(view).isfinite().all()
 
 
-ARCHIVED = """
-from transformers import LlamaForCausalLM
-class ArchivedForCausalLM(LlamaForCausalLM):
-    pass
+ARCHIVED = """from transformers import LlamaForCausalLM
+class ArchivedForCausalLM(LlamaForCausalLM): pass
 """
 
 
 def test_a_class_without_a_source_is_read_as_any_other(tmp_path, monkeypatch):
     """Of a file of bytecode in an archive."""
-    source = tmp_path / "archived.py"
-    source.write_text(ARCHIVED, encoding="utf-8")
-    py_compile.compile(str(source), cfile=str(tmp_path / "archived.pyc"), optimize=2)
+    source, code = tmp_path / "archived.py", tmp_path / "archived.pyc"
+    source.write_text(ARCHIVED)
+    py_compile.compile(str(source), cfile=str(code), optimize=2)
     with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
-        archive.write(tmp_path / "archived.pyc", "archived.pyc")
+        archive.write(code, code.name)
     monkeypatch.syspath_prepend(tmp_path / "models.zip")
     monkeypatch.setattr("bilens.residual.families.FAMILIES", dict(FAMILIES))
     kind = import_module("archived").ArchivedForCausalLM
     bilens.register_family(kind.__name__, FAMILIES["LlamaForCausalLM"])
     model = tiny("llama")
     model.__class__ = kind
-    view = view_of(model)
-    for name, reading in READINGS.items():
-        close(reading(view), of_fresh("llama", name))
+    check_all(view_of(model))

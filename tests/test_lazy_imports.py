@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.lazy_imports import datasets, gradio, lazy_import
-from bilens.nn.language import LanguageConfig, LanguageModel
-from tests.source import SOURCE, nodes_of_files
+from tests.command_line import python
+from tests.models import random_model
+from tests.source import SOURCE, all_nodes, nodes_of_files
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Write a module that can be imported during the test."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, text: str) -> None:
@@ -63,17 +62,13 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 EXTRAS = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
 WITHOUT_EXTRAS = f"""
 import sys
-
 class Finder:
     def __init__(self, finder):
         self.finder = finder
-
     def find_spec(self, name, *others):
         return None if name.split(".")[0] in {EXTRAS} else self.finder.find_spec(name, *others)
-
     def __getattr__(self, name):
         return getattr(self.finder, name)
-
 sys.meta_path[:] = map(Finder, sys.meta_path)
 import transformers
 import bilens
@@ -126,12 +121,11 @@ def test_no_module_needs_an_extra_and_its_absence_is_said(monkeypatch):
 def advised() -> set[str]:
     """Return what the texts of the source say to install by pip, or hand to `lazy_import`."""
     advice: set[str] = set()
-    for nodes in nodes_of_files().values():
-        for node in nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                advice |= {*re.findall(r"pip install +'?(-e [.\w\[\]]+|[\w\[\]-]+)", node.value)}
-            if isinstance(node, ast.keyword) and node.arg == "install":
-                advice.add(f"-e {ast.literal_eval(node.value)}")
+    for node in all_nodes():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            advice |= {*re.findall(r"pip install +'?(-e [.\w\[\]]+|[\w\[\]-]+)", node.value)}
+        if isinstance(node, ast.keyword) and node.arg == "install":
+            advice.add(f"-e {ast.literal_eval(node.value)}")
     return advice - {"-e"}  # with the extra of `lazy_import` after it
 
 
@@ -155,17 +149,8 @@ def test_what_imported_transformers_first_opens_models_of_bilens_too(monkeypatch
 @pytest.mark.slow
 def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_path):
     """In a process that imported transformers first, which opens models of bilens too."""
-    config = LanguageConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
-    LanguageModel(config).save_pretrained(tmp_path)
-    ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, tmp_path],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    opened, *messages = ran.stdout.splitlines()
+    random_model().float().save_pretrained(tmp_path)
+    opened, *messages = python("-c", WITHOUT_EXTRAS, tmp_path, cwd=tmp_path).stdout.splitlines()
     assert opened == "LanguageModel"
     extras = [line.split(".[")[1].split("]")[0] for line in messages]
     assert extras == ["train", "explore", "gguf", "train", "train"]

@@ -35,8 +35,8 @@ def test_the_smallest_limit_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "CGROUPS", ())
     assert available_memory() == 5000 * 1024
-    for name, number in (("max", "4000000"), ("current", "3000000")):
-        (tmp_path / name).write_text(number)
+    (tmp_path / "max").write_text("4000000")
+    (tmp_path / "current").write_text("3000000")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
     monkeypatch.setattr(memory, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
     assert available_memory() == 2_000_000
@@ -58,18 +58,15 @@ def test_a_system_that_says_nothing(tmp_path, monkeypatch):
     check_memory(10**30, "It")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("[enforce fail at alloc] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        ImportError("libtorch.so: failed to map segment from shared object"),
-        OSError(12, "Cannot allocate memory"),
-        RuntimeError("can't start new thread"),
-    ],
-    ids=str,
-)
+USED_UP = [
+    *(MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread")),
+    RuntimeError("[enforce fail at alloc] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ImportError("libtorch.so: failed to map segment from shared object"),
+]
+
+
+@pytest.mark.parametrize("error", USED_UP, ids=str)
 def test_memory_that_is_used_up_is_one_line(error):
     message = "not enough memory .*Give the process more"
     with pytest.raises(MemoryLimitError, match=message) as info, memory_errors():

@@ -1,6 +1,7 @@
 """Options and controls of every reading come from its function's signature."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,17 +14,14 @@ from bilens.cli import COMMANDS
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore import explorer
-from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.options import token_list
 from bilens.pages.page import report
 from bilens.question_files import written_names
 from tests.command_line import refusal
-from tests.models import digits, grammar_view, small_corpus
+from tests.models import digits, grammar_view, small_corpus, small_model
 
-FUTURE = """
-from __future__ import annotations
+FUTURE = """from __future__ import annotations
 from bilens.analysis import Reading, analysis
-
 @analysis("future")
 def read(model: int, k: int | None = None) -> Reading:
     reading = Reading()
@@ -34,7 +32,6 @@ def read(model: int, k: int | None = None) -> Reading:
 
 def nothing(settings, images, optional):
     """Load no data."""
-    return
 
 
 @pytest.mark.parametrize("name", built_in())
@@ -51,27 +48,17 @@ def test_plain_settings_become_arguments(view):
     reading = find_analysis("ngrams").run(view, settings, nothing)
     assert str(reading.direction) == "t3 minus t4, t5"
     assert (reading.layer, len(reading.preceding["token"])) == (1, 3)
-    tokens = {f"t{number}" for number in range(10)}
-    assert set(reading.heads[0]["virtual"]) <= tokens
+    assert {*reading.heads[0]["virtual"]} <= {f"t{number}" for number in range(10)}
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("", ()),
-        ("b,c", ("b", "c")),
-        (" is, was", (" is", " was")),
+        *(("", ()), ("b,c", ("b", "c")), (" is, was", (" is", " was"))),
         # A single letter or sign is itself, also behind a space.
-        (",", (",",)),
-        (" ,", (" ,",)),
-        ('"', ('"',)),
-        ("\n", ("\n",)),
-        (" ", (" ",)),
-        ('",", is,"."', (",", " is", ".")),
-        ('"a, b"', ("a, b",)),
-        ('""""', ('"',)),
-        ('"say ""no"""', ('say "no"',)),
-        ('don"t,.\n', ('don"t', ".\n")),
+        *((letter, (letter,)) for letter in (",", " ,", '"', "\n", " ")),
+        *(('",", is,"."', (",", " is", ".")), ('"a, b"', ("a, b",)), ('""""', ('"',))),
+        *(('"say ""no"""', ('say "no"',)), ('don"t,.\n', ('don"t', ".\n"))),
     ],
 )
 def test_names_of_tokens_are_read_from_a_text(text, names):
@@ -84,17 +71,11 @@ def test_names_that_are_written_are_read_again(names):
 
 
 def test_texts_and_images_that_are_loaded_are_taken():
-    config = ClassifierConfig(64, 10, 12, 1, image_shape=(8, 8))
-    classifier = ImageClassifier(config).requires_grad_(False)
-    data = digits()
-    reading = find_analysis("eigenvectors").run(
-        classifier, {"order": "activation"}, lambda *_: data
-    )
-    assert reading.order == "activation"
-    assert reading.data.name == data.name
-    corpus, view = small_corpus(), grammar_view(n_ctx=8)
+    eigenvectors, contexts = map(find_analysis, ("eigenvectors", "contexts"))
+    reading = eigenvectors.run(small_model(), {"order": "activation"}, lambda *_: digits())
+    assert (reading.order, reading.data.name) == ("activation", "digits")
     settings = {"token": "lily", "k": 2}
-    reading = find_analysis("contexts").run(view, settings, lambda *_: corpus)
+    reading = contexts.run(grammar_view(n_ctx=8), settings, lambda *_: small_corpus())
     assert len(reading.contexts[0]) == 2
 
 
@@ -125,15 +106,10 @@ def test_names_of_parameters_mean_nothing():
         return Given((layer, text, among, minus))
 
     entry = Analysis("own", read)
-    kinds = {option.name: (option.type, option.default) for option in entry.options}
-    assert kinds == {
-        "layer": (float, REQUIRED),
-        "text": (str, "a"),
-        "among": (int, 3),
-        "minus": (int, 1),
-    }
-    given = entry.run(0, {"layer": 0.5, "minus": 2}, nothing)
-    assert given.values == (0.5, "a", 3, 2)
+    kinds = [(option.name, option.type, option.default) for option in entry.options]
+    layer, text = ("layer", float, REQUIRED), ("text", str, "a")
+    assert kinds == [layer, text, ("among", int, 3), ("minus", int, 1)]
+    assert entry.run(0, {"layer": 0.5, "minus": 2}, nothing).values == (0.5, "a", 3, 2)
 
 
 def test_texts_and_images_are_options_by_name_in_quotes_or_not():
@@ -155,9 +131,8 @@ def test_types_may_all_be_texts(tmp_path):
 
 def test_texts_that_do_not_exist_are_refused_before_the_model_is_opened(tmp_path, capsys):
     file, page = tmp_path / "model.gguf", tmp_path / "page.html"
-    with pytest.raises(BilensError, match=r"'no\.txt'"):
-        explorer(file, data="no.txt")
-    with pytest.raises(BilensError, match=r"'no\.txt'"):
-        report(file, page, data="no.txt")
+    for open_file in (explorer, partial(report, path=page)):
+        with pytest.raises(BilensError, match=r"'no\.txt'"):
+            open_file(file, data="no.txt")
     for command, *options in (["report"], ["contexts", "--token", "a"]):
         assert "'no.txt'" in refusal(capsys, command, file, *options, "--data", "no.txt")

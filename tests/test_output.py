@@ -13,7 +13,9 @@ from bilens.cli import COMMANDS, main
 from tests.command_line import refusal, work_beside, write_sources
 from tests.nightly import nightly
 
-TRAINED = ["--data", "texts.txt", "--length", "8", "--device", "cpu"]
+TRAINED = ["model", "--data", "texts.txt", "--length", "8", "--device", "cpu"]
+SPECTRA = ["--layer", "0", "--tokens", "t3", "--top", "2"]
+FLOW = ["flow", "model", "--prompt", "t3 t4", "--token", "t5"]
 WRITERS = {
     "train images": ["train", "images", "--d-model", "8", "--epochs", "1", "--output"],
     "train language": [
@@ -26,55 +28,34 @@ WRITERS = {
         *["contexts", "bilinear", "--token", "t3", "--layer", "0", "--data", "texts.txt"],
         *["--k", "1", "--eigenvectors", "1", "--output"],
     ],
-    "flow": ["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output"],
-    "flow viewer": [
-        *["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output", "page.html"],
-        "--viewer",
-    ],
+    "flow": [*FLOW, "--output"],
+    "flow viewer": [*FLOW, "--output", "page.html", "--viewer"],
     "process": ["process", "model", "--output"],
-    "anneal": ["anneal", "model", *TRAINED, "--batch-size", "4", "--tokens", "64", "--output"],
+    "anneal": ["anneal", *TRAINED, "--batch-size", "4", "--tokens", "64", "--output"],
     "export": ["export", "annealed", "--output"],
-    "linearise": ["linearise", "model", *TRAINED, "--held-out", "16", "--tokens", "99", "--output"],
+    "linearise": ["linearise", *TRAINED, "--held-out", "16", "--tokens", "99", "--output"],
     "tensorise": [
-        *["tensorise", "model", "--data", "texts.txt", "--length", "8", "--device", "cpu"],
-        *["--tokens", "0", "--calibration-tokens", "64", "--pattern-steps", "1"],
-        *["--layer-steps", "1", "--held-out", "16", "--output"],
+        *["tensorise", *TRAINED, "--tokens", "0", "--calibration-tokens", "64"],
+        *["--pattern-steps", "1", "--layer-steps", "1", "--held-out", "16", "--output"],
     ],
-    "token-spectra": [
-        "token-spectra",
-        "bilinear",
-        "--layer",
-        "0",
-        "--tokens",
-        "t3",
-        "--top",
-        "2",
-        "--output",
-    ],
+    "token-spectra": ["token-spectra", "bilinear", *SPECTRA, "--output"],
     "report": ["report", "images", "--output"],
     "explore": ["explore", "images", "--space"],
     "demo": ["demo", "--output"],
     "reproduce": ["reproduce", "fig3", "--output"],
 }
 """By name: the arguments before the path that a command writes to."""
-LONG = ("demo", "reproduce")
-"""Commands of minutes, whose writers are those of the others."""
+LONG = ("demo", "reproduce")  # minutes of work, whose writers are those of the others
 BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "token-spectra", "report")
 """Commands of each way to write, for every day."""
-SILENT = ("decompose", "doctor", "cite")
-"""Commands without such an option; `decompose` writes into the run that it reads."""
-READINGS = ("ngrams", "heads", "contexts", "flow")
-"""Commands of analyses whose output has a form of its own; the others share their writers."""
-FILES = ("flow", "report", "ngrams", "heads", "contexts")
-"""Commands that write a file with the ending .html; all others write a folder."""
+SILENT = ("decompose", "doctor", "cite")  # `decompose` writes into the run that it reads
+READINGS = ("ngrams", "heads", "contexts", "flow")  # the other analyses share their writers
+FILES = ("report", *READINGS)  # all others write a folder
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Return a folder with a model of each kind and a text."""
-    folder = tmp_path_factory.mktemp("sources")
-    write_sources(folder)
-    return folder
+    return write_sources(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture(autouse=True)
@@ -88,21 +69,17 @@ def test_every_command_that_writes_is_here():
     assert named == {*COMMANDS} - {*built_in()} | {*READINGS}
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+@pytest.mark.parametrize(
+    ("path", "kind"), [("pipe", "named pipe"), ("link", "named pipe"), ("/dev/full", "device")]
+)
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_is_no_file_is_refused_before_any_work(name, kind, capsys):
+def test_what_is_no_file_is_refused_before_any_work(name, path, kind, capsys):
     os.mkfifo("pipe")
     Path("link").symlink_to("pipe")
-    path = {"pipe": "pipe", "link to a pipe": "link", "device": "/dev/full"}[kind]
-    message = refusal(capsys, *WRITERS[name], path)
-    a_kind = "device" if kind == "device" else "named pipe"
-    assert message.startswith(f"error: {path} is a {a_kind}")
+    assert refusal(capsys, *WRITERS[name], path).startswith(f"error: {path} is a {kind}")
     assert Path("pipe").is_fifo()
     assert Path("link").is_symlink()
     assert Path("/dev/full").is_char_device()
-
-
-FLOW = ("flow", "model", "--prompt", "t1 t2", "--token", "t3")
 
 
 @pytest.mark.parametrize(
@@ -134,25 +111,22 @@ def test_the_target_of_a_link_is_written(name):
     link.symlink_to(target)
     main([*WRITERS[name], "link.html"])
     assert link.is_symlink()
-    if name in FILES:
-        assert target.read_text() != "before"
-    else:
-        assert any(target.iterdir())
+    assert target.read_text() != "before" if name in FILES else any(target.iterdir())
 
 
 def test_a_file_of_a_folder_may_be_a_link_and_no_pipe(capsys):
-    folder = Path("out")
+    folder, config = Path("out"), Path("config.json")
     folder.mkdir()
-    Path("config.json").write_text("before")
-    (folder / "config.json").symlink_to(Path("config.json").absolute())
+    config.write_text("before")
+    (folder / config).symlink_to(config.absolute())
     main(["process", "model", "--output", "out"])
-    assert (folder / "config.json").is_symlink()
-    assert "llama" in Path("config.json").read_text()
+    assert (folder / config).is_symlink()
+    assert "llama" in config.read_text()
     bilens.load("out")
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-    message = refusal(capsys, "process", "model", "--output", "out")
-    assert "out/model.safetensors is a named pipe" in message
+    message = "out/model.safetensors is a named pipe"
+    assert message in refusal(capsys, "process", "model", "--output", "out")
 
 
 @pytest.mark.parametrize("name", ["spectra.safetensors", "decomposition.json"])

@@ -1,24 +1,24 @@
 """A run remembers where its data is and what it was; every command compares."""
 
-import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-import bilens
 from bilens.cli import main
+from bilens.data import load_images
 from bilens.errors import DataError
 from bilens.explore import explorer
+from bilens.files import read_json, write_json
 from tests.command_line import in_json, refusal
 
 BRIEF = ["--d-model", "4", "--epochs", "1", "--weight-decay", "0"]
-COMMANDS = {
-    1: ["decompose", "eigenvectors", "explain", "report"],
-    2: ["decompose", "decompose --bonds", "paths", "bonds", "report"],
-}
-CASES = [(depth, command) for depth, commands in COMMANDS.items() for command in commands]
+COMMANDS = [f"{name} run-1" for name in ("decompose", "eigenvectors", "explain", "report")]
+COMMANDS += [f"{name} run-2" for name in ("decompose", "paths", "bonds", "report")]
+COMMANDS += ["decompose run-2 --bonds"]
+OTHER_DATA = "was trained on other data"
 
 
 def write_pictures(folder, seed=0):
@@ -39,8 +39,8 @@ def trained(tmp_path_factory):
     write_pictures(folder / "far" / "photos")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "far")
-        for depth in COMMANDS:
-            to = ["--n-layers", str(depth), "--output", str(folder / f"run-{depth}")]
+        for depth in ("1", "2"):
+            to = ["--n-layers", depth, "--output", str(folder / f"run-{depth}")]
             main(["train", "images", "--data", "photos", *BRIEF, *to])
     return folder
 
@@ -48,8 +48,8 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def elsewhere(trained, tmp_path, monkeypatch):
     """Enter another folder, with copies of the runs, in which other pictures have that name."""
-    for depth in COMMANDS:
-        shutil.copytree(trained / f"run-{depth}", tmp_path / f"run-{depth}")
+    for name in ("run-1", "run-2"):
+        shutil.copytree(trained / name, tmp_path / name)
     write_pictures(tmp_path / "photos", seed=1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -78,40 +78,40 @@ def changed(trained):
         (photos / old).rename(photos / new)
 
 
-@pytest.mark.parametrize(("depth", "command"), CASES)
-def test_every_command_finds_the_pictures_of_the_training(depth, command, elsewhere, capsys):
-    name, *options = command.split()
-    assert in_json(capsys, name, elsewhere / f"run-{depth}", *options)
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_finds_the_pictures_of_the_training(command, capsys):
+    assert in_json(capsys, *command.split())
 
 
 def test_the_record_names_the_place_and_a_digest(trained, elsewhere):
-    record = json.loads((elsewhere / "run-1" / "training.json").read_text())
-    data = bilens.data.load_images(str(trained / "far" / "photos"))
-    assert record["data"] == str(trained / "far" / "photos")
-    assert (record["data_dir"], record["data_seed"]) == (None, 0)
-    assert record["data_digest"] == data.provenance["data_digest"]
+    record, place = recorded("run-1"), str(trained / "far" / "photos")
+    assert (record["data"], record["data_dir"], record["data_seed"]) == (place, None, 0)
+    assert record["data_digest"] == load_images(place).provenance["data_digest"]
     assert len(record["data_digest"]) == 64
-    shown = explorer(elsewhere / "run-1").blocks
-    assert "photos" in str(shown.config)
+    assert "photos" in str(explorer(elsewhere / "run-1").blocks.config)
 
 
-@pytest.mark.parametrize(("depth", "command"), CASES)
-def test_other_pictures_in_that_place_are_refused(depth, command, elsewhere, changed, capsys):
-    name, *options = command.split()
-    message = refusal(capsys, name, elsewhere / f"run-{depth}", *options)
-    assert f"was trained on other data than {changed} holds now" in message
+def recorded(run):
+    return read_json(Path(run) / "training.json")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_other_pictures_in_that_place_are_refused(command, elsewhere, changed, capsys):
+    message = refusal(capsys, *command.split())
+    assert f"{OTHER_DATA} than {changed} holds now" in message
     assert "--data-dir" in message
-    assert not list((elsewhere / f"run-{depth}").glob("*.html"))
-    with pytest.raises(DataError, match="was trained on other data than"):
-        explorer(elsewhere / f"run-{depth}")
+    run = elsewhere / command.split()[1]
+    assert not list(run.glob("*.html"))
+    with pytest.raises(DataError, match=f"{OTHER_DATA} than"):
+        explorer(run)
 
 
-@pytest.mark.parametrize(("depth", "command"), CASES)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_pictures_that_have_moved_are_named_by_their_folder(
-    depth, command, elsewhere, moved, trained, capsys
+    command, elsewhere, moved, trained, capsys
 ):
-    name, *options = command.split()
-    call = [name, elsewhere / f"run-{depth}", *options]
+    call = command.split()
     message = refusal(capsys, *call)
     assert f"was trained on {trained / 'far' / 'photos'}, and" in message
     assert "does not exist; name the place of that data by --data-dir" in message
@@ -121,24 +121,17 @@ def test_pictures_that_have_moved_are_named_by_their_folder(
 
 
 def test_resumed_with_the_same_pictures_or_refused(elsewhere, trained, capsys):
-    photos, more = (
-        trained / "far" / "photos",
-        [*BRIEF[:-4], "--epochs", "2", *BRIEF[-2:], "--resume"],
-    )
-
-    def call(run, data):
-        return ["train", "images", "--data", str(data), *more, "--output", str(elsewhere / run)]
-
+    photos = trained / "far" / "photos"
+    call = ["train", "images", *BRIEF, "--epochs", "2", "--resume", "--output", "run-1", "--data"]
     before = (elsewhere / "run-1" / "model.safetensors").read_bytes()
     inverted = elsewhere / "inverted" / "photos"
     for path in photos.glob("*/*.png"):
         (inverted / path.parent.name).mkdir(parents=True, exist_ok=True)
         ImageOps.invert(Image.open(path)).save(inverted / path.parent.name / path.name)
     for other in (elsewhere / "photos", inverted):
-        assert "was trained on other data" in refusal(capsys, *call("run-1", other))
+        assert OTHER_DATA in refusal(capsys, *call, other)
     assert (elsewhere / "run-1" / "model.safetensors").read_bytes() == before
-    shutil.copytree(photos, elsewhere / "same" / "of another name")
-    main(call("run-1", elsewhere / "same" / "of another name"))
+    main([*call, str(shutil.copytree(photos, elsewhere / "same" / "of another name"))])
     assert (elsewhere / "run-1" / "model.safetensors").read_bytes() != before
 
 
@@ -146,15 +139,12 @@ def test_a_folder_that_is_called_as_a_data_set_is_that_folder(tmp_path, monkeypa
     write_pictures(tmp_path / "mnist")
     monkeypatch.chdir(tmp_path)
     main(["train", "images", "--data", "./mnist", *BRIEF, "--output", "run"])
-    assert json.loads((tmp_path / "run" / "training.json").read_text())["data"] == str(
-        tmp_path / "mnist"
-    )
+    assert recorded("run")["data"] == str(tmp_path / "mnist")
     assert in_json(capsys, "decompose", "run")
 
 
 def test_a_data_set_of_the_hub_keeps_its_owner(tmp_path, monkeypatch, capsys):
-    own = bilens.data.load_images(str(write_pictures(tmp_path / "photos")))
-    asked = []
+    own, asked = load_images(str(write_pictures(tmp_path / "photos"))), []
 
     def read(name, repository, classes):
         asked.append(repository)
@@ -163,38 +153,32 @@ def test_a_data_set_of_the_hub_keeps_its_owner(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bilens.data.images._read_hub", read)
     run = str(tmp_path / "run")
     main(["train", "images", "--data", "hub:owner/name", *BRIEF, "--output", run])
-    assert json.loads((tmp_path / "run" / "training.json").read_text())["data"] == "hub:owner/name"
+    assert recorded(run)["data"] == "hub:owner/name"
     assert in_json(capsys, "decompose", run)
     assert asked == ["owner/name"] * 2
 
 
 def test_data_of_your_own_in_python_is_compared_too(tmp_path):
-    one, other = (
-        bilens.data.load_images(str(write_pictures(tmp_path / str(seed), seed=seed)))
-        for seed in (0, 1)
-    )
-    assert one.provenance["data_digest"] != other.provenance["data_digest"]
-    again = bilens.data.load_images(str(tmp_path / "0"))
-    assert again.provenance == one.provenance
-    assert bilens.data.load_images(str(tmp_path / "0"), seed=1).provenance != one.provenance
+    places = [str(write_pictures(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
+    one, other = (load_images(place).provenance for place in places)
+    assert one["data_digest"] != other["data_digest"]
+    assert load_images(places[0]).provenance == one
+    assert load_images(places[0], seed=1).provenance != one
 
 
 def test_a_record_of_an_earlier_version_cannot_be_compared(elsewhere, capsys, caplog):
-    path = elsewhere / "run-1" / "training.json"
-    record = json.loads(path.read_text())
-    old = {name: value for name, value in record.items() if not name.startswith("data_")}
-    path.write_text(json.dumps(old | {"data": "photos"}))
-    assert in_json(capsys, "decompose", elsewhere / "run-1")
+    old = {k: value for k, value in recorded("run-1").items() if not k.startswith("data_")}
+    write_json(elsewhere / "run-1" / "training.json", old | {"data": "photos"})
+    assert in_json(capsys, "decompose", "run-1")
     assert "kept no digest of its data; photos may be other data" in caplog.text
 
 
-STORY = "the {0} sat on the {1} and the {1} said no ."
 WORDS = ("cat", "dog", "mat", "hat", "log", "cup", "pen", "box")
 
 
 def write_stories(path, words):
     path.parent.mkdir(parents=True, exist_ok=True)
-    stories = [STORY.format(a, b) for a in words for b in words]
+    stories = [f"the {a} sat on the {b} and the {b} said no ." for a in words for b in words]
     path.write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
     return path
 
@@ -203,19 +187,17 @@ def test_texts_are_found_compared_and_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     stories = write_stories(tmp_path / "far" / "stories.txt", WORDS)
     monkeypatch.chdir(stories.parent)
-    sizes = ["--d-model", "8", "--d-hidden", "8", "--n-heads", "2", "--n-ctx", "8"]
-    brief = [*sizes, "--vocab-size", "90", "--batch-size", "4", "--device", "cpu"]
-    train = ["train", "language", *brief, "--epochs", "1", "--output", str(tmp_path / "run")]
-    main([*train, "--data", "stories.txt"])
-    record = json.loads((tmp_path / "run" / "training.json").read_text())
-    assert record["data"] == str(stories)
+    command = "train language --d-model 8 --d-hidden 8 --n-heads 2 --n-ctx 8 --vocab-size 90"
+    command += f" --batch-size 4 --device cpu --epochs 1 --output {tmp_path / 'run'} --data"
+    train = command.split()
+    main([*train, "stories.txt"])
+    assert recorded(tmp_path / "run")["data"] == str(stories)
     monkeypatch.chdir(tmp_path)
     write_stories(tmp_path / "stories.txt", WORDS[::-1])
-    contexts = ["contexts", tmp_path / "run", "--token", "cat"]
+    contexts = ["contexts", "run", "--token", "cat"]
     assert in_json(capsys, *contexts)
-    main([*train, "--data", str(stories), "--resume"])
-    message = refusal(capsys, *train, "--data", "stories.txt", "--resume")
-    assert "was trained on other data" in message
+    main([*train, str(stories), "--resume"])
+    assert OTHER_DATA in refusal(capsys, *train, "stories.txt", "--resume")
     (tmp_path / "moved").mkdir()
     stories.rename(tmp_path / "moved" / "stories.txt")
     assert "does not exist; name the place of that data by" in refusal(capsys, *contexts)

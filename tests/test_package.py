@@ -3,14 +3,11 @@
 import importlib.metadata
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
 from functools import reduce
 from operator import and_
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,9 +18,10 @@ from packaging.utils import canonicalize_name
 from bilens import __version__
 from bilens.cli.running import BIBTEX
 from bilens.kernels.attention import TRITON
+from tests.command_line import ROOT, python
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 
 # What `python -m build --no-isolation` does in five processes.
@@ -46,14 +44,8 @@ def built(tmp_path_factory):
     shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
     for name in FILES:
         shutil.copy(ROOT / name, folder / name)
-    subprocess.run([sys.executable, "-c", BUILD], cwd=folder, capture_output=True, check=True)
+    python("-c", BUILD, cwd=folder)
     return folder / "dist"
-
-
-def files_of_the_package() -> set[str]:
-    source = ROOT / "src"
-    result = (path for path in (source / "bilens").rglob("*") if path.is_file())
-    return {str(path.relative_to(source)) for path in result if path.suffix != ".pyc"}
 
 
 def test_the_wheel_holds_the_package_whole(built):
@@ -62,7 +54,8 @@ def test_the_wheel_holds_the_package_whole(built):
         names = {name for name in file.namelist() if ".dist-info/" not in name}
         (license_,) = (name for name in file.namelist() if name.endswith("/licenses/LICENSE"))
         assert "MIT" in file.read(license_).decode()
-    assert names == files_of_the_package()
+    files = [path for path in (ROOT / "src" / "bilens").rglob("*") if path.is_file()]
+    assert names == {str(path.relative_to(ROOT / "src")) for path in files if path.suffix != ".pyc"}
     assert {"bilens/py.typed", "bilens/pages/page.html", "bilens/pages/page.css"} <= names
 
 
@@ -81,16 +74,14 @@ def test_the_changelog_begins_with_this_version():
 
 def test_the_entry_of_bibtex_is_that_of_the_citation_file():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert f"{{{cited['title']}}}" in BIBTEX
-    assert f"{{{{{cited['authors'][0]['name']}}}}}" in BIBTEX
-    assert f"{{{cited['date-released'].year}}}" in BIBTEX
-    assert f"{{{cited['version']}}}" in BIBTEX
+    author, year = f"{{{cited['authors'][0]['name']}}}", cited["date-released"].year
+    for value in (cited["title"], author, year, cited["version"]):
+        assert f"{{{value}}}" in BIBTEX
     assert f"```bibtex\n{BIBTEX}\n```" in (ROOT / "README.md").read_text()
 
 
 CUDA_TRITON = {"2.13.0": "3.7.1", "2.14.0": "3.8.0", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
-"""By version of torch: the Triton that its build for CUDA requires on Linux; the one for CPUs needs
-none. Source: Requires-Dist in the metadata of the wheels, read in November 2026."""
+"""By version of torch: the Triton that its wheel for CUDA requires, as read in November 2026."""
 
 
 def required(lines, name):
@@ -101,8 +92,7 @@ def required(lines, name):
 
 
 def test_the_extra_for_gpus_resolves_with_builds_for_cuda():
-    extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *extras["gpu"]]
+    lines = [*PROJECT["dependencies"], *EXTRAS["gpu"]]
     allowed = [torch for torch in CUDA_TRITON if torch in required(lines, "torch")]
     assert allowed
     for torch in allowed:
@@ -110,20 +100,20 @@ def test_the_extra_for_gpus_resolves_with_builds_for_cuda():
         assert CUDA_TRITON[torch] in TRITON
 
 
-def constraints():
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+def constraints(file="constraints.txt"):
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
-def of_extra(project, extra):
+def of_extra(extra):
     """Return the requirements of an extra, with those of the package and of extras within it."""
-    lines = list(project["dependencies"])
-    for line in project["optional-dependencies"][extra]:
+    lines = list(PROJECT["dependencies"])
+    for line in EXTRAS[extra]:
         requirement = Requirement(line)
         if requirement.name != "bilens":
             lines.append(line)
         for inner in requirement.extras:
-            lines += of_extra(project, inner)
+            lines += of_extra(inner)
     return lines
 
 
@@ -134,8 +124,7 @@ def conflicts(lines):
     # Of builds for CPUs any Triton will do; those for CUDA bring theirs.
     with_cuda = [v for v in torch if CUDA_TRITON[v] in required([*lines, *pins], "triton")]
     found = [] if with_cuda else ["torch"]
-    names = {canonicalize_name(Requirement(line).name) for line in lines}
-    for name in names - {"torch", "triton"}:
+    for name in {canonicalize_name(Requirement(line).name) for line in lines} - {"torch", "triton"}:
         versions = [spec.version for spec in required(pins, name) if spec.operator == "=="]
         if len(versions) != 1 or versions[0] not in required(lines, name):
             found.append(name)
@@ -156,30 +145,26 @@ def test_the_constraints_hold_for_the_oldest_python():
     assert not refused
 
 
-@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_every_extra_resolves_with_the_constraints(extra):
-    assert not conflicts(of_extra(PROJECT, extra))
+    assert not conflicts(of_extra(extra))
 
 
 def test_the_torch_of_make_resolves_with_the_constraints():
     """README's commands, with a build of torch for CPUs or not."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (torch,) = re.findall("^TORCH := (.*)$", makefile, re.MULTILINE)
-    assert makefile.count("--constraint constraints.txt") == makefile.count(
-        "--constraint constraints.txt $(TORCH)"
-    )
+    assert not re.search(r"--constraint constraints\.txt(?! \$\(TORCH\))", makefile)
     for extra in ("all", "dev", "docs"):
-        assert not conflicts([torch, *of_extra(PROJECT, extra)])
+        assert not conflicts([torch, *of_extra(extra)])
     action = (ROOT / ".github/actions/environment/action.yml").read_text(encoding="utf-8")
     assert f'"{torch}"' in action
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_package():
-    extras = PROJECT["optional-dependencies"]
     # gradio and triton have bounds of their own, and are not in the wheel's tests.
-    required = [*PROJECT["dependencies"], *extras["train"], *extras["figures"], *extras["gguf"]]
+    required = [*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["figures"], *EXTRAS["gguf"]]
     assert len(PROJECT["dependencies"]) == 10
     bounds = {(r := Requirement(line)).name: str(r.specifier) for line in required}
-    lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
-    oldest = [Requirement(line) for line in lines if not line.startswith("#")]
+    oldest = map(Requirement, constraints("constraints-oldest.txt"))
     assert {r.name: str(r.specifier).replace("==", ">=") for r in oldest} == bounds

@@ -15,7 +15,13 @@ from bilens.analyses import language
 from bilens.errors import BilensError
 from bilens.question_files import COLUMNS, QuestionLine, read_lines, read_pair_lines
 from bilens.shipped import TASKS, task_names
-from tests.command_line import refusal
+from tests.command_line import ROOT, refusal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "q.tsv"
+
 
 ROWS = [
     ("The keys", (" are",), (" is",), "The key", "number", "short"),
@@ -24,34 +30,28 @@ ROWS = [
     ("a\u2028b\x0cc\x0bd\x85e", ("f",), (), "a\u2028b\x0cc\x0bd\x1ce", "", ""),
     ("# no comment", (",",), (" she", '"'), "#no comment", "é", ""),
 ]
-WRITTEN = {(" he", ","): ' he,","', (" she", '"'): ' she,""""', (): ""}
+WRITTEN = {(" he", ","): ' he,","', (" she", '"'): ' she,""""'}
 
 
-def in_columns(names, separator, end, quoting=csv.QUOTE_MINIMAL):
+def in_columns(names, separator, end, quoting):
     """Return the rows as a spreadsheet writes them, without a header."""
     table = StringIO()
     writer = csv.writer(table, delimiter=separator, lineterminator=end, quoting=quoting)
     for row in ROWS:
         fields = dict(zip(COLUMNS, row, strict=True))
         for name in ("token", "minus"):
-            names_of = fields[name]
-            fields[name] = WRITTEN[names_of] if names_of in WRITTEN else names_of[0]
+            fields[name] = WRITTEN.get(fields[name]) or "".join(fields[name])
         cells = [fields[name] for name in names]
         # What begins with # is a comment without quotes.
         if quoting == csv.QUOTE_MINIMAL and cells[0].startswith("#"):
-            table.write(separator.join([f'"{cells[0]}"', *map(_quoted, cells[1:])]) + end)
+            table.write(separator.join('"' + cell.replace('"', '""') + '"' for cell in cells) + end)
         else:
             writer.writerow(cells)
     return table.getvalue()
 
 
-def _quoted(cell):
-    return '"' + cell.replace('"', '""') + '"'
-
-
 def rows_of(path):
-    lines = read_lines(path)
-    return [tuple(getattr(line, name) for name in COLUMNS) for line in lines]
+    return [tuple(getattr(line, name) for name in COLUMNS) for line in read_lines(path)]
 
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1")
@@ -60,15 +60,12 @@ ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
 @pytest.mark.parametrize(("encoding", "end"), [*product(ENCODINGS, ("\n", "\r\n", "\r"))], ids=repr)
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 @pytest.mark.parametrize("separator", ["none", "\t", ",", ";"])
-def test_all_ways_to_write_a_file_are_one(tmp_path, encoding, end, quoting, separator):
-    path, names = tmp_path / "q.tsv", list(COLUMNS)
-    header = ""
+def test_all_ways_to_write_a_file_are_one(path, encoding, end, quoting, separator):
+    names, header = list(COLUMNS), ""
     if separator != "none":
         random.Random(f"{encoding}{end}").shuffle(names)
-        written = [name.title() for name in names]
-        if quoting == csv.QUOTE_ALL:
-            written = [f'"{name}"' for name in written]
-        header = separator.join(written) + end
+        quote = '"' if quoting == csv.QUOTE_ALL else ""
+        header = separator.join(f"{quote}{name.title()}{quote}" for name in names) + end
     content = in_columns(names, separator.replace("none", "\t"), end, quoting)
     comments = f'# a comment, "with\ta quote{end}{end}'
     text = comments + header + content + "\t\t\t\t\t" * (separator in ("none", "\t")) + end
@@ -76,27 +73,37 @@ def test_all_ways_to_write_a_file_are_one(tmp_path, encoding, end, quoting, sepa
     if encoding.startswith("utf-8"):
         assert rows_of(path) == ROWS
         return
-    with pytest.raises(
-        BilensError, match=r"q\.tsv(, line \d+ holds| is in UTF-(16|32)).*UTF-8"
-    ) as error:
+    refused(path, r"(, line \d+ holds| is in UTF-(16|32)).*UTF-8")
+
+
+def refused(path, message):
+    """Check that a file is refused in one line."""
+    with pytest.raises(BilensError, match=rf"q\.tsv{message}") as error:
         read_lines(path)
     assert "\n" not in str(error.value)
 
 
-def test_columns_may_be_left_out(tmp_path):
-    path = tmp_path / "q.tsv"
-    path.write_text("a\t b\t\nc\t d\t e,f\tg\n")
-    rows = [("a", (" b",), (), "", "", ""), ("c", (" d",), (" e", "f"), "g", "", "")]
+AB = ("a", (" b",), (), "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        ("a\t b\t\nc\t d\t e,f\tg\n", [AB, ("c", (" d",), (" e", "f"), "g", "", "")]),
+        ("token,text\n b,a\n", [AB]),
+        # A column for people, and a header in other words.
+        ("text\t#first\ttoken\t# of a person\na\t1.5\t b\tgood\n", [AB]),
+        ("Satz\tWort\tAnderes\n", [("Satz", ("Wort",), ("Anderes",), "", "", "")]),
+    ],
+)
+def test_columns_may_be_left_out_or_skipped(path, content, rows):
+    path.write_text(content)
     assert rows_of(path) == rows
-    path.write_text("token,text\n b,a\n")
-    assert rows_of(path) == rows[:1]
 
 
-def test_a_field_in_quotes_may_hold_lines(tmp_path):
-    path = tmp_path / "q.tsv"
+def test_a_field_in_quotes_may_hold_lines(path):
     path.write_text('"a\n# b\n"\tc\td\n\nx\ty\n')
-    with pytest.raises(BilensError, match="line 5 has 2 columns"):
-        read_lines(path)
+    refused(path, ", line 5 has 2 columns")
     path.write_bytes(b'"a\r\n# b\n"\tc\td\r\n')
     assert read_lines(path) == [QuestionLine(f"{path}, line 1", "a\r\n# b\n", ("c",), ("d",))]
 
@@ -104,9 +111,7 @@ def test_a_field_in_quotes_may_hold_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no line"),
-        ("# only\n\n", "holds no line"),
-        ("text\ttoken\n", "holds no line"),
+        *((content, "holds no line") for content in ("", "# only\n\n", "text\ttoken\n")),
         ("a\tb\n", "line 1 has 2 columns; expected, separated by tabs, the text"),
         ("a\tb\tc\td\te\tf\tg\n", "line 1 has 7 columns; expected"),
         ("#\n\na b c d\n", "line 3 has 1 column; .* no tab: columns are separated by tabs, not by"),
@@ -126,32 +131,21 @@ def test_a_field_in_quotes_may_hold_lines(tmp_path):
         ('"a" b\tb\tc\n', "line 1 cannot be read: .* each of its own twice"),
     ],
 )
-def test_what_is_no_question_is_refused_with_its_line(tmp_path, content, message):
-    path = tmp_path / "q.tsv"
+def test_what_is_no_question_is_refused_with_its_line(path, content, message):
     path.write_text(content)
-    with pytest.raises(BilensError, match=rf"q\.tsv,? {message}") as error:
-        read_lines(path)
-    assert "\n" not in str(error.value)
+    refused(path, f",? {message}")
 
 
-def test_files_that_were_joined_have_marks_within(tmp_path):
-    path = tmp_path / "q.tsv"
+def test_files_that_were_joined_have_marks_within(path):
     path.write_text("a\tb\tc\n\ufeffd\te\tf\n\ufeff# a comment\n", encoding="utf-8-sig")
     assert [row[0] for row in rows_of(path)] == ["a", "d"]
-
-
-def test_a_header_in_other_words_is_a_question(tmp_path):
-    path = tmp_path / "q.tsv"
-    path.write_text("Satz\tWort\tAnderes\n")
-    assert rows_of(path) == [("Satz", ("Wort",), ("Anderes",), "", "", "")]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [("a\tb\tc", "line 2 has no second text"), ("a\tb\tc\ta", "line 2 has the same text twice")],
 )
-def test_pairs_have_two_texts(tmp_path, line, message):
-    path = tmp_path / "q.tsv"
+def test_pairs_have_two_texts(path, line, message):
     path.write_text(f"a\tb\tc\td\n{line}\n")
     assert len(read_lines(path)) == 2
     with pytest.raises(BilensError, match=message):
@@ -167,30 +161,25 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("line", "level", "message"), FAULTS)
-def test_what_does_not_fit_the_model_is_said_with_its_line(view, tmp_path, line, level, message):
-    path = tmp_path / "q.tsv"
+def test_what_does_not_fit_the_model_is_said_with_its_line(view, path, line, level, message):
     # In the last task, which is searched after minutes.
     path.write_text(f"{GOOD}# two tasks\n{line}\ttwo\n")
-    for read in (
-        lambda: language.circuit(view, questions=str(path), level=level),
-        lambda: language.task_directions(view, questions=str(path)),
-    ):
+    for read, how in ((language.circuit, {"level": level}), (language.task_directions, {})):
         with pytest.raises(BilensError, match=rf"q\.tsv, line 3: {message}"):
-            read()
+            read(view, questions=str(path), **how)
 
 
 @pytest.mark.parametrize("command", ["circuit", "task-directions"])
-def test_a_file_is_checked_before_there_is_a_model(tmp_path, capsys, command):
-    path = tmp_path / "q.tsv"
+def test_a_file_is_checked_before_there_is_a_model(path, capsys, command):
     path.write_text(f"{GOOD}a b c d\n")
     message = refusal(capsys, command, "no-such-model", "--questions", path)
     assert "q.tsv, line 2 has 1 column; expected" in message
     assert message.count("error") == 1
 
 
-def test_the_example_of_the_docs_is_a_file(tmp_path):
-    path, page = tmp_path / "q.csv", Path(__file__).parents[1] / "docs" / "howto" / "circuit.md"
-    path.write_text(re.search(r"```text\n(.*?)```", page.read_text(), re.DOTALL)[1])
+def test_the_example_of_the_docs_is_a_file(path):
+    page = (ROOT / "docs" / "howto" / "circuit.md").read_text()
+    path.write_text(re.search(r"```text\n(.*?)```", page, re.DOTALL)[1])
     of_first = ((" are",), (" is",), "The key to the cabinet", "number", "of two nouns")
     of_second = ((" are",), (" is", " was"), "The key, which was red,", "number", "relative")
     assert rows_of(path) == [
@@ -199,21 +188,15 @@ def test_the_example_of_the_docs_is_a_file(tmp_path):
     ]
 
 
-def test_a_column_for_people_is_skipped(tmp_path):
-    path = tmp_path / "q.tsv"
-    path.write_text("text\t#first\ttoken\t# of a person\na\t1.5\t b\tgood\n")
-    assert rows_of(path) == [("a", (" b",), (), "", "", "")]
-
-
 def test_a_task_that_comes_with_bilens_is_known_by_its_name(tmp_path, monkeypatch):
-    lines = read_lines(TASKS / "agreement.tsv")
-    assert [replace(line, place="") for line in read_lines("agreement")] == [
-        replace(line, place="") for line in lines
-    ]
+    by_name, by_path = (
+        [replace(line, place="") for line in read_lines(source)]
+        for source in ("agreement", TASKS / "agreement.tsv")
+    )
+    assert by_name == by_path
     assert read_lines("agreement")[0].place == "agreement, line 2"
-    with pytest.raises(
-        BilensError, match=r"agreements is no file .*\(agreement, capitals, comp.* mean agreement"
-    ):
+    message = r"agreements is no file .*\(agreement, capitals, comp.* mean agreement"
+    with pytest.raises(BilensError, match=message):
         read_lines("agreements")
     monkeypatch.chdir(tmp_path)
     Path("agreement").write_text("a\t b\t c\td\n")
@@ -227,10 +210,9 @@ def test_a_task_has_three_templates_of_24_different_questions(task):
     assert [*Counter(line.template for line in lines).values()] == [24, 24, 24]
     assert len({(line.text, line.against) for line in lines}) == len(lines)
     assert all(line.minus for line in lines)
-    for line in lines:
-        assert not line.text.endswith(" ")
-        if task != "greater":
-            assert all(name.startswith(" ") for name in (*line.token, *line.minus))
+    assert not any(line.text.endswith(" ") for line in lines)
+    names = [name for line in lines for name in (*line.token, *line.minus)]
+    assert task == "greater" or all(name.startswith(" ") for name in names)
 
 
 def test_thirteen_tasks_come_with_bilens():

@@ -1,6 +1,7 @@
 """Help and errors of usage are quick: neither imports the libraries that compute, draw or serve."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,29 +11,25 @@ from bilens.analyses import built_in
 from bilens.cli import COMMANDS
 from bilens.cli.console import check_own
 from bilens.errors import BilensError
-from tests.command_line import refusal
+from tests.command_line import python, refusal
 from tests.test_output import WRITERS
 
 SLOW = ("torch", "transformers", "pandas", "plotly", "gradio", "datasets", "huggingface_hub")
 SLOW += ("sklearn", "pyarrow", "tokenizers")
 NAMES = [*COMMANDS, "train images", "train language"]
-FILES = ("circuit model --questions", "task-directions model --questions")
+FILES = [f"{name} model --questions no-such-file.tsv" for name in ("circuit", "task-directions")]
 """Commands that read a file of questions before they load a model."""
+WRONG = (
+    *("decompose", "decompose run --bonds --drop much", "train images --n-layers 0"),
+    *("train language --preset huge", "tensorise model --layer-steps -1"),
+    *("ngrams model --token a --k 0", "xyz", "--help", ""),
+)
 CALLS = [
     *([*name.split(), "--help"] for name in NAMES),
     *([*name.split(), "--no-such-option"] for name in NAMES[::4]),
     *([name] for name in built_in()),
-    ["decompose"],
-    ["decompose", "run", "--bonds", "--drop", "much"],
-    ["train", "images", "--n-layers", "0"],
-    ["train", "language", "--preset", "huge"],
-    ["tensorise", "model", "--layer-steps", "-1"],
-    ["ngrams", "model", "--token", "a", "--k", "0"],
     ["flow", "model", "--prompt", "a", "--token", "b", "--output", ""],
-    *([*call.split(), "no-such-file.tsv"] for call in FILES),
-    ["xyz"],
-    ["--help"],
-    [],
+    *(call.split() for call in (*FILES, *WRONG)),
 ]
 RUN = """
 import json, sys
@@ -50,15 +47,13 @@ for call in calls:
 
 
 def test_help_and_errors_of_usage_import_nothing_slow():
-    command = [sys.executable, "-c", RUN, json.dumps([SLOW, CALLS])]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    shown = python("-c", RUN, json.dumps([SLOW, CALLS])).stdout
+    rows = [json.loads(line) for line in shown.splitlines() if line.startswith("[[")]
     assert [call for call, _, _ in rows] == CALLS
     assert [(call, imported) for call, _, imported in rows if imported] == []
     for call, status, _ in rows:
-        is_help = "--help" in call
         is_file = call[-1:] == ["no-such-file.tsv"]
-        assert status == (0 if is_help else 1 if is_file else 2), call
+        assert status == (0 if "--help" in call else 1 if is_file else 2), call
 
 
 def test_the_end_of_a_closed_or_full_output():
@@ -67,32 +62,29 @@ def test_the_end_of_a_closed_or_full_output():
         command = f"env -u PYTHONUNBUFFERED {sys.executable} -m bilens --help {target}"
         ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert ran.returncode == 1
-        assert ran.stderr.startswith("error: ")
-        assert reason in ran.stderr
-        assert ran.stderr.count("\n") == 1
+        assert re.fullmatch(f"error: .*{reason}.*\n", ran.stderr)
 
 
-def test_a_text_in_another_encoding_than_the_shell_says(monkeypatch):
-    command = ["bilens", "flow", "run", "--prompt", "é", "--token", "a"]
-    ran = subprocess.run(
-        [sys.executable, "-m", *command],
-        env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        check=False,
-    )
+def test_a_text_in_another_encoding_than_the_shell_says():
+    command = ["-m", "bilens", "flow", "run", "--prompt", "é", "--token", "a"]
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": ":".join(sys.path)}
+    ran = python(*command, env=env, check=False)
     assert ran.returncode == 1
-    assert b"is not valid ascii, and no file here; with PYTHONUTF8=1 Python reads" in ran.stderr
+    assert "is not valid ascii, and no file here; with PYTHONUTF8=1 Python reads" in ran.stderr
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_an_empty_path_is_no_folder(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_empty_path_is_no_folder(name, tmp_path, capsys):
     assert "expected a path" in refusal(capsys, *WRITERS[name], "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, capsys):
     folder = tmp_path / "runs" / "digits"
     folder.mkdir(parents=True)
     check_own(folder)
@@ -114,8 +106,7 @@ def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, monkeypatc
     ("command", "name"),
     [("flow model --prompt a --token b", "page.json"), ("report model --figures svg", "figures")],
 )
-def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, capsys):
     (tmp_path / name).mkdir()
     (tmp_path / name / "notes.txt").write_text("mine")
     message = refusal(capsys, *command.split(), "--output", "page.html")
@@ -137,8 +128,7 @@ def test_options_without_effect_are_refused_before_any_work(options, message, ca
 
 @pytest.mark.parametrize("words", [["--help"], ["flow", "--help"], ["train", "images"]])
 def test_without_docstrings_commands_say_so_in_one_line(words):
-    command = [sys.executable, "-OO", "-B", "-m", "bilens", *words]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = python("-OO", "-B", "-m", "bilens", *words, check=False)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error: Python runs with PYTHONOPTIMIZE=2 or -OO")
     assert "Traceback" not in ran.stderr

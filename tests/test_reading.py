@@ -25,23 +25,17 @@ from tests.models import digits, grammar_view, random_text, small_corpus
 def test_a_record_is_json_where_numbers_are_missing():
     frame = pd.DataFrame({"loss": [0.5, float("nan")], "name": ["a", None]})
     rows = [{"loss": 0.5, "name": "a"}, {"loss": None, "name": None}]
-    peak = torch.tensor([float("inf"), 1.0])
-    record = plain({"rows": frame, "peak": peak, "best": float("-inf"), "scale": torch.tensor(2.0)})
+    found = {"rows": frame, "peak": torch.tensor([float("inf"), 1.0]), "best": float("-inf")}
+    record = plain(found | {"scale": torch.tensor(2.0)})
     assert record == {"rows": rows, "peak": [None, 1.0], "best": None, "scale": 2.0}
 
 
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [
-        (-0.001, ".2f", "0.00"),
-        (0.001, ".2f", "0.00"),
-        (-0.0, ".3g", "0"),
-        (0.0, "#.3g", "0.00"),
-        (-0.001, ".0%", "0%"),
-        (-0.005001, ".2f", "-0.01"),
-        (1e-9, ".3g", "+1e-09"),
-        (10.0, ".0f", "+10"),
-        (float("-inf"), ".2f", "-inf"),
+        *((-0.001, ".2f", "0.00"), (0.001, ".2f", "0.00"), (-0.005001, ".2f", "-0.01")),
+        *((-0.0, ".3g", "0"), (0.0, "#.3g", "0.00"), (-0.001, ".0%", "0%")),
+        *((1e-9, ".3g", "+1e-09"), (10.0, ".0f", "+10"), (float("-inf"), ".2f", "-inf")),
     ],
 )
 def test_zero_has_no_sign(value, digits, text):
@@ -134,14 +128,9 @@ def test_everything_is_derived_from_facts_and_columns():
     scores = Scores()
     assert repr(scores) == "Scores(2 heads, accuracy 50.00%, model <b>)"
     rows = [{"head": '" <s>"', "score": 12.345, "n": 1000}, {"head": "0.1", "score": -0.5, "n": 2}]
-    assert json.loads(json.dumps(scores.record())) == {
-        "heads": 2,
-        "accuracy": 0.5,
-        "model": "<b>",
-        "Scores": rows,
-    }
-    (section,) = scores.sections()
-    table, picture = section.parts
+    record = {"heads": 2, "accuracy": 0.5, "model": "<b>", "Scores": rows}
+    assert json.loads(json.dumps(scores.record())) == record
+    ((table, picture),) = (section.parts for section in scores.sections())
     assert table.header == ["head", "score", "n"]
     assert table.rows == [('" <s>"', "12.3", "1,000"), ("0.1", "-0.5", "2")]
     assert table.is_word == [True, False, False]
@@ -156,10 +145,8 @@ def test_everything_is_derived_from_facts_and_columns():
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ([9.654, 0.001], ["9.65", "0.00"]),
-        ([0.0, -0.0], ["0", "0"]),
-        ([1e-9, 2e-9], ["1.00e-09", "2.00e-09"]),
-        ([12345.6, 1.0], ["12346", "1"]),
+        *(([9.654, 0.001], ["9.65", "0.00"]), ([1e-9, 2e-9], ["1.00e-09", "2.00e-09"])),
+        *(([0.0, -0.0], ["0", "0"]), ([12345.6, 1.0], ["12346", "1"])),
         ([float("nan"), 0.25], ["", "0.250"]),
     ],
 )
@@ -168,18 +155,17 @@ def test_numbers_of_a_column_have_the_same_decimals(numbers, text):
 
 
 def test_tables_say_what_the_results_say(results):
-    spectra, svd, outcome = results["spectra"], results["svd"], results["flow"]
-    frame = spectra.frame()
-    assert frame["eigenvalue"][3:6].tolist() == spectra.values[1].tolist()
+    outcome, frame = results["flow"], results["spectra"].frame()
+    assert frame["eigenvalue"][3:6].tolist() == results["spectra"].values[1].tolist()
     assert frame["form"].tolist() == [form for form in range(10) for _ in range(3)]
-    assert svd.frame()["share"].sum() == pytest.approx(1, abs=1e-4)
+    assert results["svd"].frame()["share"].sum() == pytest.approx(1, abs=1e-4)
     costs = results["bonds"].frame().query("bond == 1 and direction == 4")["error"]
     assert costs.item() == pytest.approx(results["bonds"].certificate((12, 3)), rel=1e-6)
     measured = [node for node in outcome.nodes if node.measured is not None]
     strongest = max(measured, key=lambda node: abs(node.measured))
     assert len(measured) == 20
-    assert outcome.frame()["node"][0] == strongest.name(outcome.tokens)
-    assert outcome.frame()["flow"][0] == strongest.flow
+    first = outcome.frame().iloc[0]
+    assert (first["node"], first["flow"]) == (strongest.name(outcome.tokens), strongest.flow)
     forms, heads = results["forms"], results["heads"]
     assert forms.frame()["eigenvalue"].tolist() == pytest.approx(forms.eigh().values.flatten())
     frame = heads.frame().query("matrix == 2")
@@ -198,25 +184,27 @@ def test_what_is_not_finite_or_zero_is_shown_too():
 def test_names_are_escaped():
     evil = "<script>alert(1)</script>"
     data = replace(digits(), name=evil, class_names=(evil, *"123456789"))
-    assert "<script>" not in data._repr_mimebundle_()["text/html"]
-    assert "&lt;script&gt;" in data._repr_mimebundle_()["text/html"]
+    page = data._repr_mimebundle_()["text/html"]
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
     assert "<script>" not in data.plot().to_json()
 
 
 def test_large_tensors_are_not_decomposed_to_be_shown():
     few, many = torch.ones(1, 3), torch.ones(1, 1025)
-    assert "<table" not in BilinearTensor(few, few, many.mT)._repr_mimebundle_()["text/html"]
-    assert "<table" in BilinearTensor(many, many, few.mT)._repr_mimebundle_()["text/html"]
-    assert "<table" not in QuadraticForm(many, many, torch.ones(1))._repr_mimebundle_()["text/html"]
+    for result, is_shown in (
+        (BilinearTensor(few, few, many.mT), False),
+        (BilinearTensor(many, many, few.mT), True),
+        (QuadraticForm(many, many, torch.ones(1)), False),
+    ):
+        assert ("<table" in result._repr_mimebundle_()["text/html"]) == is_shown
 
 
 def test_outputs_have_names(results):
     tensor = results["tensor"]
-    named, numbered = (
-        tensor.interaction(output=a, minus=b).weights for a, b in (("c", "d"), (2, 3))
-    )
-    torch.testing.assert_close(named, tensor.out[2] - tensor.out[3])
-    torch.testing.assert_close(named, numbered)
+    for output, minus in (("c", "d"), (2, 3)):
+        weights = tensor.interaction(output=output, minus=minus).weights
+        torch.testing.assert_close(weights, tensor.out[2] - tensor.out[3])
     several = tensor.interaction(output=["a", 1], minus=["c", "d"]).weights
     torch.testing.assert_close(several, tensor.out[:2] - tensor.out[2:4].mean(0))
     assert tensor.change_basis(inputs=torch.eye(64)).names == tuple("abcdefghij")
@@ -234,24 +222,12 @@ def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
     assert progress.progress_bar().disable == (not installed)
 
 
-def test_numbers_and_counts_are_told_apart():
-    assert [fact_text("layer", number) for number in (0, 1)] == ["layer 0", "layer 1"]
-    assert [fact_text("heads", count) for count in (1, 4)] == ["1 head", "4 heads"]
-
-
 @pytest.mark.parametrize(
     ("plural", "singular"),
     [
-        ("classes", "class"),
-        ("biases", "bias"),
-        ("matrices", "matrix"),
-        ("axes", "axis"),
-        ("entries", "entry"),
-        ("boxes", "box"),
-        ("branches", "branch"),
-        ("cases", "case"),
-        ("MLPs", "MLP"),
-        ("shared features", "shared feature"),
+        *(("classes", "class"), ("biases", "bias"), ("matrices", "matrix"), ("axes", "axis")),
+        *(("entries", "entry"), ("boxes", "box"), ("branches", "branch"), ("cases", "case")),
+        *(("MLPs", "MLP"), ("shared features", "shared feature"), ("heads", "head")),
         ("texts of two tokens", "text of two tokens"),
         ("groups, by their sizes", "group, by their sizes"),
     ],
@@ -261,11 +237,11 @@ def test_one_of_several_is_in_the_singular(plural, singular):
         assert fact_text(plural, value) == f"{shown(value)} {expected}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["loss", "bias", "basis", "radius", "error of the logits", "loss on 7 tokens, nats", "gas"],
-)
-@pytest.mark.parametrize("value", [1, 1.0, 4, 4.0, "1", Percent(1)])
+MEASURED = ["loss", "bias", "basis", "radius", "error of the logits", "loss on 7 tokens, nats"]
+
+
+@pytest.mark.parametrize("name", [*MEASURED, "gas", "layer"])
+@pytest.mark.parametrize("value", [0, 1, 1.0, 4, 4.0, "1", Percent(1)])
 def test_what_is_measured_is_never_counted(name, value):
     assert fact_text(name, value) == f"{name} {shown(value)}"
 

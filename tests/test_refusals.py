@@ -38,15 +38,10 @@ TEXTS = {
     "line 3 is the header again": questions(b"text\ttoken\na\tb\n\xef\xbb\xbfText\tToken\n"),
 }
 test_what_is_no_list_of_names_or_questions_is_named = refused(TEXTS)
-test_what_is_not_a_whole_number = refused(
-    {
-        "expected a whole number such as 1000000, 500K, 1M or": [
-            lambda text=text: whole_number(text)
-            for text in ("", "many", "1.5", "1e6", "1MM", "0.0001K")
-        ]
-    },
-    ValueError,
-)
+NO_NUMBERS = ("", "many", "1.5", "1e6", "1MM", "0.0001K")
+NUMBERS = [lambda text=text: whole_number(text) for text in NO_NUMBERS]
+WHOLE = {"expected a whole number such as 1000000, 500K, 1M or": NUMBERS}
+test_what_is_not_a_whole_number = refused(WHOLE, ValueError)
 
 
 def write_into_a_circle(tmp_path):

@@ -1,6 +1,5 @@
 """Recipes are found by their files, listed with their titles, and run."""
 
-import json
 from functools import partial
 from importlib import import_module
 
@@ -10,20 +9,17 @@ from experiments.results import FIGURE, values_of
 import experiments
 from bilens.cli import main, running
 from bilens.errors import BilensError
+from bilens.files import read_json
 from experiments import results
-from tests.command_line import in_json
+from tests.command_line import in_json, output_of, refusal
 
 RECIPE = '''"""Nothing: a recipe that says where it runs.
 
 And no more.
 """
-
 import pandas as pd
-
 from bilens.sections import Table
 from experiments.context import Outcome, RecipeContext
-
-
 def run(context: RecipeContext) -> Outcome:
     table = Table(pd.DataFrame({"answer": ["42"]}), words=0)
     return Outcome({"answer": context.choose(42, 43)}, parts=[table])
@@ -32,7 +28,6 @@ def run(context: RecipeContext) -> Outcome:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a folder with a recipe and another file."""
     place = tmp_path / "experiments"
     place.mkdir()
     (place / "nothing.py").write_text(RECIPE)
@@ -47,8 +42,7 @@ def test_every_recipe_is_found_with_its_title():
     assert {"fig3", "compare", "grammar", "case_pairs"} <= set(result)
     assert not {"context", "curves", "case", "__init__"} & set(result)
     for name, title in result.items():
-        module = import_module(f"experiments.{name}")
-        assert module.__doc__.startswith(title)
+        assert import_module(f"experiments.{name}").__doc__.startswith(title)
         assert title.endswith(".")
         # A file of results refuses such a title, after all that was measured.
         assert not values_of(FIGURE.sub("", title))
@@ -56,22 +50,14 @@ def test_every_recipe_is_found_with_its_title():
 
 @pytest.mark.usefixtures("folder")
 def test_a_new_recipe_is_one_file(tmp_path, capsys):
-    main(["reproduce"])
-    assert "a recipe that says where it runs" in capsys.readouterr().out
+    assert "a recipe that says where it runs" in output_of(capsys, "reproduce")
     (title,) = in_json(capsys, "reproduce")["recipes"].values()
     assert title.endswith("a recipe that says where it runs.")
     output = tmp_path / "output"
     main(["reproduce", "nothing", "--output", str(output)])
-    record = json.loads((output / "nothing.json").read_text())
+    record = read_json(output / "nothing.json")
     assert (record["recipe"], record["scale"], record["answer"]) == ("nothing", "small", 42)
     assert "And no more." in (output / "nothing.html").read_text()
-
-
-@pytest.mark.usefixtures("folder")
-def test_an_unknown_recipe_is_refused_with_those_there_are(capsys):
-    with pytest.raises(SystemExit):
-        main(["reproduce", "something"])
-    assert "recipe='something', expected one of nothing" in capsys.readouterr().err
 
 
 def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
@@ -81,11 +67,10 @@ def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
 
 
 ROWS = "    rows = [Row('seeds', len(found), n=context.seed)]\n"
-ROW = "from experiments.results import Row\n\nSEEDS = (2, 20)"
-RETURN = "    return Outcome("
+ROW = "from experiments.results import Row\nSEEDS = (2, 20)"
 SEEDED = (
     RECIPE.replace("import Outcome, RecipeContext", "import Outcome, RecipeContext\n" + ROW)
-    .replace("    return Outcome(", ROWS + RETURN)
+    .replace("    return Outcome(", f"{ROWS}    return Outcome(")
     .replace("    table =", "    found = context.seed_range(SEEDS)\n    table =")
     .replace("parts=[table])", "parts=[table], rows=rows)")
 )
@@ -95,30 +80,28 @@ SEEDED = (
 def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, folder):
     (folder / "seeded.py").write_text(SEEDED)
     monkeypatch.setattr(results, "_git", lambda *words: "" if words[0] == "status" else "01ab\n")
-    recording = partial(results.Recording, tmp_path)
-    monkeypatch.setattr(results, "Recording", recording)
-    place = ["--output", str(tmp_path / "output")]
-    main(["reproduce", "seeded", *place, "--write", "--seeds", "3", "--seed", "7"])
-    result = json.loads((tmp_path / "seeded.json").read_text())
+    monkeypatch.setattr(results, "Recording", partial(results.Recording, tmp_path))
+    command = ["reproduce", "seeded", "--output", str(tmp_path / "output"), "--write"]
+    main([*command, "--seeds", "3", "--seed", "7"])
+    result = read_json(tmp_path / "seeded.json")
     assert result["command"] == "bilens reproduce seeded --seeds 3 --seed 7 --write"
     assert result["title"] == "Nothing: a recipe that says where it runs"
     assert (result["seeds"], result["settings"]) == ([7, 8, 9], {"scale": "small"})
     assert (result["rows"][0]["value"], result["rows"][0]["n"]) == (3, 7)
-    main(["reproduce", "seeded", *place, "--write", "--scale", "paper"])
-    result = json.loads((tmp_path / "seeded.json").read_text())
+    main([*command, "--scale", "paper"])
+    result = read_json(tmp_path / "seeded.json")
     assert result["command"] == "bilens reproduce seeded --scale paper --write"
     assert result["seeds"] == list(range(20))
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("words", "text"),
     [
-        (["--seeds", "3"], "nothing trains nothing from a seed: leave out --seeds and --seed"),
-        (["--seeds", "0"], "seeds=0, expected a whole number, at least 1"),
+        (["something"], "recipe='something', expected one of nothing"),
+        (["nothing", "--seeds", "3"], "nothing trains nothing from a seed: leave out --seeds and"),
+        (["nothing", "--seeds", "0"], "seeds=0, expected a whole number, at least 1"),
     ],
 )
-def test_seeds_without_effect_are_refused(tmp_path, capsys, options, text):
-    with pytest.raises(SystemExit):
-        main(["reproduce", "nothing", "--output", str(tmp_path), *options])
-    assert text in capsys.readouterr().err
+def test_unknown_recipes_and_seeds_without_effect_are_refused(tmp_path, capsys, words, text):
+    assert text in refusal(capsys, "reproduce", *words, "--output", tmp_path)

@@ -32,12 +32,10 @@ CLAIMS = {"accuracy": "accuracy", "effective rank": "rank", LOST: "lost"}
 ROWS = [(kind, claim) for kind in KINDS for claim in CLAIMS]
 SEED, LEVEL = 100, 0.99
 GENERATED = re.compile(r"<!-- tables .*?<!-- end -->", re.DOTALL)
-REFERENCE = re.compile(
-    r"\d{4}\.\d{5}|[Ss]ections? [\d., to]+|appendix \w[\d.]*|(?:Python|SAELens) [\d.]+"
-)
+PARTS = r"[Ss]ections? [\d., to]+|appendix \w[\d.]*"
+REFERENCE = re.compile(rf"\d{{4}}\.\d{{5}}|{PARTS}|(?:Python|SAELens) [\d.]+")
 """Citations and versions, whose numbers are not measured."""
-SMALL = 20
-"""Whole numbers up to this are often counts of a page's own."""
+SMALL = 20  # whole numbers up to this are often counts of a page's own
 NOT_MEASURED = ("95", "64", "1.702", "1.24", "6.18", "3.9")
 """Levels of intervals, sizes of heads and models, GELU's slope as a Swish, and versions."""
 
@@ -45,20 +43,18 @@ NOT_MEASURED = ("95", "64", "1.702", "1.24", "6.18", "3.9")
 @cache
 def measurements(names: tuple[str, ...]) -> list[float]:
     """Return every number that these files have, in their rows and as a setting."""
-    keys = ("value", "low", "high", "n", "source")
-    found: list[float] = []
+    found: list[float | None] = []
     for result in map(RESULTS.get, names):
         found += values_of(json.dumps(result["settings"]))
         for row in result["rows"]:
-            numbers = (*(row[key] for key in keys), *row["baselines"].values())
-            found += [number for number in numbers if number is not None]
-    return found
+            found += [row[key] for key in ("value", "low", "high", "n", "source")]
+            found += row["baselines"].values()
+    return [number for number in found if number is not None]
 
 
 def prose(path: Path) -> str:
     """Return the text of a page without code, links and pictures."""
-    text = path.read_text(encoding="utf-8")
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
 def unmeasured(text: str, names: Iterable[str] = RESULTS) -> list[str]:
@@ -112,11 +108,10 @@ def test_every_number_with_a_point_on_a_page_is_in_a_file():
     for page in PAGES:
         # Generated pages, and a table that has a test of its own.
         if page.stem not in ("results", "sources", "tasks"):
-            printed = ""
-            if page.parent.name == "tutorials":
-                printed = page.with_suffix(".json").read_text(encoding="utf-8")
-            text = REFERENCE.sub("", GENERATED.sub("", prose(page)))
-            numbers = [n for n in unmeasured(text) if "." in n and n not in NOT_MEASURED]
+            of_code = page.with_suffix(".json")
+            printed = of_code.read_text("utf-8") if page.parent.name == "tutorials" else ""
+            numbers = unmeasured(REFERENCE.sub("", GENERATED.sub("", prose(page))))
+            numbers = [n for n in numbers if "." in n and n not in NOT_MEASURED]
             if numbers := [number for number in numbers if number not in printed]:
                 found[page.stem] = numbers
     assert found == {}
@@ -136,13 +131,8 @@ def test_seconds_of_the_tasks_are_those_of_the_file():
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ((None,), ""),
-        ((1232.0,), "1,232"),
-        ((98.05,), "98.05"),
-        ((2.4e-15,), "2.4e-15"),
-        ((98.1234, 98.04, 98.16), "98.12"),
-        ((22, 21, 24), "22"),
-        ((0.5, -1.82, 0.98), "0.5"),
+        *(((None,), ""), ((1232.0,), "1,232"), ((98.05,), "98.05"), ((2.4e-15,), "2.4e-15")),
+        *(((98.1234, 98.04, 98.16), "98.12"), ((22, 21, 24), "22"), ((0.5, -1.82, 0.98), "0.5")),
     ],
 )
 def test_a_number_has_the_digits_that_its_interval_leaves(numbers, text):
@@ -159,8 +149,7 @@ def test_a_claim_of_a_source_held_or_says_why_not(claim):
     assert claim["document"] in results.DOCUMENTS
     held = claim["held"]
     if claim["file"]:
-        row = results.row_of(claim, RESULTS)
-        held = held or {True: "yes", False: "no"}[row["held"]]
+        held = held or {True: "yes", False: "no"}[results.row_of(claim, RESULTS)["held"]]
     assert held in ("yes", "nearly", "partly", "no", "not tried")
     assert held == "yes" or claim["where"]
 
@@ -171,12 +160,9 @@ def measured(kind: str) -> dict[str, float]:
     decay, noise = KINDS[kind]
     training = ClassifierTraining(weight_decay=decay, input_noise=noise, seed=SEED)
     model, _ = train_classifier(ClassifierConfig(784, 10, image_shape=(28, 28)), data, training)
-    numbers = measure(model, data)
-    return {
-        "accuracy": 100 * numbers["accuracy"],
-        "rank": numbers["effective_rank"],
-        "lost": 100 * numbers["drop"],
-    }
+    found = measure(model, data)
+    percent = {"accuracy": 100 * found["accuracy"], "lost": 100 * found["drop"]}
+    return {**percent, "rank": found["effective_rank"]}
 
 
 @pytest.mark.slow
@@ -188,8 +174,7 @@ def test_a_number_comes_out_again(kind, claim):
     half, n = (row["high"] - row["low"]) / 2, row["n"]
     assert half > 0
     wider = stats.t.ppf((1 + LEVEL) / 2, n - 1) / stats.t.ppf(0.975, n - 1)
-    predicted = half * wider * (n + 1) ** 0.5
-    assert abs(measured(kind)[CLAIMS[claim]] - row["value"]) <= predicted
+    assert abs(measured(kind)[CLAIMS[claim]] - row["value"]) <= half * wider * (n + 1) ** 0.5
 
 
 def test_each_fault_of_the_review_has_tests():
@@ -197,9 +182,5 @@ def test_each_fault_of_the_review_has_tests():
     for tests in (*right.FAULTS.values(), *right.CLAIMS.values()):
         for name in right.names_of(tests):
             file, _, function = name.partition("::")
-            source = (ROOT / file).read_text(encoding="utf-8")
-            assert (
-                re.search(f"^(def )?{function}( = refused)?\\(", source, re.M)
-                if function
-                else source
-            )
+            pattern = f"^(def )?{function}( = refused)?\\(" if function else "."
+            assert re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.M)

@@ -1,30 +1,40 @@
-"""The public names: the promised ones, and none by accident."""
+"""Names: the promised ones and none by accident, private ones of other libraries, and lists."""
 
 import ast
 import graphlib
 import importlib
 import inspect
-import subprocess
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 import bilens
 import bilens.analysis
+from bilens.cli.readings import EXPORT_ENDINGS, EXPORTS
+from bilens.cli.running import OPTIONAL
+from bilens.cli.training import train_images, train_language
+from bilens.convert.processing import STEPS
+from bilens.data.corpus import LANGUAGES
+from bilens.data.images import KNOWN
+from bilens.data.texts import HUB, SUFFIXES
+from bilens.nn.layers import ACTIVATIONS, GATES
+from bilens.nn.settings import ATTENTIONS, AttentionNorm, GateName, LanguageSettings, MlpName
+from bilens.options import StepName
+from bilens.train.settings import PRESETS, SCHEDULES, PresetName, ScheduleName, Tracker
+from tests.command_line import ROOT, python
 from tests.models import digit_model
 from tests.nightly import nightly
-from tests.source import SOURCE, nodes_of_files
+from tests.source import SOURCE, all_nodes, nodes_of_files
 
-ROOMS = (
-    *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
-    *("pages", "read.language", "residual", "tensor", "train"),
-)
-
-
+ROOMS = ["convert", "data", "explore", "kernels", "nn", "nn.language", "pages", "read"]
+ROOMS += ["read.flow", "read.language", "residual", "tensor", "train"]
 SLOW = ["torch", "huggingface_hub", "plotly", "datasets", "sklearn", "pyarrow", "tokenizers"]
 SLOW += ["transformers"]
-
-
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
     "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit class_spectra flow "
@@ -32,16 +42,7 @@ NAMES = (
 )
 
 
-def test_the_top_level_names():
-    assert sorted(bilens.__all__) == NAMES.split()
-    assert all(hasattr(bilens, name) for name in bilens.__all__)
-
-
-@pytest.mark.parametrize("alone", nightly([True, False], [False]))
-def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
-    """At night in a process of its own, where nothing else has imported a room."""
-    digit_model().save_files(tmp_path / "run")
-    code = """
+FIRST_SESSION = """
 import sys
 from urllib.request import urlopen
 import bilens
@@ -61,30 +62,43 @@ address = bilens.explore.explore(run, data="digits", wait=False)
 assert "gradio" in urlopen(address).read().decode()
 assert bilens.pages.write_report and bilens.explore.explorer
 """
+
+
+def public(*rooms):
+    """Return what the modules of some rooms list as their names."""
+    modules = [importlib.import_module(f"bilens.{room}") for room in rooms]
+    return [getattr(module, name) for module in modules for name in module.__all__]
+
+
+def test_the_top_level_names():
+    assert sorted(bilens.__all__) == NAMES.split()
+    assert all(hasattr(bilens, name) for name in bilens.__all__)
+
+
+@pytest.mark.parametrize("alone", nightly([True, False], [False]))
+def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
+    """At night in a process of its own, where nothing else has imported a room."""
+    digit_model().save_files(tmp_path / "run")
     arguments = ["-c", str(tmp_path / "run"), str(tmp_path / "page.html")]
     if alone:
-        subprocess.run([sys.executable, "-c", code, *arguments[1:]], check=True)
+        python("-c", FIRST_SESSION, *arguments[1:])
         return
     launch = "bilens.explore.Explorer.launch"
     monkeypatch.setattr(launch, lambda self, **how: f"data:text/html,gradio {how}")
     monkeypatch.setattr(sys, "argv", arguments)
-    exec(code, {})
+    exec(FIRST_SESSION, {})
 
 
 def test_a_public_class_has_at_most_twenty_members():
-    # Methods and properties, with those of its bases in bilens; fields of a dataclass are its data,
-    # and what every Reading has is learned once.
-    common = set(dir(bilens.analysis.Reading))
+    # Fields of a dataclass are its data, and what every Reading has is learned once.
     counts = {}
-    for room in ROOMS:
-        module = importlib.import_module(f"bilens.{room}")
-        for kind in filter(inspect.isclass, (getattr(module, name) for name in module.__all__)):
-            bases = [base for base in kind.__mro__ if base.__module__.startswith("bilens")]
-            members = {name for base in bases for name in vars(base) if not name.startswith("_")}
-            members -= set(getattr(kind, "__dataclass_fields__", ()))
-            if issubclass(kind, bilens.analysis.Reading):
-                members -= common
-            counts[kind.__qualname__] = len(members)
+    for kind in filter(inspect.isclass, public(*ROOMS)):
+        bases = [base for base in kind.__mro__ if base.__module__.startswith("bilens")]
+        members = {name for base in bases for name in vars(base) if not name.startswith("_")}
+        members -= set(getattr(kind, "__dataclass_fields__", ()))
+        if issubclass(kind, bilens.analysis.Reading):
+            members -= set(dir(bilens.analysis.Reading))
+        counts[kind.__qualname__] = len(members)
     assert counts["ResidualModel"] > 15
     assert {name: count for name, count in counts.items() if count > 20} == {}
 
@@ -92,12 +106,10 @@ def test_a_public_class_has_at_most_twenty_members():
 def test_text_goes_in_as_a_string_or_as_ids():
     # By the annotations, which every call is checked against.
     takes = {}
-    for room in ("read", "read.flow", "read.language"):
-        module = importlib.import_module(f"bilens.{room}")
-        for function in filter(inspect.isfunction, (getattr(module, n) for n in module.__all__)):
-            for name, parameter in inspect.signature(function).parameters.items():
-                if "Int[Tensor, 'time']" in str(parameter.annotation):
-                    takes[f"{function.__name__}({name})"] = "str" in str(parameter.annotation)
+    for function in filter(inspect.isfunction, public("read", "read.flow", "read.language")):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if "Int[Tensor, 'time']" in str(parameter.annotation):
+                takes[f"{function.__name__}({name})"] = "str" in str(parameter.annotation)
     for method in (bilens.ResidualModel.ids, bilens.residual.Pass.of):
         parameters = inspect.signature(method).parameters
         takes[method.__qualname__] = "str" in str([*parameters.values()][1].annotation)
@@ -106,9 +118,8 @@ def test_text_goes_in_as_a_string_or_as_ids():
 
 
 def test_no_two_classes_have_one_name():
-    nodes = [node for nodes in nodes_of_files().values() for node in nodes]
-    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
+    names = Counter(node.name for node in all_nodes() if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def does_something(method):
@@ -128,8 +139,7 @@ def names_above(node):
 
 def test_no_method_that_does_something_is_overridden():
     """What a method does is seen where it is, as in Equinox: a class is abstract or final."""
-    nodes = [node for nodes in nodes_of_files().values() for node in nodes]
-    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for node in all_nodes() if isinstance(node, ast.ClassDef)}
     methods = {
         name: {x.name: x for x in node.body if isinstance(x, ast.FunctionDef)}
         for name, node in classes.items()
@@ -148,9 +158,10 @@ def test_no_method_that_does_something_is_overridden():
 
 
 def test_names_come_from_their_rooms_and_unknown_ones_are_said():
-    assert bilens.BilinearTensor is importlib.import_module("bilens.tensor").BilinearTensor
-    assert bilens.load is importlib.import_module("bilens.models").load
-    assert bilens.read is importlib.import_module("bilens.read")
+    module_of = importlib.import_module
+    assert bilens.BilinearTensor is module_of("bilens.tensor").BilinearTensor
+    assert bilens.load is module_of("bilens.models").load
+    assert bilens.read is module_of("bilens.read")
     with pytest.raises(AttributeError, match="module 'bilens' has no attribute 'lode'"):
         bilens.lode  # noqa: B018
 
@@ -164,32 +175,32 @@ def test_the_names_of_a_room_and_their_methods_are_explained(room):
         explains = inspect.isclass(member) or inspect.isfunction(member)
         assert not explains or member.__doc__, name
         if inspect.isclass(member) and member.__module__.startswith("bilens"):
-            for method, function in vars(member).items():
+            for method, function in inspect.getmembers(member, inspect.isfunction):
                 # Functions that are defaults of fields have another name.
-                is_method = inspect.isfunction(function) and function.__name__ == method
-                if is_method and not method.startswith("_"):
-                    assert inspect.getdoc(getattr(member, method)), f"{name}.{method}"
+                if method in vars(member) and function.__name__ == method and method[0] != "_":
+                    assert inspect.getdoc(function), f"{name}.{method}"
 
 
 def modules_after(*steps):
     """Return the modules that are loaded after each step of one fresh process."""
-    code = "\n".join(f"{step}\nprint(*sys.modules)" for step in steps)
-    command = [sys.executable, "-c", f"import sys\n{code}"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [set(line.split()) for line in shown.splitlines()]
+    code = "\n".join(f"{step}\nprint(*sys.modules)" for step in ("import sys", *steps))
+    _, *shown = python("-c", code).stdout.splitlines()
+    return [set(line.split()) for line in shown]
 
 
 def test_importing_is_lazy():
     """Each of the libraries takes a second or more; the mathematics needs three of them."""
     steps = (
         "finders = [*sys.meta_path]; import bilens; assert sys.meta_path == finders",
+        # Annotations, which the help of a command reads.
+        "import bilens.options, bilens.settings",
         "import torch, einops, jaxtyping",
         "from bilens import BilinearTensor; import bilens.tensor.tree",
         "import bilens.data",
     )
-    top, libraries, mathematics, data = modules_after(*steps)
+    top, annotations, libraries, mathematics, data = modules_after(*steps)
     assert "bilens" in top
-    assert not set(SLOW) & top
+    assert not {*SLOW, "numpy", "jaxtyping"} & annotations
     packages = {name.partition(".")[0] for name in mathematics - libraries}
     assert packages - set(sys.stdlib_module_names) == {"bilens"}
     assert not set(SLOW[3:]) & data
@@ -212,3 +223,148 @@ def test_no_module_imports_itself_through_others():
                 names.add(node.value)
         graph[name] = names & modules.keys() - {name}
     graphlib.TopologicalSorter(graph).prepare()
+
+
+PRIVATE_NAMES = {
+    "torch 2.13": "_C _global_forward_hooks _global_forward_pre_hooks",
+    "modules of torch 2.13": "_forward_hooks _forward_pre_hooks _compiled_call_impl",
+    "what no_grad calls in a TorchFunctionMode of torch 2.13": "_set_grad_enabled",
+    "the torch.autograd.Function of a node of a graph of torch 2.13": "_forward_cls",
+    "the Trainer of transformers 5.23: the sum since the last record": "_tr_loss",
+    "configurations of transformers 5.23": "_attn_implementation",
+    "cached_file of transformers 5.23": "_raise_exceptions_for_missing_entries",
+    "huggingface_hub 1.0; named tuples of Python": "_hub_mixin_config _replace",
+}
+"""By the version of the library that has them; a new one may take them away."""
+
+
+def private_names() -> Iterator[tuple[str, str]]:
+    """Yield private names that the package uses and does not define, and where."""
+    defined: set[str] = set()
+    for node in all_nodes():
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.Subscript(slice=ast.Constant(value=name)):
+                defined.add(str(name))
+            case ast.Name(id=name, ctx=ast.Store()):
+                defined.add(name)
+            # Of the package's own objects; one of another library is stored to through a name.
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                defined.add(name)
+    for path, nodes in nodes_of_files().items():
+        for node in nodes:
+            name = getattr(node, "attr", "")
+            if isinstance(node, ast.keyword):
+                name = node.arg or ""
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "vars"):
+                name = next((str(a.value) for a in node.args if isinstance(a, ast.Constant)), "")
+            if name.startswith("_") and not name.startswith("__") and name not in defined:
+                yield name, f"{path.relative_to(SOURCE)}:{node.lineno}"
+
+
+def test_every_private_name_of_another_library_is_listed():
+    used, listed = {*private_names()}, {*" ".join(PRIVATE_NAMES.values()).split()}
+    assert [place for name, place in used if name not in listed] == []
+    assert listed <= {name for name, _ in used}
+    # `model.__class__ = ...` of objects that other libraries made.
+    for path, nodes in nodes_of_files().items():
+        for node in nodes:
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            assert not stored or node.attr != "__class__" or path.name == "lazy_imports.py"
+
+
+STUDIES = ("experiments", "benchmarks", "docs")
+
+
+def documented():
+    pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    return set(re.findall(r"^::: (bilens\S*)$", pages, re.MULTILINE))
+
+
+def is_public(name):
+    """Return whether a dotted name is listed by a module, or stands on a page without a list."""
+    module, _, last = name.rpartition(".")
+    if not module or last.startswith("__") or name in documented():
+        return True
+    listed = getattr(importlib.import_module(module), "__all__", ())
+    return last in listed or (not listed and module in documented() and last[0] != "_")
+
+
+def imported(nodes):
+    """Yield dotted names of bilens that a file imports, or takes from the package."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bilens":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (x.name for x in node.names if x.name.split(".")[0] == "bilens")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("bilens."):
+            yield re.match(r"bilens(\.[a-z]\w*(?=\.))?\.\w+", ast.unparse(node) + ".")[0]
+
+
+def hidden(nodes):
+    """Yield names with an underscore that a file takes from other objects than its own."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            yield from re.findall("^_(?!fields|asdict|replace)[a-z]\\w*", node.attr)
+
+
+def test_studies_import_public_names_only():
+    kinds, found = (ast.FunctionDef, ast.ClassDef), []
+    defined = {node.name for node in all_nodes() if isinstance(node, kinds)}
+    for path in (p for name in STUDIES for p in sorted((ROOT / name).rglob("*.py"))):
+        nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        names = {name for name in imported(nodes) if not is_public(name)}
+        names |= {*hidden(nodes)} & defined - own
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(names)]
+    assert not found, "\n".join(found)
+
+
+HOWTO = ROOT / "docs" / "howto"
+TYPES: dict[str, tuple[Any, set[str]]] = {
+    "presets": (PresetName, {*PRESETS}),
+    "schedules": (ScheduleName, {*SCHEDULES}),
+    "steps": (StepName, {*STEPS}),
+    "gates": (GateName, {*GATES.values(), "identity", "swish"}),
+    "MLPs": (MlpName, {*GATES} | {"relu", "relu2", "gelu"}),
+    "norms of attention": (AttentionNorm, {n for kind in ATTENTIONS.values() for n in kind.norms}),
+    "trackers": (Tracker, {n for n in OPTIONAL if OPTIONAL[n][1] == f"--report-to {n}"} | {"none"}),
+}
+"""By what they name: a type of names, and the names of the tables."""
+LISTS: dict[str, tuple[Any, set[str]]] = {
+    "images in help": (train_images, {*KNOWN, "digits", "modular-59"}),
+    "texts in help": (train_language, {*HUB, *LANGUAGES}),
+    "kinds of files in help": (train_language, {s.split(".")[1] for s in SUFFIXES} - {"txt"}),
+    "presets in help": (train_language, {*PRESETS}),
+    "attentions in help": (LanguageSettings, {*ATTENTIONS}),
+    "MLPs in help": (LanguageSettings, {*get_args(MlpName)}),
+    "images on the page": (HOWTO / "images.md", {*KNOWN, "digits", "modular-59"}),
+    "presets on the page": (HOWTO / "language.md", {*PRESETS}),
+}
+"""By what they name: a text that lists names for readers, and the names of the tables."""
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_type_has_the_names_of_its_table(name):
+    kind, table = TYPES[name]
+    assert {*get_args(kind)} == table
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_text_has_the_names_of_its_table(name):
+    place, table = LISTS[name]
+    text = place.read_text() if isinstance(place, Path) else place.__doc__
+    pattern = r"`([^`\n]+)`" if isinstance(place, Path) else r"[\w-]+"
+    assert table <= {*re.findall(pattern, text)}
+
+
+def test_every_activation_is_that_of_a_gate_or_an_mlp():
+    assert {*ACTIVATIONS} <= {*get_args(GateName), *get_args(MlpName)}
+
+
+def test_endings_of_files_are_in_the_help_of_their_options():
+    options = {option.name: option for row in EXPORTS.values() for option in row}
+    for name, endings in EXPORT_ENDINGS.items():
+        if len(endings) > 1:
+            assert all(ending in options[name].help for ending in endings), name

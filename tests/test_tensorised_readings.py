@@ -17,8 +17,7 @@ BRIEF += ["--pattern-steps", "1", "--batch-size", "2", "--sample-batch", "8", "-
 
 @pytest.fixture(scope="module")
 def tensor(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tensor")
-    corpus = small_corpus()
+    folder, corpus = tmp_path_factory.mktemp("tensor"), small_corpus()
     sizes = {"n_layers": 2, "mlp": "swiglu", "norm": "rms", "attention": "softmax"}
     model = random_model(vocab_size=len(corpus.tokenizer), positions="rotary", **sizes).float()
     model.save_pretrained(folder / "original")
@@ -54,15 +53,11 @@ def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
 def test_the_explorer_reads_it(tensor):
     page = LanguagePage(load(str(tensor)), small_corpus())
     contexts = next(panel for panel in page.panels if panel.analysis.name == "contexts")
-    state = type(page.start)(TOKEN, ("tom",), 1)
-    values = contexts.reading(state).all_eigenvectors.values
-    assert len(values) == 17, "the stream and the constant"
+    reading = contexts.reading(type(page.start)(TOKEN, ("tom",), 1))
+    assert len(reading.all_eigenvectors.values) == 17, "the stream and the constant"
 
 
 def test_its_layers_have_bonds(tensor):
     model = load(str(tensor))
-    chain = [model.mlp(layer) for layer in (0, 1)]
-    u = model.direction(TOKEN)
-    result = bonds(chain, u)
-    complete = [bond.k for bond in result.bonds]
-    assert result.certificate(complete) < 1e-6 < result.certificate([1, 1])
+    result = bonds([model.mlp(0), model.mlp(1)], model.direction(TOKEN))
+    assert result.certificate([bond.k for bond in result.bonds]) < 1e-6 < result.certificate([1, 1])

@@ -1,6 +1,8 @@
-"""The output of commands never controls the terminal."""
+"""The output of commands never controls the terminal; what is logged, and where it goes."""
 
 import io
+import logging
+import os
 from functools import partial
 
 import pandas as pd
@@ -15,9 +17,12 @@ from bilens.analysis import Reading
 from bilens.cli.console import PlainConsole, printable
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
+from bilens.progress import logger, progress_bar
 from bilens.sections import ContextLine, ContextList
+from tests.command_line import python
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
+UNCLEAN = {"\x07", "\x9b", "\r", "\u202e", "\ud800"}
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
 
 
@@ -46,18 +51,16 @@ def test_whatever_is_printed_is_clean(colour):
     settings = {"force_terminal": colour, "color_system": "truecolor" if colour else None}
     for thing in (EVIL, Text(EVIL, style="red"), table):
         text = printed(thing, **settings)
-        assert "\x1b]" not in text
-        assert "\x1b[2J" not in text
-        assert not {"\x07", "\x9b", "\r", "\u202e", "\ud800"} & set(text)
+        assert not [part for part in ("\x1b]", "\x1b[2J", *UNCLEAN) if part in text]
         assert "back" in text
     assert ("\x1b[1m" in printed(table, **settings)) is colour
 
 
 def test_no_color_takes_colours_away(monkeypatch):
-    settings = {"force_terminal": True, "color_system": "truecolor"}
-    assert printed(Text("a", style="red"), **settings) != "a\n"
+    text, settings = Text("a", style="red"), {"force_terminal": True, "color_system": "truecolor"}
+    assert printed(text, **settings) != "a\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(Text("a", style="red"), **settings) == "a\n"
+    assert printed(text, **settings) == "a\n"
 
 
 def test_tables_of_tokens_are_clean(capsys):
@@ -77,7 +80,7 @@ def test_tables_of_tokens_are_clean(capsys):
     show_reading(Tokens())
     shown = capsys.readouterr().out
     assert "back" in shown
-    assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
+    assert not {"\x1b", *UNCLEAN} & {*shown}
 
 
 def test_each_answer_has_a_line(capsys):
@@ -102,3 +105,42 @@ def test_messages_of_errors_are_clean(monkeypatch, capsys):
     message = capsys.readouterr().err
     # Rich itself drops bells and carriage returns.
     assert "error: the nearest are " + SHOWN.replace(r"\x07", "").replace(r"\r", "") in message
+
+
+SAY = "from bilens.progress import logger; logger.info('a line'); logger.warning('a warning')"
+CONFIGURED = f"import logging; logging.basicConfig(format='mine %(message)s'); {SAY}"
+
+
+def said(code, **settings):
+    return python("-c", code, env={**os.environ, **settings}, check=False).stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "expected"),
+    [
+        (SAY, {}, "a line\na warning\n"),
+        (SAY, {"BILENS_VERBOSITY": "warning"}, "a warning\n"),
+        (SAY, {"BILENS_VERBOSITY": "error"}, ""),
+        (SAY, {"RANK": "1"}, ""),
+        # Once, by the program's own handler.
+        (CONFIGURED, {}, "mine a line\nmine a warning\n"),
+    ],
+)
+def test_the_level_is_that_of_the_environment(code, settings, expected):
+    assert said(code, **settings) == expected
+
+
+def test_an_unknown_level_is_refused():
+    expected = "BILENS_VERBOSITY=loud, expected one of debug, info, warning, error, critical\n"
+    assert said(SAY, BILENS_VERBOSITY="loud").endswith(expected)
+
+
+def test_a_server_can_hide_lines_of_long_work(caplog, monkeypatch):
+    monkeypatch.setattr("bilens.progress.PACE", 0.0)
+    for level, count in ((logging.INFO, 1), (logging.WARNING, 0)):
+        caplog.set_level(level, logger.name)
+        caplog.clear()
+        with progress_bar() as bar:
+            bar.advance(bar.add_task("texts", total=4, note=""))
+        assert len(caplog.messages) == count
+        assert all(text.startswith("texts: 1 of 4") for text in caplog.messages)

@@ -1,8 +1,7 @@
-"""The tutorials run from the first cell to the last."""
+"""The tutorials run from the first cell to the last, and notebooks show their readings."""
 
 import base64
 import re
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -10,25 +9,26 @@ import pytest
 import yaml
 from docs import hooks
 from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 
+from bilens.convert import save_model
 from tests.brief import BRIEF
+from tests.command_line import ROOT
+from tests.models import random_model, toy_tokenizer
 
-ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-LIMIT = 180
-"""Seconds that a cell may take. A tutorial takes a minute on two idle cores, nearly all of it in
-the cell that trains."""
+EACH = pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+LIMIT = 180  # seconds of a cell; one that trains takes a minute on two idle cores
 
 
 def notebook_of(page):
-    """Return the code of a page as a notebook."""
     notebook = jupytext.read(page)
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert notebook.cells
     return notebook
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@EACH
 def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
     """Here, since kernels take longer to start than these cells to run."""
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
         exec(compile(source, str(page), "exec"), state)
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@EACH
 def test_a_notebook_of_the_site_holds_its_figures(page):
     notebook = hooks.notebook_of(page)
     assert notebook.cells[1].source == "%pip install --quiet bilens"
@@ -61,21 +61,17 @@ def test_the_index_for_language_models_names_pages_that_exist():
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\nvalidation:")[0]
     text = hooks.index_text(yaml.safe_load(menu), docs, "About.")
     assert text.startswith("# bilens\n\n> About.\n\n## Pages\n\n- [What it is](index.html)\n")
-    named = re.findall(r"\]\((.+)\.html\)", text)
-    assert sorted(named) == sorted(
-        str(page.relative_to(docs).with_suffix("")) for page in docs.rglob("*.md")
-    )
+    pages = [str(page.relative_to(docs).with_suffix("")) for page in docs.rglob("*.md")]
+    assert sorted(re.findall(r"\]\((.+)\.html\)", text)) == sorted(pages)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@EACH
 def test_a_tutorial_runs_as_a_notebook(page, tmp_path, monkeypatch):
     # Kernels beside other tests do not each take all cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(
-        notebook_of(page), timeout=LIMIT, kernel_name="python3", resources=place
-    ).execute()
+    settings = {"kernel_name": "python3", "resources": {"metadata": {"path": str(tmp_path)}}}
+    NotebookClient(notebook_of(page), timeout=LIMIT, **settings).execute()
 
 
 def test_every_training_of_a_tutorial_is_made_brief():
@@ -84,3 +80,58 @@ def test_every_training_of_a_tutorial_is_made_brief():
     assert len(lengths) >= code.count("Training(")
     assert all(length.startswith(tuple(BRIEF)) for length in lengths)
     assert all(written in code for written in BRIEF)
+
+
+START = """import bilens
+import torch
+model = bilens.load("model")
+from bilens.read.flow import Question
+from bilens.pages import spectrum_figure
+from bilens.residual import Pass
+question = Question("t3 t4", "t5", ("t6",), "t3 t7")"""
+SHOWN = {
+    "bilens.flow(model, 't3 t4', 't5', minus='t6', against='t3 t7')": "picture",
+    "bilens.flow(model, 't3 t4', 't5').top(5)": "picture",
+    "bilens.circuit(model, [question])": "picture",
+    "bilens.bonds([model.mlp(0)], torch.eye(16))": "table",
+    "model.ov(0)[0].svd()": "table",
+    "model.mlp(0).svd()": "table",
+    "Pass.of(model, 't3 t4')": "table",
+    "spectrum_figure(model.mlp(0).interaction(torch.ones(16)).eigh(), title='a')": "picture",
+    "model.mlp(0).interaction(torch.ones(16)).eigh().plot()": "picture",
+}
+"""The last line of a cell, and what is seen of it."""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    save_model(folder / "model", random_model().float(), toy_tokenizer())
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(code) for code in (START, *SHOWN)]
+    place = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, kernel_name="python3", timeout=300, resources=place).execute()
+    return notebook
+
+
+def test_the_first_cell_has_no_warning(notebook):
+    assert notebook.cells[0].outputs == []
+
+
+def test_each_reading_is_seen_on_the_page_of_the_notebook(notebook):
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    cells = re.split('<div class="jp-InputArea', page)[2:]
+    assert len(cells) == len(SHOWN)
+    for (code, kind), cell in zip(SHOWN.items(), cells, strict=True):
+        source = re.search(r'<img[^>]*src="data:image/svg\+xml;base64,([^"]+)"', cell)
+        assert (source is not None) == (kind == "picture"), code
+        assert ("<table" in cell) == (kind == "table"), code
+        if source:
+            assert base64.b64decode(source[1]).decode().count("<text") > 3
+
+
+def test_pictures_are_interactive_in_the_notebook_itself(notebook):
+    for (code, kind), cell in zip(SHOWN.items(), notebook.cells[1:], strict=True):
+        (output,) = cell.outputs
+        assert ("application/vnd.plotly.v1+json" in output.data) == (kind == "picture"), code
+        assert len(output.data["text/plain"]) < 400, code

@@ -1,11 +1,11 @@
 """Two processes do the work of one, and agree on the result; at night torchrun starts them."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,25 +17,21 @@ import bilens
 from bilens.convert import open_model
 from bilens.convert.gates import find_swish
 from bilens.errors import BilensError
+from bilens.files import read_json
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
-from tests.command_line import ROOT, run_python
+from tests.command_line import OWN_PATHS, ROOT, run_python
 from tests.models import small_config, small_corpus
 from tests.two_processes import TRAINING, anneal_gated, contexts, tensorise_gated
 
-TESTS = ROOT / "tests"
-
-
-@pytest.fixture
-def two(work_of_processes) -> Path:
-    return work_of_processes
+SCRIPT = ROOT / "tests" / "two_processes.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists threads from /proc")
-def test_they_leave_no_thread_of_their_group(two):
+def test_they_leave_no_thread_of_their_group(work_of_processes):
     """A thread of gloo that outlives Python now and then ends the process with an error."""
     for process in (0, 1):
-        names = json.loads((two / f"threads-{process}.json").read_text())
+        names = read_json(work_of_processes / f"threads-{process}.json")
         assert names
         assert not [name for name in names if "gloo" in name]
 
@@ -46,28 +42,27 @@ def check_weights(*folders: Path) -> None:
         torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
 
 
-def test_they_train_the_same_model(two, tmp_path):
+def test_they_train_the_same_model(work_of_processes, tmp_path):
     train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
-    check_weights(tmp_path, two)
+    check_weights(tmp_path, work_of_processes)
 
 
-def test_they_stop_in_the_same_step_and_resume(two):
-    check_weights(two / "interrupted", two)
+def test_they_stop_in_the_same_step_and_resume(work_of_processes):
+    check_weights(work_of_processes / "interrupted", work_of_processes)
 
 
-def test_they_train_the_large_preset_made_small(two):
-    config = bilens.load(two / "preset").model.config
+def test_they_train_the_large_preset_made_small(work_of_processes):
+    preset = work_of_processes / "preset"
+    config, settings = bilens.load(preset).model.config, read_json(preset / "training.json")
     assert (config.n_heads, config.norm, config.qk_norm) == (9, "rms", True)
-    settings = json.loads((two / "preset" / "training.json").read_text())
     assert (settings["optimizer"], settings["warmup"]) == ("muon", 0.02)
-    lines = (two / "preset" / "metrics.jsonl").read_text().splitlines()
-    assert any("eval_loss" in json.loads(line) for line in lines)
+    assert any("eval_loss" in row for row in read_json(preset / "metrics.jsonl", lines=True))
 
 
-def test_they_anneal_the_same_model(two, tmp_path):
+def test_they_anneal_the_same_model(work_of_processes, tmp_path):
     anneal_gated(tmp_path)
-    check_weights(tmp_path, two / "annealed")
-    assert find_swish(open_model(two / "annealed").config) == 0
+    check_weights(tmp_path, work_of_processes / "annealed")
+    assert find_swish(open_model(work_of_processes / "annealed").config) == 0
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +74,19 @@ def tensor_of_one(tmp_path_factory) -> Path:
 
 def check_tensor(folder: Path, single: Path) -> None:
     check_weights(single, folder)
-    records = [json.loads((run / "tensorise.json").read_text()) for run in (single, folder)]
-    for stage, texts in records[0].items():
-        assert records[1][stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)
+    of_one, of_two = (read_json(run / "tensorise.json") for run in (single, folder))
+    for stage, texts in of_one.items():
+        assert of_two[stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)
 
 
-def test_they_make_the_same_tensor(two, tensor_of_one):
-    check_tensor(two / "tensor", tensor_of_one)
+def test_they_make_the_same_tensor(work_of_processes, tensor_of_one):
+    check_tensor(work_of_processes / "tensor", tensor_of_one)
 
 
 @pytest.mark.slow
 def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path, tensor_of_one):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    run_python(*torchrun, TESTS / "sharded.py", tmp_path)
+    run_python(*torchrun, SCRIPT, tmp_path, "sharded")
     check_tensor(tmp_path, tensor_of_one)
 
 
@@ -99,7 +94,6 @@ def test_flattened_weights_are_refused(tmp_path, monkeypatch):
     make = ResumableTrainer.__init__
 
     def sharded(trainer, *args, **options):
-        """Make a trainer as under accelerate's configuration of version 1."""
         make(trainer, *args, **options)
         trainer.is_fsdp_enabled = True
 
@@ -109,9 +103,9 @@ def test_flattened_weights_are_refused(tmp_path, monkeypatch):
         train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
 
 
-def test_they_find_the_same_contexts(two):
+def test_they_find_the_same_contexts(work_of_processes):
     for process in (0, 1):
-        record = json.loads((two / f"result-{process}.json").read_text())["contexts"]
+        record = read_json(work_of_processes / f"contexts-{process}.json")
         for custom, theirs in zip(contexts(), record, strict=True):
             for a, b in zip(custom, theirs, strict=True):
                 assert a == pytest.approx(b)
@@ -124,17 +118,10 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    group["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(TESTS / "killed.py"), str(tmp_path)],
-            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
+    env = {**os.environ, **OWN_PATHS, **group, "MASTER_PORT": str(port)}
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "killed"]
+    begin = partial(subprocess.Popen, command, stderr=subprocess.PIPE, text=True)
+    processes = [begin(env=env | {"RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     said = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
     assert "Error: Another process of this training has ended" in said[0]

@@ -9,6 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bilens.residual import ResidualModel
+from tests.families import LIKE_LLAMA
 
 WORDS = ["The", "keys", "to", "the", "cabinet", "key", "are", "is", "was", "New", "York", "Paris"]
 WORDS += ["and", "then", "Tom", "gave", "it"]
@@ -49,11 +50,10 @@ def _sentencepiece(prefix: bool) -> Tokenizer:
     merges += [("▁", "."), ("▁", ",")]
     bpe = models.BPE(_numbered(known), merges, unk_token="<unk>", byte_fallback=True)
     tokenizer = Tokenizer(bpe)
-    replace = normalizers.Replace(" ", "▁")
     first = [normalizers.Prepend("▁")] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*first, replace])
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    parts += [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence(parts)
     return tokenizer
 
@@ -110,13 +110,9 @@ def tokenizer_of(kind: str, template: str = "<s> $A") -> Any:
 
 def small_llama(vocab_size: int, **settings: Any) -> LlamaForCausalLM:
     """Return a model with random weights and an embedding for each token."""
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    ends = {"bos_token_id": 1, "eos_token_id": 2}
-    config = LlamaConfig(vocab_size=vocab_size, **{**sizes, **heads, **ends, **settings})
-    return LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": 64, "pad_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**{**LIKE_LLAMA, **sizes, **settings})).eval()
 
 
 def view_with(tokenizer: Any) -> ResidualModel:
-    """Return a model with a tokenizer."""
     return ResidualModel(small_llama(len(tokenizer)), tokenizer)

@@ -1,11 +1,10 @@
 """The work of each of two processes, see test_two_processes.py, and kills, see test_kills.py.
 
-They are forks of one process, whose imports take longer than the work.
+They are forks of one process, whose imports take longer; a second argument names other work.
 """
 
 import atexit
 import gc
-import json
 import os
 import signal
 import socket
@@ -17,8 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 
 import bilens.cli
+from bilens.errors import BilensError
+from bilens.files import write_json
 from bilens.processes import this_process
 from bilens.read.language import top_contexts
 from bilens.residual import ResidualModel
@@ -43,7 +46,7 @@ def write_threads(path: Path) -> None:
     for file in Path("/proc/self/task").glob("*/comm"):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             names.append(file.read_text().strip())
-    path.write_text(json.dumps(names))
+    write_json(path, names)
 
 
 def contexts() -> list[list[list[float]]]:
@@ -95,8 +98,43 @@ def work(folder: Path) -> None:
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
-    result = json.dumps({"contexts": contexts()})
-    (folder / f"result-{this_process().process_index}.json").write_text(result)
+    write_json(folder / f"contexts-{this_process().process_index}.json", contexts())
+
+
+def sharded(folder: Path) -> None:
+    """Share out the weights on the CPU, as torch can; accelerate is told of a GPU for each."""
+    os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    os.environ |= {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    enter, train = PartialState.__init__, ResumableTrainer.train
+
+    def with_gpu(state, *args, **options):
+        enter(state, *args, **options)
+        if state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type = DistributedType.MULTI_GPU
+
+    def on_shares(trainer, **options):
+        # After a validation the weights are whole again, until the next step.
+        assert trainer.is_fsdp_enabled
+        return train(trainer, **options)
+
+    PartialState.__init__, ResumableTrainer.train = with_gpu, on_shares
+    tensorise_gated(folder)
+
+
+def killed(folder: Path) -> None:
+    """Train until the second process is killed."""
+    step = ResumableTrainer.training_step
+
+    def last_step(trainer, *args, **options):
+        if trainer.state.global_step == 3 and this_process().process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(trainer, *args, **options)
+
+    ResumableTrainer.training_step = last_step
+    try:
+        train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
+    except BilensError as error:
+        sys.exit(f"Error: {error}")
 
 
 def in_two_forks(folder: Path) -> int:
@@ -133,4 +171,6 @@ def attack(folder: Path) -> None:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     gc.freeze()
+    if sys.argv[2:]:
+        sys.exit({"sharded": sharded, "killed": killed}[sys.argv[2]](place))
     sys.exit(kill_attack.in_a_fork(lambda: attack(place)) or in_two_forks(place))
