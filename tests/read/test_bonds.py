@@ -23,9 +23,8 @@ from tests.models import digit_bonds, digit_model, digits
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     model, data, result = digit_model(n_layers=2, bias=bias), digits(), digit_bonds(bias)
-    small = result.cut_model()
-    on_training = data.train_images, data.train_labels
-    assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
+    small, trained = result.cut_model(), (data.train_images, data.train_labels)
+    assert small.accuracy(*trained) >= model.accuracy(*trained) - 0.02
     assert result.cut.ranks == result.ranks[result.kind]
     assert sum(result.cut.ranks) == min(map(sum, result.ranks.values())) < 2 * 24
     assert result.held_out.accuracy == small.accuracy(data.test_images, data.test_labels)
@@ -34,12 +33,9 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     logits = model(data.test_images).detach()
     expected = held_out(logits, small(data.test_images).detach(), data.test_labels)
     assert result.held_out.error == pytest.approx(expected.error, abs=1e-3)
-    assert result.by_products[-1] == (
-        len(result.cut.products()),
-        pytest.approx(result.held_out.accuracy),
-    )
-    accuracies = [accuracy for _, accuracy in result.by_products]
-    assert max(accuracies[:3]) < result.held_out.accuracy
+    kept = pytest.approx(result.held_out.accuracy)
+    assert result.by_products[-1] == (len(result.cut.products()), kept)
+    assert max(accuracy for _, accuracy in result.by_products[:3]) < result.held_out.accuracy
     record = result.record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     low, high = result.held_out.interval
@@ -68,25 +64,28 @@ def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
     x = digits().test_images
     assert torch.equal(opened(x), result.cut_model()(x))
     assert (opened(x).argmax(-1) == result.cut(x).argmax(-1)).float().mean() > 0.99
-    again = classifier_bonds(opened, digits(), "weights")
-    assert len(again.bonds) == 2
+    assert len(classifier_bonds(opened, digits(), "weights").bonds) == 2
+
+
+def check_centred_logits(bonds, model):
+    """Compare all bonds of a model with its logits less their mean."""
+    x = digits().test_images[:20]
+    logits = model(x).detach().double()
+    expected = logits - logits.mean(-1, keepdim=True)
+    assert (bonds.cut(100)(x.double()) - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_bonds_are_of_the_logits_less_their_mean(bias):
     model, data = digit_model(n_layers=2, bias=bias), digits()
     result = classifier_bonds(model, data)
-    x = data.test_images[:20].double()
-    logits = model(data.test_images[:20]).detach().double()
-    expected = logits - logits.mean(-1, keepdim=True)
-    assert (result.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+    check_centred_logits(result, model)
     images = data.train_images.double()
     images = with_constant(images) if bias else images
     E = affine(model.embed.weight, model.embed.bias) if bias else model.embed.weight
     assert torch.equal(E, model.embedding())
-    by_hand = bonds(
-        model.layer_tensors(), torch.eye(10) - 0.1, images.T @ images / len(images), E.detach()
-    )
+    moment = images.T @ images / len(images)
+    by_hand = bonds(model.layer_tensors(), torch.eye(10) - 0.1, moment, E.detach())
     for a, b in zip(result.bonds, by_hand.bonds, strict=True):
         assert (a.shares - b.shares).abs().max() < 1e-6
     alone = classifier_bonds(model, data, "weights")
@@ -99,17 +98,15 @@ def test_directions_tell_what_they_do():
     for bond, number in ((b, k) for b, rank in enumerate(result.cut.ranks) for k in range(rank)):
         direction = result.cut_reading.direction(bond, number)
         assert (direction.bond, direction.number) == (bond, number)
-        plain_part = z[direction.bond][:, direction.number]
-        highest, lowest = direction.images
-        assert float(plain_part[highest[0]]) == float(plain_part.max())
-        assert float(plain_part[lowest[0]]) == float(plain_part.min())
+        amounts, (highest, lowest) = z[bond][:, number], direction.images
+        assert amounts[highest[0]] == amounts.max()
+        assert amounts[lowest[0]] == amounts.min()
         assert len(highest) == 4
     # One end of a coordinate behind the first layer, by hand.
-    direction = result.cut_reading.direction(1, 0)
-    near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
+    direction, core = result.cut_reading.direction(1, 0), result.cut.cores[1]
+    near = z[1][:, 0].argsort(descending=True)[: round(0.02 * len(z[1]))]
     without = z[1][near].clone()
-    without[:, direction.number] = 0
-    core = result.cut.cores[1]
+    without[:, 0] = 0
     expected = (core(z[1][near]) - core(without)).mean(0)
     assert torch.allclose(torch.tensor(direction.effects[0]).double(), expected)
 
@@ -144,12 +141,8 @@ def test_curves_measure_ordinary_models():
 
 @pytest.mark.parametrize("metric", ["images", "gaussian", "weights"])
 def test_bonds_of_the_function_are_the_model(metric):
-    model, data = digit_model(n_layers=2, bias=True), digits()
-    result = classifier_function_bonds(model, data, metric)
-    x = data.test_images[:20]
-    logits = model(x).detach().double()
-    expected = logits - logits.mean(-1, keepdim=True)
-    assert (result.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+    model = digit_model(n_layers=2, bias=True)
+    check_centred_logits(classifier_function_bonds(model, digits(), metric), model)
 
 
 def test_held_out_errors_are_those_of_the_images():
@@ -162,9 +155,9 @@ def test_held_out_errors_are_those_of_the_images():
     assert result.changed == pytest.approx(1 - result.accuracy)
     assert result.error == pytest.approx(0.1, rel=0.02)
     assert result.error < result.error_bound < 1.1 * result.error
-    halves = [held_out(logits[i::2], smaller[i::2], labels[i::2]) for i in (0, 1)]
-    assert halves[0].error <= halves[1].error_bound
-    assert halves[1].error <= halves[0].error_bound
+    one, two = (held_out(logits[i::2], smaller[i::2], labels[i::2]) for i in (0, 1))
+    assert one.error <= two.error_bound
+    assert two.error <= one.error_bound
 
 
 def test_clopper_pearson_against_tails_of_the_binomial():

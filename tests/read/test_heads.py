@@ -1,6 +1,7 @@
 """Readings of heads against the model's own pattern and against whole matrices."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 
 import pandas as pd
@@ -23,12 +24,10 @@ from bilens.read.language import (
 )
 from bilens.residual import Pass, ResidualModel
 from bilens.testing import check_family
-from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text, tiny
+from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text
 from tests.models import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 from tests.nightly import nightly
 from tests.residual.test_intact import ROTATIONS, rotating
-
-plain = {name: part for name, part in parts.items() if name != "norm"}
 
 
 def weighed(view, scores):
@@ -41,18 +40,13 @@ def weighed(view, scores):
     return soft[0] - view.model.blocks[0].attn.diff_lambda * soft[1]
 
 
-def last_row(view, ids, layer=0):
+def last_row(view, ids, position=None, layer=0):
     """Return the pattern of the last token's row from scores of pairs of tokens."""
-    last = len(ids) - 1
-    columns = [
-        [
-            matrix.entries(ids[-1:], ids[last - distance : len(ids) - distance])
-            for matrix in attention_scores(
-                view, layer=layer, distance=distance, position=place(view, last)
-            )
-        ]
-        for distance in reversed(range(len(ids)))
-    ]
+    last, columns = len(ids) - 1, []
+    position = place(view, last) if position is None else position
+    for at, key in enumerate(ids):
+        scores = attention_scores(view, layer=layer, distance=last - at, position=position)
+        columns.append([matrix.entries(ids[-1:], key[None]) for matrix in scores])
     return weighed(view, [torch.cat(several, -1) for several in zip(*columns, strict=True)])
 
 
@@ -65,11 +59,10 @@ def test_scores_make_the_pattern_of_the_model(length, **options):
 
 @pytest.mark.parametrize("name", nightly([n for n in ALL if not n.startswith("gemma2")], DAILY))
 def test_scores_make_the_pattern_of_every_family(name):
+    view, ids = family_view(name), some_text()[0][:5]
     with exact_norms():
-        view, ids = family_view(name), some_text()[0][:5]
         expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
-        result = last_row(view, ids)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(last_row(view, ids), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)
@@ -78,54 +71,54 @@ def test_the_length_of_the_text_rotates_queries_and_keys_alike(kind):
     view, ids = ResidualModel(rotating(kind), TOKENS), some_text()[0][:9]
     check_family(view, ids)
     expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
-    columns = []
-    for distance in reversed(range(9)):
-        (scores,) = attention_scores(view, layer=0, distance=distance, position=8)
-        columns.append(scores.entries(ids[-1:], ids[8 - distance : 9 - distance]))
-    result = torch.cat(columns, -1).softmax(-1)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(last_row(view, ids, position=8), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_distance_that_a_layer_does_not_see_is_refused():
-    view, ids = ResidualModel(tiny("cohere2"), TOKENS), some_text()[0][:9]
+    view, ids = family_view("cohere2"), some_text()[0][:9]
     of_text = Pass.of(view, ids, patterns=True)
     for layer in range(2):
         row = of_text.pattern(layer)[0, 0, -1].flip(0)
         for distance, weight in enumerate(row.tolist()):
-            asks = [
-                partial(view.qk, layer, distance),
-                partial(attention_scores, view, layer=layer, distance=distance, position=8),
-            ]
-            for ask in asks:
-                if weight:
+            scores = partial(attention_scores, view, layer=layer, distance=distance, position=8)
+            error = pytest.raises(BilensError, match=f"0 to {distance - 1}|got {distance}")
+            for ask in (partial(view.qk, layer, distance), scores):
+                with nullcontext() if weight else error:
                     ask()
-                else:
-                    with pytest.raises(BilensError, match=f"0 to {distance - 1}|got {distance}"):
-                        ask()
 
 
 @given(bias=st.booleans(), n_kv_heads=st.sampled_from([1, 2, 4]), norm=parts["norm"])
 def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, norm):
     view = view_of(bias=bias, n_kv_heads=n_kv_heads, norm=norm, positions="learned")
-    attn, block = view.model.blocks[0].attn, view.model.blocks[0]
+    block = view.model.blocks[0]
     # Under a softmax a token that stands alone is looked at with weight 1, by all heads.
     e = view.model.W_E + view.model.pos_embed.weight[5]
-    alone = attn(block.attn_norm(e)[:, None])[:, 0] - (attn.out.bias if bias else 0)
+    alone = block.attn(block.attn_norm(e)[:, None])[:, 0] - (block.attn.out.bias if bias else 0)
     result = head_outputs(view, layer=0, position=5).dense().sum(0)
     torch.testing.assert_close(result, alone @ view.W_U)
 
 
 def test_mixed_values_count_in_outputs():
     view = view_of(n_layers=2, value_mix=True)
-    attn = view.model.blocks[1].attn
-    e = view.model.W_E
-    first = view.model.blocks[0].attn.own_values(e[:, None])
-    alone = attn(e[:, None], v_first=first)[:, 0]
+    e, blocks = view.model.W_E[:, None], view.model.blocks
+    alone = blocks[1].attn(e, v_first=blocks[0].attn.own_values(e))[:, 0]
     torch.testing.assert_close(head_outputs(view, layer=1).dense().sum(0), alone @ view.W_U)
 
 
+def check_both_ends(result, full, *sides):
+    """Compare the highest and lowest of 9 pairs with a whole square."""
+    for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
+        best = (sign * full).flatten().topk(9).values
+        assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
+        assert full[pairs_of(frame, *sides)].tolist() == pytest.approx(frame.value.tolist())
+
+
+def pairs_of(frame, *sides):
+    return tuple(numbers(frame[side]) for side in sides)
+
+
 @given(
-    **{name: plain[name] for name in ("positions", "bias", "qk_norm")},
+    **{name: parts[name] for name in ("positions", "bias", "qk_norm")},
     attention=st.sampled_from(["softmax", "squared", "bilinear"]),
     head=st.integers(0, 3),
     distance=st.integers(0, 4),
@@ -136,14 +129,12 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
     scores = [m[head].dense() for m in attention_scores(view, **where)]
     full = scores[0] if attention == "softmax" else scores[0] * scores[-1]
     [result] = attention_pairs(view, [head], k=9, **where)
-    for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
-        best = (sign * full).flatten().topk(9).values
-        assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
-        pairs = numbers(frame["query"]), numbers(frame.key)
-        assert full[pairs].tolist() == pytest.approx(frame.value.tolist())
+    check_both_ends(result, full, "query", "key")
+    frame = pd.DataFrame(result.lowest)
     if attention == "bilinear":
         assert (frame["first"] * frame.second).tolist() == pytest.approx(frame.value.tolist())
-        assert scores[1][pairs].tolist() == pytest.approx(frame.second.tolist())
+        second = scores[1][pairs_of(frame, "query", "key")].tolist()
+        assert second == pytest.approx(frame.second.tolist())
     if attention == "squared":
         assert (frame.score**2).tolist() == pytest.approx(frame.value.tolist())
 
@@ -152,22 +143,7 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
 def test_output_pairs_are_those_of_the_whole_square(bias, head):
     view = view_of(bias=bias, n_kv_heads=2)
     full = head_outputs(view, layer=0)[head].dense()
-    [result] = output_pairs(view, [head], layer=0, k=9)
-    for frame, sign in ((result.frame(), 1), (pd.DataFrame(result.lowest), -1)):
-        best = (sign * full).flatten().topk(9).values
-        assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
-        pairs = numbers(frame.key), numbers(frame.output)
-        assert full[pairs].tolist() == pytest.approx(frame.value.tolist())
-
-
-@given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
-def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(several):
-    view, names = view_of(attention="bilinear"), set(TOKENS.convert_ids_to_tokens(several))
-    every = attention_pairs(view, [2], layer=0, k=VOCAB**2)[0].frame()
-    every = every[every["query"].isin(names) & every.key.isin(names)]
-    result = attention_pairs(view, [2], layer=0, k=4, among=several)[0].frame()
-    assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert result.key.tolist() == every.key.tolist()[:4]
+    check_both_ends(output_pairs(view, [head], layer=0, k=9)[0], full, "key", "output")
 
 
 @given(seed=st.integers(0, 99))
@@ -223,7 +199,7 @@ def dense_composition(model, writer, reader):
     attention=st.sampled_from(["softmax", "bilinear"]),
     norm=st.sampled_from(["none", "rms"]),
     n_kv_heads=st.sampled_from([1, 2]),
-    positions=plain["positions"],
+    positions=parts["positions"],
 )
 def test_composition_is_the_ratio_of_norms(**options):
     view = view_of(n_layers=2, n_heads=2, bias=True, **options)

@@ -10,6 +10,7 @@ from bilens.read.flow import flow
 from bilens.read.language import (
     Context,
     TokenDirection,
+    attention_pairs,
     bigrams,
     contribution,
     following,
@@ -26,11 +27,15 @@ from bilens.read.language import (
 from bilens.read.language.contexts import _Best, contributions
 from bilens.read.language.names import shown_tokens
 from bilens.residual import Pass, ResidualModel
-from tests.families import EACH_READ, exact_norms, family_view, some_text, tiny
+from tests.families import EACH_READ, exact_norms, family_view, some_text
 from tests.models import TOKENS, VOCAB, numbers, parts, place, random_text, view_of
+from tests.read.flow.flows import nodes_of, uncapped
 
-part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
-part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
+FEW_PARTS = {name: parts[name] for name in ("norm", "positions", "bias")}
+
+
+def has_constant(options):
+    return options["bias"] or options["mlp_bias"] or options["norm"] == "layer"
 
 
 @given(**parts, layer=st.integers(0, 1), position=st.integers(0, 8))
@@ -38,14 +43,13 @@ def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     stream = read_stream(view, ids, position, layer=layer)
     torch.testing.assert_close(stream.total(), view.mlp_inputs(layer, ids[None])[0, position])
-    if not options["bias"] and not options["mlp_bias"] and options["norm"] != "layer":
-        assert not stream.constant.any()
+    assert has_constant(options) or not stream.constant.any()
 
 
 @pytest.mark.parametrize("name", EACH_READ)
 def test_streams_of_every_family_add_up(name):
+    view, ids = family_view(name), some_text()[0]
     with exact_norms():
-        view, ids = ResidualModel(tiny(name)), some_text()[0]
         stream = read_stream(view, ids, 5, layer=1)
         expected = view.mlp_inputs(1, ids[None])[0, 5]
     torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
@@ -65,11 +69,9 @@ def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
 
 @pytest.mark.parametrize("name", EACH_READ)
 def test_logits_of_every_family_are_split(name):
+    view, ids = family_view(name), some_text()[0]
     with exact_norms():
-        view, ids = ResidualModel(tiny(name)), some_text()[0]
-        terms, logits = split_logits(view, ids), Pass.of(view, ids).next_logits[0]
-    if view.modules.softcap is not None:
-        logits = view.modules.softcap * torch.atanh(logits / view.modules.softcap)
+        terms, logits = split_logits(view, ids), uncapped(view, Pass.of(view, ids).next_logits[0])
     torch.testing.assert_close(terms.total(), logits)
     torch.testing.assert_close(terms.residual.sum(0) + terms.pairs.sum((0, 1)), logits)
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
@@ -80,17 +82,15 @@ def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
     view, ids = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None}), random_text()
     terms = split_logits(view, ids)
     full = flow(view, ids, TokenDirection(shown_tokens(view, [3])[0]), ablate=0)
-    layer = view.n_layers - 1
-    of_layer = [n for n in full.nodes_above(0) if (n.kind, n.layer) == ("head", layer)]
-    graph = full.graph(of_layer)
+    graph = full.graph(nodes_of(full, kind="head", layer=1))
     from_heads = torch.zeros(view.n_heads, dtype=graph.edges.dtype)
     for node, through in zip(graph.nodes[1:], graph.edges[0, 1:], strict=True):
         from_heads[node.number] += through
     size = float(terms.residual[:, 3].abs().sum()) + 1
-    if not options["bias"] and not options["mlp_bias"] and options["norm"] != "layer":
+    if not has_constant(options):
         assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
         through_mlp = float(terms.through_mlp()[3])
-        assert float(full.mlps[layer, -1]) == pytest.approx(through_mlp, abs=1e-8 * size)
+        assert float(full.mlps[1, -1]) == pytest.approx(through_mlp, abs=1e-8 * size)
 
 
 def test_the_largest_terms_of_all_tokens_are_found(one_layer):
@@ -112,35 +112,32 @@ def token_alone(view, token, layer):
     return full - mlp, mlp
 
 
+def check_best(frame, full, k, *names):
+    """Compare a table with the largest numbers of a tensor, whose axes are tokens of columns."""
+    best = full.flatten().topk(k)
+    assert frame.value.tolist() == pytest.approx(best.values.tolist())
+    for name, places in zip(names, torch.unravel_index(best.indices, full.shape), strict=True):
+        assert numbers(frame[name]) == places.tolist()
+
+
 @given(
-    part=part_of_bigram,
+    part=st.sampled_from(["direct", "mlp", "both"]),
     token=st.integers(0, 29),
     layer=st.integers(0, 1),
     mlp=st.sampled_from(["bilinear", "swiglu", "gelu"]),
-    norm=parts["norm"],
-    positions=parts["positions"],
-    bias=st.booleans(),
+    **FEW_PARTS,
 )
 def test_bigrams_are_those_of_the_whole_matrix(part, token, layer, **options):
     view = view_of(n_layers=2, **options)
     direct, mlp = token_alone(view, torch.arange(VOCAB), layer)
     full = {"direct": direct, "mlp": mlp, "both": direct + mlp}[part]
     given_ = {"part": part, "layer": layer, "position": place(view)}
-
     result = following(view, token, k=7, **given_)
-    best = full[token].topk(7)
-    assert numbers(result.token) == best.indices.tolist()
-    assert result.value.tolist() == pytest.approx(best.values.tolist())
-    both = (direct + mlp)[token, best.indices].tolist()
+    check_best(result, full[token], 7, "token")
+    both = (direct + mlp)[token, numbers(result.token)].tolist()
     assert (result.direct + result.mlp).tolist() == pytest.approx(both)
-    result = preceding(view, token, k=7, **given_)
-    assert numbers(result.token) == full[:, token].topk(7).indices.tolist()
-    assert result.value.tolist() == pytest.approx(full[:, token].topk(7).values.tolist())
-    result = bigrams(view, k=9, **given_)
-    best = full.flatten().topk(9)
-    pairs = zip(numbers(result.input), numbers(result.output), strict=True)
-    assert [a * VOCAB + b for a, b in pairs] == best.indices.tolist()
-    assert result.value.tolist() == pytest.approx(best.values.tolist())
+    check_best(preceding(view, token, k=7, **given_), full[:, token], 7, "token")
+    check_best(bigrams(view, k=9, **given_), full, 9, "input", "output")
 
 
 def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
@@ -152,19 +149,12 @@ def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
     assert result.value.tolist() == pytest.approx(logits[numbers(result.token)].tolist())
 
 
-@given(
-    part=part_of_trigram,
-    head=st.integers(0, 3),
-    norm=parts["norm"],
-    positions=parts["positions"],
-    bias=st.booleans(),
-)
+@given(part=st.sampled_from(["ov", "mlp", "both"]), head=st.integers(0, 3), **FEW_PARTS)
 def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
     view = view_of(n_kv_heads=2, **options)
     model, at = view.model, place(view)
-    u, block = view.direction(4, [5, 6]), model.blocks[0]
+    u, block, attn = view.direction(4, [5, 6]), model.blocks[0], model.blocks[0].attn
     e = model.W_E + (model.pos_embed.weight[at] if model.config.positions == "learned" else 0)
-    attn = block.attn
     values = block.attn_norm(e) @ attn.W_V[head]
     if options["bias"]:
         values = values + attn.value.bias.reshape(2, 4)[head // 2]
@@ -175,11 +165,7 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
     M = torch.ones(VOCAB) if before is None else before.scale(e)
     n = e if before is None else before.normalised(e)
     centred = written if before is None else before.centred(written)
-    tensor = view.mlp(0)
-
-    def B(x):
-        return tensor(x)
-
+    B = view.mlp(0)
     # What both together make of the MLP, less what each makes alone: twice the mixed product.
     both = torch.zeros(VOCAB, VOCAB).double()
     zero = B(torch.zeros(16).double())
@@ -202,13 +188,10 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
 @given(**parts, start=st.sampled_from([None, 1]))
 def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
     view = view_of(n_layers=2, bos_token_id=start, **options)
-    several = [3, 8, 11, 20]
-    message_part = torch.zeros(4, 4, VOCAB).double()
-    for i, a in enumerate(several):
-        for j, b in enumerate(several):
-            text = [a, b] if start is None else [start, a, b]
-            message_part[i, j] = view.logits(torch.tensor([text]))[0, -1].softmax(-1)
-    gain = message_part - message_part.mean(0)
+    several, begin = [3, 8, 11, 20], [] if start is None else [start]
+    texts = torch.tensor([[*begin, a, b] for a in several for b in several])
+    next_tokens = view.logits(texts)[:, -1].softmax(-1).reshape(4, 4, VOCAB)
+    gain = next_tokens - next_tokens.mean(0)
     best = gain.flatten().topk(6)
     result = pair_trigrams(view, k=6, among=several)
     assert result.value.tolist() == pytest.approx(best.values.tolist())
@@ -218,20 +201,24 @@ def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
     assert numbers(result.output) == where[2].tolist()
 
 
+PAIRS = [
+    (bigrams, ["input", "output"]),
+    (lambda view, **how: skip_trigrams(view, view.direction(3), 1, **how), ["virtual", "direct"]),
+    (
+        lambda _, **how: attention_pairs(view_of(attention="bilinear"), [2], **how)[0].frame(),
+        ["query", "key"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "sides"), PAIRS)
 @given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
-def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(biased, several):
-    view, names = biased, set(TOKENS.convert_ids_to_tokens(several))
-    u = view.direction(3)
-    every = bigrams(view, layer=0, k=VOCAB**2)
-    every = every[every.input.isin(names) & every.output.isin(names)]
-    result = bigrams(view, layer=0, k=4, among=several)
+def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(biased, read, sides, several):
+    every = read(biased, layer=0, k=VOCAB**2)
+    every = every[every[sides].isin(TOKENS.convert_ids_to_tokens(several)).all(axis=1)]
+    result = read(biased, layer=0, k=4, among=several)
     assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert result.input.tolist() == every.input.tolist()[:4]
-    every = skip_trigrams(view, u, 1, layer=0, k=VOCAB**2)
-    every = every[every.virtual.isin(names) & every.direct.isin(names)]
-    result = skip_trigrams(view, u, 1, layer=0, k=4, among=several)
-    assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert result.direct.tolist() == every.direct.tolist()[:4]
+    assert result[sides].values.tolist() == every[sides].values.tolist()[:4]
 
 
 @pytest.mark.parametrize("name", EACH_READ)
@@ -254,10 +241,10 @@ def test_n_grams_of_every_family(name):
 def test_contributions_add_up_to_the_activation(layer, number, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     spectrum = view.mlp(layer).interaction(view.direction(3)).eigh(4)
-    activation = spectrum.activations(view.mlp_inputs(layer, ids[None]))[0, 6, number]
-    result = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer=layer)
+    activation = float(spectrum.activations(view.mlp_inputs(layer, ids[None]))[0, 6, number])
+    result = contribution(view, spectrum, number, Context(ids, 6, activation), layer=layer)
     assert result.heads.shape == (4, 7)
-    assert result.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
+    assert result.total() == pytest.approx(activation, rel=1e-8, abs=1e-12)
     last = float(result.direct + result.heads[:, -1].sum())
     assert float(result.tokens()[-1]) == pytest.approx(last)
 
@@ -345,9 +332,8 @@ def test_a_token_by_name_is_the_token_by_number(view):
     with pytest.raises(BilensError, match="beside a vector"):
         skip_trigrams(view, u, 1, minus="t4", **options)
     assert str(read_ngrams(view, 3, minus=[4], **options).direction) == "t3 minus t4"
-    stream = read_stream(view, "t3 t4 t5", 2, layer=0)
-    same = read_stream(view, torch.tensor([3, 4, 5]), 2, layer=0)
-    assert torch.equal(stream.total(), same.total())
+    streams = [read_stream(view, x, 2, layer=0) for x in ("t3 t4 t5", torch.tensor([3, 4, 5]))]
+    assert torch.equal(*(stream.total() for stream in streams))
 
 
 def test_a_split_shows_itself(biased):

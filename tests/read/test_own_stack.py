@@ -60,8 +60,8 @@ def test_a_stack_is_read_as_a_classifier_is(bias, tmp_path):
     assert write_report(tmp_path / "page.html", [bonds, deep], title="mine")
     assert "test accuracy" in (tmp_path / "page.html").read_text()
     x = data.test_images[:50]
-    error = (bonds.cut_model().requires_grad_(False)(x) - bonds.cut(x)).norm() / bonds.cut(x).norm()
-    assert float(error) < 1e-4
+    error = bonds.cut_model().requires_grad_(False)(x) - bonds.cut(x)
+    assert float(error.norm() / bonds.cut(x).norm()) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,15 @@ def test_no_analysis_reads_tensors_that_are_not_the_model(entry):
 
 
 def test_what_does_not_fit_is_named():
-    data = digits()
+    def check(words, **methods):
+        stack = Stack(2, False, embedded=True)
+        vars(stack).update(methods)
+        with pytest.raises(BilensError, match=words):
+            read_bonds(stack, digits())
+
+    check(r"embedding\(\) has shape \(5, 64\), expected 6 rows", embedding=lambda: torch.eye(5, 64))
+    check(r"layer_tensors\(\) is empty", layer_tensors=list)
+    narrow = [Bilinear(6, 5).tensor()] * 2
+    check(r"\[0\] has 5 outputs, but .*\[1\] reads 6", layer_tensors=lambda: narrow)
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
         class_spectra(Stack(2, False, embedded=True))
-    stack = Stack(2, False, embedded=True)
-    stack.embedding = lambda: torch.eye(5, 64)
-    with pytest.raises(BilensError, match=r"embedding\(\) has shape \(5, 64\), expected 6 rows"):
-        read_bonds(stack, data)
-    stack = Stack(2, False, embedded=True)
-    stack.layer_tensors = list
-    with pytest.raises(BilensError, match=r"layer_tensors\(\) is empty"):
-        read_bonds(stack, data)
-    stack.layer_tensors = lambda: [layer.tensor() for layer in (Bilinear(6, 5),) * 2]
-    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] reads 6"):
-        read_bonds(stack, data)

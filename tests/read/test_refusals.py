@@ -8,6 +8,7 @@ import torch
 from bilens.errors import NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
+    TruncationCurve,
     attack,
     class_mask,
     class_spectra,
@@ -36,12 +37,13 @@ from bilens.read.language import (
 )
 from bilens.read.language.heads import output_pairs
 from bilens.tensor import FactoredMatrix, Spectrum, decompile
-from tests.models import digit_model, digits, random_text, view_of
+from tests.models import digit_model, digits, random_text, small_model, view_of
 from tests.refusals import refused
 from tests.tensor.factors import random_tensor
 
 TENSOR, DATA = random_tensor(64, 6, 10, 0).to(torch.float32), digits()
 ONE, BATCH = TENSOR.interaction(output=0).eigh(), TENSOR.interaction(output=range(10)).eigh()
+SMALL = small_model()
 X, LABELS, ONES = DATA.test_images, DATA.test_labels, torch.ones(64)
 LOWERING = Spectrum(torch.tensor([-1.0, 0.0]), torch.eye(2), torch.zeros(2))
 THREES = LABELS == 3
@@ -58,7 +60,11 @@ def accuracies_of_one_direction():
 
 def bonds_on(images):
     few = {"train_images": DATA.train_images[:images], "train_labels": DATA.train_labels[:images]}
-    return lambda: read_bonds(digit_model(n_layers=2), replace(DATA, **few))
+    return lambda: of_two(read_bonds, replace(DATA, **few))
+
+
+def of_two(read, data=DATA, **options):
+    return read(digit_model(n_layers=2), data, **options)
 
 
 CLASSIFIERS = {
@@ -70,12 +76,8 @@ CLASSIFIERS = {
     "labels holds 1 to 10": lambda: attacked(labels=LABELS + 1),
     "no image of another class than label=3": lambda: attacked(X[THREES], LABELS[THREES]),
     "without a positive eigenvalue whose eigenvector": lambda: class_mask(LOWERING),
-    "metric='cosine', expected one of images, gaussian": lambda: classifier_bonds(
-        digit_model(n_layers=2), DATA, "cosine"
-    ),
-    "drop=-1, expected a finite number, at least 0 and": lambda: read_bonds(
-        digit_model(n_layers=2), DATA, drop=-1
-    ),
+    "metric='cosine', expected one of images, g": lambda: of_two(classifier_bonds, metric="cosine"),
+    "drop=-1, expected a finite number, at least 0 and": lambda: of_two(read_bonds, drop=-1),
     r"batch shape \(\); expected one for each of the 10": accuracies_of_one_direction,
     r"batch shape \(\), expected one axis, the classes": [
         lambda: truncation_curve(ONE, X, LABELS),
@@ -88,13 +90,13 @@ CLASSIFIERS = {
     r"x is a tensor of shape \(2, 64\)": lambda: explain(BATCH, X[:2]),
     "n_classes=-1, expected a whole number, at least 1": lambda: explain(BATCH, X[0], n_classes=-1),
     "k=0, expected a whole number, at least 1": lambda: explain(BATCH, X[0], k=0),
+    "k=10, expected a whole number, 1 to 9": lambda: top_inputs(ONE, X[:9], 10),
+    "k=7, expected a whole number, 1 to 6": lambda: TruncationCurve((0.5,) * 6, 0.5).drop(7),
     "x holds NaN": [
         lambda: explain(BATCH, X[0] * torch.nan),
         lambda: top_inputs(BATCH, X * torch.nan),
     ],
-    "basis='PIXELS', expected one of model, pixels": lambda: read_classifier(
-        digit_model(), DATA, basis="PIXELS"
-    ),
+    "basis='PIXELS', expected one of model, pix": lambda: read_classifier(SMALL, DATA, "PIXELS"),
     r"model is .*Linear, expected TensorChain": [
         lambda read=read: read(torch.nn.Linear(64, 10), DATA)
         for read in (read_classifier, read_deep)

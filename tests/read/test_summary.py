@@ -1,6 +1,7 @@
 """The summary of a language model: its loss, its strongest parts, and the beginning of its page."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 import torch
@@ -17,23 +18,22 @@ from tests.models import random_text, toy_tokenizer
 ROWS = [{"input_ids": random_text(seed=seed)} for seed in range(6)]
 
 
+def digits_of(seed):
+    """Return tokens whose names hold no other token's, so that texts are read back as they are."""
+    return torch.randint(3, 10, (9,), generator=torch.Generator().manual_seed(seed))
+
+
 @pytest.fixture(scope="module")
 def summary(llama):
-    # Tokens whose names hold no other token's, so that texts are read back as they are.
-    seeds = [torch.Generator().manual_seed(seed) for seed in range(6)]
-    rows = [{"input_ids": torch.randint(3, 10, (9,), generator=seed)} for seed in seeds]
+    rows = [{"input_ids": digits_of(seed)} for seed in range(6)]
     return read_summary(llama, Corpus("toy", toy_tokenizer(), rows, rows), "t3 t4 t5")
 
 
 def test_the_loss_is_that_of_the_model(llama):
     texts = [row["input_ids"] for row in ROWS[:4]]
     measured = measure_loss(llama, texts, 3 * (len(texts[0]) - 1))
-    parts = torch.tensor(
-        [
-            functional.cross_entropy(llama.logits(ids[None])[0, :-1].double(), ids[1:])
-            for ids in texts[:3]
-        ]
-    )
+    rows = [(llama.logits(ids[None])[0, :-1].double(), ids[1:]) for ids in texts[:3]]
+    parts = torch.stack([functional.cross_entropy(*row) for row in rows])
     assert (measured.n_texts, measured.n_tokens) == (3, 3 * (len(texts[0]) - 1))
     assert measured.loss == pytest.approx(float(parts.mean()), rel=1e-5)
     # Texts of one length: the error of a mean of three numbers.
@@ -42,8 +42,7 @@ def test_the_loss_is_that_of_the_model(llama):
 
 
 def test_the_example_is_where_the_right_token_leads_by_most(llama):
-    # Tokens whose names hold no other token's.
-    texts = [torch.randint(3, 10, (9,), generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    texts = [digits_of(seed) for seed in (0, 1)]
     best = (-torch.inf, None, None)
     for ids in texts:
         logits = llama.logits(ids[None])[0]
@@ -79,9 +78,8 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     loss = page.index(f"{summary.text_loss.loss:.2f} ± {summary.text_loss.error:.2f}")
     assert question < answer < page.index('class="flow') < loss
     assert "<dl>" not in page
-    assert dict(summary.facts())["perplexity"] == pytest.approx(
-        float(torch.tensor(summary.text_loss.loss).exp()), abs=0.01
-    )
+    perplexity = pytest.approx(exp(summary.text_loss.loss), abs=0.01)
+    assert dict(summary.facts())["perplexity"] == perplexity
 
 
 def test_without_texts_it_is_a_sentence_that_the_model_answers(llama, tmp_path):
@@ -89,10 +87,8 @@ def test_without_texts_it_is_a_sentence_that_the_model_answers(llama, tmp_path):
     summary = read_summary(story)
     question = summary.flow.question
     # It knows no plural at a distance, and cuts "keys" into pieces.
-    assert (question.text, question.against) == (
-        "The girl was sad because",
-        "The boy was sad because",
-    )
+    assert question.text == "The girl was sad because"
+    assert question.against == "The boy was sad because"
     assert (question.token, question.minus) == ("she", ("he",))
     assert "loss" not in str(summary.facts())
     write_report(tmp_path / "page.html", [summary], title="story")
@@ -110,11 +106,7 @@ def test_a_model_at_chance_is_called_so(summary):
 
 
 def test_tokens_are_text():
-    assert [in_words(name) for name in ("Ġto", "▁to", " to", "to", "##to", "Ċ")] == [
-        *['" to"'] * 3,
-        "to",
-        "##to",
-        '"\\n"',
-    ]
+    names = [in_words(name) for name in ("Ġto", "▁to", " to", "to", "##to", "Ċ")]
+    assert names == [*['" to"'] * 3, "to", "##to", '"\\n"']
     assert [in_words('"'), quoted('"'), quoted("was")] == ["'\"'", "'\"'", '"was"']
     assert TokenDirection("Ġare", ("Ġis",)).words == '" are" minus " is"'

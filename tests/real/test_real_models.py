@@ -1,7 +1,11 @@
 """bilens on pretrained models: SmolLM2-135M and Gemma 3 270M."""
 
+import re
+import subprocess
+import sys
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,18 +14,17 @@ from tokenizers import AddedToken
 import bilens
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import circuit, flow, propose_questions, remove
-from bilens.read.flow.question import Question, read_pairs
+from bilens.read.flow import Question, circuit, flow, propose_questions, read_pairs, remove
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.shipped import task_names
 from bilens.testing import check_family
-from tests.read.flow.lrp import lrp
-from tests.read.flow.own_runs import by_hand
+from tests.command_line import ROOT
+from tests.read.flow.flows import leaves
+from tests.read.flow.own_runs import by_hand, lrp
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 
 pytestmark = [pytest.mark.models, pytest.mark.xdist_group("real models")]
-LEAVES = ("token", "position", "bias")
 PROMPTS = [
     ("The keys to the cabinet", " are", " is"),
     ("The key to the cabinets", " is", " are"),
@@ -44,12 +47,8 @@ def prompt(model: ResidualModel, number: int) -> tuple[torch.Tensor, TokenDirect
     text, *words = PROMPTS[number]
     tokenizer = model.tokenizer
     numbers = [tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
-    names = tokenizer.convert_ids_to_tokens(numbers)
-    return (
-        torch.tensor(tokenizer(text)["input_ids"]),
-        TokenDirection(names[0], (names[1],)),
-        numbers,
-    )
+    token, minus = tokenizer.convert_ids_to_tokens(numbers)
+    return torch.tensor(tokenizer(text)["input_ids"]), TokenDirection(token, (minus,)), numbers
 
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
@@ -60,8 +59,7 @@ def test_leaves_add_up_to_the_logits(package, number):
     logits = model.logits(ids[None])[0, -1].double()
     expected = float(logits[token] - logits[minus])
     flows = flow(model, ids, direction, ablate=0)
-    leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
-    assert leaves == pytest.approx(expected, rel=1e-5)
+    assert leaves(flows) == pytest.approx(expected, rel=1e-5)
     assert flows.value == pytest.approx(expected, rel=1e-5)
 
 
@@ -73,8 +71,7 @@ def test_a_flow_between_two_texts_adds_up(package):
     logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
     flows = flow(model, ids, direction, against=before, ablate=0)
-    leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
-    assert leaves == pytest.approx(expected, rel=1e-5)
+    assert leaves(flows) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("two_texts", [True, False])
@@ -118,22 +115,15 @@ def test_a_saved_model_is_the_model(package, tmp_path):
     model = opened(package)
     ids, _, _ = prompt(model, 3)
     save_model(tmp_path, model.model, model.tokenizer)
-    again = bilens.load(tmp_path)
-    torch.testing.assert_close(
-        again.logits(ids[None]), model.logits(ids[None]), rtol=1e-5, atol=1e-4
-    )
+    saved, own = (x.logits(ids[None]) for x in (bilens.load(tmp_path), model))
+    torch.testing.assert_close(saved, own, rtol=1e-5, atol=1e-4)
 
 
 def test_gains_above_a_thousand_are_read():
     model = opened(GEMMA3)
-    norms = [layer.heads.norm for layer in model.modules.layers]
-    assert all(norm.offset == 1 for norm in norms)
-    gains = [
-        norm.gain().abs().max()
-        for layer in model.modules.layers
-        for norm in (layer.heads.out_norm,)
-    ]
-    assert max(gains) > 1
+    heads = [layer.heads for layer in model.modules.layers]
+    assert all(part.norm.offset == 1 for part in heads)
+    assert max(part.out_norm.gain().abs().max() for part in heads) > 1
 
 
 @pytest.mark.parametrize("package", MODELS)
@@ -162,17 +152,14 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
     assert torch.equal(model.modules.embed.rows(numbers).bfloat16(), own)
     torch.testing.assert_close(model.W_E[numbers], wide.W_E[numbers], rtol=2**-7, atol=0)
     text, right, wrong = PROMPTS[0]
-    questions = [
-        Question(text, right, (wrong,), "The key to the cabinet"),
-        Question("The dogs near the cabinet", right, (wrong,), "The dog near the cabinet"),
-        Question("The boys near the cabinet", right, (wrong,), "The boy near the cabinet"),
-    ]
-    values = []
-    for view in (model, wide):
-        # Raises unless the parts add up to the model's own number.
-        flows = flow(view, text, right, minus=wrong, against="The key to the cabinet")
-        values.append(flows.value)
+    second = "The key to the cabinet"
+    # Raises unless the parts add up to the model's own number.
+    values = [flow(x, text, right, minus=wrong, against=second).value for x in (model, wide)]
     assert values[0] == pytest.approx(values[1], rel=0.1)
+    questions = [Question(text, right, (wrong,), second)]
+    for one in ("dog", "boy"):
+        texts = f"The {one}s near the cabinet", f"The {one} near the cabinet"
+        questions.append(Question(texts[0], right, (wrong,), texts[1]))
     found = circuit(model, questions)
     assert found.circuits[0].measured.restored.value > 0.5
     with pytest.raises(BilensError, match="'<image_soft_token>' is token 262144 of the tokenizer"):
@@ -185,15 +172,12 @@ def test_questions_that_come_with_bilens_are_read(package, task):
     assert len(read_pairs(opened(package), task)) == 72
 
 
+CAPITALS = "The capital of France is", " Paris", (" Rome",), "The capital of Italy is"
+CABINETS = "The keys to the cabinet", " are", (" is",), "The key to the cabinet"
+
+
 @pytest.mark.parametrize(
-    ("question", "moves"),
-    [
-        (Question("The keys to the cabinet", " are", (" is",), "The key to the cabinet"), False),
-        (
-            Question("The capital of France is", " Paris", (" Rome",), "The capital of Italy is"),
-            True,
-        ),
-    ],
+    ("question", "moves"), [(Question(*CABINETS), False), (Question(*CAPITALS), True)]
 )
 def test_a_model_proposes_questions_that_it_answers(question, moves):
     model = opened(SMOLLM2)
@@ -208,3 +192,11 @@ def test_a_model_proposes_questions_that_it_answers(question, moves):
         assert ends == pytest.approx(proposal.ends, abs=1e-3)
         assert ends[0] > 0 > ends[1]
         assert (asked.token != question.token) == moves
+
+
+def test_the_readme_finds_the_file_of_smollm2():
+    (line,) = re.findall(r"^MODEL=.*$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    # As in an active environment.
+    script = f'python() {{ "{sys.executable}" "$@"; }}\n{line}\necho "$MODEL"'
+    found = subprocess.check_output(["bash", "-c", script], text=True).strip()
+    assert Path(found).samefile(gguf_file(SMOLLM2))

@@ -11,22 +11,18 @@ from tokenizers import AddedToken
 
 import bilens
 from bilens.read.flow import Question, circuit
+from tests.families import LIKE_LLAMA
 from tests.tokenizers_of_all_kinds import tokenizer_of
 
 TOKENIZER = tokenizer_of("SentencePiece without a space before texts")
 SIZES = {
-    "vocab_size": len(TOKENIZER),
-    "hidden_size": 40,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
+    **{**LIKE_LLAMA, "vocab_size": len(TOKENIZER), "hidden_size": 40, "intermediate_size": 48},
+    **{"num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16},
     "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+}
+VISION = {
+    **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
 }
 KINDS = {"Gemma": "GemmaConfig", "Gemma2": "Gemma2Config", "Gemma3": "Gemma3TextConfig"}
 QUESTION = {"text": "The keys to the cabinet", "token": " are", "minus": (" is",)}
@@ -56,11 +52,8 @@ def test_the_form_of_the_hub_is_the_model_in_float32_within_rounding(tmp_path, k
     assert torch.equal(model.W_E[3:9], model.modules.embed.rows(numbers[3:9]))
     # Raises unless the flow adds up to the model's own number.
     for second in ("", "The key to the cabinet"):
-        question = Question(**QUESTION, against=second)
-        flows = [
-            bilens.flow(x, question.text, " are", minus=" is", against=second or None)
-            for x in (model, wide)
-        ]
+        asked = {"minus": " is", "against": second or None}
+        flows = [bilens.flow(x, QUESTION["text"], " are", **asked) for x in (model, wide)]
         scale = sum(abs(node.flow) for node in flows[1].nodes)
         assert abs(flows[0].value - flows[1].value) < ROUNDING[dtype] * scale
 
@@ -77,14 +70,7 @@ def test_a_model_of_texts_and_images_opens_as_its_text_model(tmp_path, dtype, lo
     torch.manual_seed(0)
     config = transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(**SIZES),
-        vision_config=transformers.SiglipVisionConfig(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=28,
-            patch_size=14,
-        ),
+        vision_config=transformers.SiglipVisionConfig(**VISION),
         mm_tokens_per_image=4,
     )
     transformers.Gemma3ForConditionalGeneration(config).to(dtype).save_pretrained(tmp_path)

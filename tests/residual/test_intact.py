@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -11,7 +10,7 @@ from bilens.read.flow import flow
 from bilens.read.language.contexts import _run_texts
 from bilens.residual import Pass, ResidualModel
 from bilens.testing import sum_of_parts
-from tests.families import FAMILIES, TIME, some_text, tiny
+from tests.families import FAMILIES, TIME, family_view, some_text, tiny
 from tests.nightly import nightly
 
 SHORT = {"original_max_position_embeddings": 6, "factor": 4.0}
@@ -103,22 +102,13 @@ PATCHED = {
 
 @pytest.mark.parametrize("name", PATCHED)
 def test_readings_of_weights_refuse_a_patched_forward_pass(name):
-    view = ResidualModel(tiny("llama"))
+    view = family_view("llama")
     module = view.model.get_submodule(name)
     module.forward = doubled(module)
     with pytest.raises(BilensError, match=f"{name} has a forward pass of its own, doubled"):
         PATCHED[name](view)
     del module.forward
     PATCHED[name](view)
-
-
-def test_compiled_models_are_refused_by_the_way_that_works():
-    model = tiny("llama")
-    with pytest.raises(BilensError, match="is compiled, .* and read the model"):
-        ResidualModel(torch.compile(model, backend="eager"))
-    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
-    with pytest.raises(BilensError, match="layers.0 is compiled, .* and read the model"):
-        ResidualModel(model)
 
 
 def test_readings_of_weights_refuse_hooks_of_all_modules():
@@ -131,15 +121,11 @@ def test_readings_of_weights_refuse_hooks_of_all_modules():
 
 @pytest.mark.parametrize("name", ["embedding_multiplier", "residual_multiplier"])
 def test_a_factor_of_zero_is_zero(name):
-    settings = {**FAMILIES["granite"][1], name: 0.0}
-    config = transformers.GraniteConfig(**settings)
-    view = ResidualModel(transformers.GraniteForCausalLM(config))
+    view = family_view("granite", settings={**FAMILIES["granite"][1], name: 0.0})
     of_text = Pass.of(view, some_text()[0], patterns=True)
-    logits = of_text.logits[0]
-    torch.testing.assert_close(sum_of_parts(of_text), logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sum_of_parts(of_text), of_text.logits[0], rtol=1e-4, atol=1e-5)
     settings = {**FAMILIES["cohere2"][1], "logit_scale": 0.0}
-    view = ResidualModel(transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**settings)))
-    assert not view.W_U.any()
+    assert not family_view("cohere2", settings=settings).W_U.any()
 
 
 def test_without_a_tokenizer_the_message_names_a_way_that_works(view):
@@ -150,7 +136,7 @@ def test_without_a_tokenizer_the_message_names_a_way_that_works(view):
 
 
 def test_the_size_of_stored_numbers_is_told():
-    assert repr(ResidualModel(tiny("llama", dtype=torch.bfloat16))).endswith("tokens, bfloat16)")
+    assert repr(family_view("llama", dtype=torch.bfloat16)).endswith("tokens, bfloat16)")
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

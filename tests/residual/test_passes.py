@@ -1,5 +1,7 @@
 """Changed passes are those of the model with hooks by hand; parts have one address."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from bilens.residual.passes import Pass, logit_of
 from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
 from tests.models import random_model, random_text
 from tests.nightly import nightly
+from tests.read.flow.flows import part_modules
 
 
 @pytest.mark.parametrize(
@@ -19,38 +22,32 @@ from tests.nightly import nightly
 def test_a_mixture_is_the_model_with_hooks(name):
     view, (first, second) = ResidualModel(tiny(name)), some_text()[:2]
     second[:2] = first[:2]
-    generator = torch.Generator().manual_seed(0)
-    keep = torch.rand(view.n_layers, len(first), view.n_heads + 1, generator=generator).double()
+    torch.manual_seed(0)
+    keep = torch.rand(view.n_layers, len(first), view.n_heads + 1).double()
     with exact_norms():
         start, other = Pass.of(view, first[None]), Pass.of(view, second[None])
         # One set is changed in the last layer only, and joins the batch there; one is unchanged.
         late = [(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
         sets = [mixture(other, keep), late, [], mixture(other, keep)]
         rows = start.changed(sets, kept=2)[:, 0]
-        hooks = []
-        for shares, mixed, output, layer in zip(
-            keep, other.mixed, other.outputs, view.modules.layers, strict=True
-        ):
+        with ExitStack() as hooks:
+            for i, (out, mlp) in enumerate(part_modules(view)):
 
-            def mix(_, args, shares=shares, mixed=mixed):
-                width = mixed.shape[2] // view.n_heads
-                share = shares[:, :-1].repeat_interleave(width, 1)
-                return (share * args[0] + (1 - share) * mixed, *args[1:])
+                def mix(_, args, shares=keep[i, :, :-1], mixed=other.mixed[i]):
+                    share = shares.repeat_interleave(mixed.shape[2] // view.n_heads, 1)
+                    return (share * args[0] + (1 - share) * mixed, *args[1:])
 
-            def exchange(_, __, y, shares=shares, output=output):
-                return shares[:, -1:] * y + (1 - shares[:, -1:]) * output
+                def exchange(_, __, y, share=keep[i, :, -1:], output=other.outputs[i]):
+                    return share * y + (1 - share) * output
 
-            hooks.append(layer.heads.out.module.register_forward_pre_hook(mix))
-            hooks.append(layer.mlp.module.register_forward_hook(exchange))
-        expected = view.model(first[None], use_cache=False).logits[0, -1]
-        for hook in hooks:
-            hook.remove()
+                hooks.enter_context(out.register_forward_pre_hook(mix))
+                hooks.enter_context(mlp.register_forward_hook(exchange))
+            expected = view.model(first[None], use_cache=False).logits[0, -1]
         whole = view.model(first[None], use_cache=False).logits[0, -1]
 
     def logits(x):
         W, b = view.modules.logit_weights()
-        z = view.modules.normalised(x[-1]) @ W + b
-        cap = view.modules.softcap
+        z, cap = view.modules.normalised(x[-1]) @ W + b, view.modules.softcap
         return z if cap is None else cap * torch.tanh(z / cap)
 
     for row, wanted in ((rows[0], expected), (rows[2], whole), (rows[3], expected)):
@@ -68,11 +65,9 @@ def test_gradients_by_shares_are_central_differences(view):
         value = number(start.changed([mixture(other, shares)])[0]).sum()
         (slope,) = torch.autograd.grad(value, shares)
     steps = 1e-6 * torch.eye(10).double().reshape(10, 2, 5)
-    ends = [
-        number(start.changed([mixture(other, keep + sign * step) for step in steps])[:, 0])
-        for sign in (1, -1)
-    ]
-    torch.testing.assert_close(slope.flatten(), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-8)
+    shifted = [mixture(other, keep + step) for step in torch.cat([steps, -steps])]
+    up, down = number(start.changed(shifted)[:, 0]).unflatten(0, (2, 10))
+    torch.testing.assert_close(slope.flatten(), (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
     assert slope.abs().max() > 1e-3
 
 
@@ -97,8 +92,8 @@ def test_texts_side_by_side_are_each_by_itself(name):
     # As many texts as positions: arguments of layers tell texts by another number of them.
     first = torch.cat([first, (1 + first) % 30])[:, :6]
     second = first.flip(0)
-    generator = torch.Generator().manual_seed(0)
-    keep = torch.rand(view.n_layers, view.n_heads + 1, generator=generator).double()
+    torch.manual_seed(0)
+    keep = torch.rand(view.n_layers, view.n_heads + 1).double()
     with exact_norms():
         start, other = Pass.of(view, first), Pass.of(view, second)
         together = start.changed([mixture(other, keep), []])

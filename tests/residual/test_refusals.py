@@ -12,7 +12,7 @@ from bilens.checks import check_sum
 from bilens.convert.gates import gated_mlps
 from bilens.convert.language_model import as_language_model
 from bilens.errors import CheckpointError, NotBilinearError
-from bilens.read.flow import edit
+from bilens.read.flow import edit, flow, open_part
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.changes import Part
 from tests.families import FAMILIES, LIKE_LLAMA, altered, some_text, tiny
@@ -26,6 +26,10 @@ def llama() -> ResidualModel:
 
 def mixtral() -> ResidualModel:
     return ResidualModel(tiny("mixtral"))
+
+
+def split(view):
+    return flow(view, TEXT, view.direction(5), ablate=0)
 
 
 def changed(name, value, model="llama", opened=None):
@@ -50,9 +54,15 @@ def of_number(model, name, value):
     ResidualModel(model)
 
 
-def compiled(name):
+def compiled(name, anew=False):
+    """Open a model of which a part was compiled in place, or in a module around it."""
     model = tiny("llama")
-    model.get_submodule(name).compile(backend="eager")
+    part = model.get_submodule(name)
+    if anew:
+        part = torch.compile(part, backend="eager")
+        model = altered(model, name, part) if name else part
+    else:
+        part.compile(backend="eager")
     ResidualModel(model)
 
 
@@ -82,7 +92,7 @@ BAD_INPUT = {
     "token=30, expected 0 to 29": lambda v: v.direction(30),
     "minus=-1, expected 0 to 29": lambda v: v.direction(3, [2, -1]),
     "ids holds the number 30, expected 0 to": lambda v: Pass.of(v, torch.tensor([3, 30])),
-    "ids holds the number -1, expected 0 to 29": lambda v: Pass.of(v, torch.tensor([[3, -1]])),
+    "ids holds the number -1, expected 0 to 29": lambda v: Pass.of(v, BELOW[None]),
     r"ids has shape \(0,\), expected at": lambda v: Pass.of(v, torch.zeros(0).long()),
     "text is a tensor of shape .* expected text": lambda v: Pass.of(v, torch.zeros(3)),
     "ids is a tensor of shape .* expected a tenso": lambda v: v.logits(torch.zeros(3).long()),
@@ -92,17 +102,45 @@ BAD_INPUT = {
         for address in ("mlp", "head.1", "mlp.2", "head.0.4", "mlp.1@", "token@1")
     },
 }
-TEXT = some_text()[0]
+TEXT, BELOW = some_text()[0], torch.tensor([3, -1])
 EYE = torch.eye(16).double()
 test_bad_input_is_named = refused(BAD_INPUT, given=llama)
+LEARNED = {
+    "position=None, and the model has learned positions": lambda v: v.modules.embedded(TEXT),
+    "position=12, expected 0 to 11": lambda v: v.modules.embedded(TEXT, 12),
+    "tokens holds the number -1, expected 0 to": lambda v: v.modules.embedded(BELOW, 5),
+}
+test_positions_and_tokens_that_are_not_embedded_are_named = refused(
+    LEARNED, given=lambda: ResidualModel(tiny("gpt2"))
+)
+NAMES = {
+    "token='tt7', expected a single token .* nearest are t7": lambda view: view.token("tt7"),
+    "token='t7', but the model came without a tokenizer": lambda: llama().token("t7"),
+    "token='t99', expected a single token": lambda view: view.direction(7, minus="t99"),
+    "text='' holds no token": lambda view: view.ids(""),
+    "text has .* tokens, expected up to": lambda view: view.ids("t7 " * 1000),
+    "without a tokenizer, which texts need": lambda: llama().ids("t7"),
+}
+test_what_no_tokenizer_knows_is_said = refused(NAMES)
 test_operations_without_experts_are_errors = refused(
     {
         "has experts, whose weights depend on the input": lambda view: view.mlp(0),
         "has experts": lambda view: edit(view, layer=0, vectors=EYE[:1]),
         "3 layers and 0 gated MLPs": lambda view: gated_mlps(view.model),
         "MixtralConfig has experts": lambda view: as_language_model(view.model),
+        "number=4, expected 0 to 3, an expert of the layer": lambda v: v.layer(1).mlp.expert(4),
+        "expected a head or an MLP; an MLP shows": lambda v: open_part(v, split(v), "expert.1.0@4"),
     },
     given=mixtral,
+)
+ADDRESSES = ("expert.1.4", "expert.0.0", "expert.3.0", "expert.1", "choice.1@2")
+test_experts_that_are_not_there_are_named = refused(
+    {
+        **{f"'{name}' is n": lambda v, name=name: Part.parse(name, v) for name in ADDRESSES},
+        "layers.0.mlp has no experts": lambda view: view.layer(0).mlp.expert(0),
+        "layer=0 has no experts": lambda view: split(view).experts(0, 2),
+    },
+    given=lambda: ResidualModel(tiny("qwen3-dense")),
 )
 test_plain_mlps_have_no_tensor = refused(
     {"has no gate, so that there is no product in": lambda: ResidualModel(tiny("gpt2")).mlp(0)},
@@ -138,6 +176,8 @@ OTHERS = {
     "which do not fit 3 heads": changed(HEADS, 3),
     "share 4 heads of keys": changed("config.num_key_value_heads", 4),
     "has 0 layers": changed("model.layers", nn.ModuleList()),
+    "is compiled, .* and read the model": lambda: compiled("", anew=True),
+    "layers.1 is compiled, .* and read the model": lambda: compiled("model.layers.1", anew=True),
     "the model is compiled": lambda: compiled(""),
     "model.layers.1 is compiled": lambda: compiled("model.layers.1"),
     "has clip_qkv=0.5": changed("config.clip_qkv", 0.5, "olmoe"),

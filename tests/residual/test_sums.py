@@ -1,14 +1,17 @@
 """Every exact reading compares its sum with the model's own number, and says when they differ."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from bilens.checks import check_sum
+from bilens.convert import process, read_spectra, write_spectra
 from bilens.errors import BilensError
 from bilens.read import bonds
 from bilens.read.language import (
+    TokenDirection,
     contribution,
     following,
     head_outputs,
@@ -20,14 +23,14 @@ from bilens.read.language.contexts import Context
 from bilens.read.language.stream import read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.maps import InputNorm, LinearMap
-from tests.models import digit_model, digits, random_model, random_text, small_corpus, toy_tokenizer
+from tests.models import digit_model, digits, grammar_view, random_text, small_corpus
 
 IDS = random_text(6)
 
 
-def made():
-    size = len(small_corpus().tokenizer)
-    return random_model(norm="rms", n_layers=2, bias=True, vocab_size=size)
+def made(dtype=torch.float64):
+    model = grammar_view(norm="rms", n_layers=2, bias=True).model
+    return ResidualModel(model.to(dtype), small_corpus().tokenizer)
 
 
 def one_context(view):
@@ -36,9 +39,7 @@ def one_context(view):
 
 
 def a_direction(view):
-    corpus = small_corpus()
-    view.tokenizer = corpus.tokenizer
-    return read_direction(view, corpus, "lily", layer=1, k=1, eigenvectors=1)
+    return read_direction(view, small_corpus(), "lily", layer=1, k=1, eigenvectors=1)
 
 
 READINGS = {
@@ -79,39 +80,27 @@ def lost_columns(name, columns):
     return patch
 
 
-lost_head = lost_columns("blocks.1.attn.out", slice(4, 8))
-lost_hidden_unit = lost_columns("blocks.1.mlp.out", 3)
+OF_MLPS = ["split_logits", "read_direction", "skip_trigrams"]
+OF_HEADS = ["split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"]
 BREAKS = {
-    "gain of the last norm": (wrong_gain("norm"), {"split_logits"}),
-    "gain of an MLP's norm": (
-        wrong_gain("blocks.1.mlp_norm"),
-        {"split_logits", "read_direction", "skip_trigrams"},
-    ),
-    "gain of attention's norm": (
-        wrong_gain("blocks.1.attn_norm"),
-        {"split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"},
-    ),
-    "lost head": (
-        lost_head,
-        {"split_logits", "read_stream", "contribution"} | {"skip_trigrams", "head_outputs"},
-    ),
-    "lost hidden unit": (lost_hidden_unit, {"split_logits", "read_direction", "skip_trigrams"}),
+    "gain of the last norm": (wrong_gain("norm"), ["split_logits", "following"]),
+    "gain of an MLP's norm": (wrong_gain("blocks.1.mlp_norm"), OF_MLPS),
+    "gain of attention's norm": (wrong_gain("blocks.1.attn_norm"), OF_HEADS),
+    "lost head": (lost_columns("blocks.1.attn.out", slice(4, 8)), OF_HEADS),
+    "lost hidden unit": (lost_columns("blocks.1.mlp.out", 3), OF_MLPS),
 }
-CASES = [(name, broken) for name, (_, readings) in BREAKS.items() for broken in sorted(readings)]
-CASES += [("gain of the last norm", name) for name in ("following",)]
+CASES = [(name, broken) for name, (_, readings) in BREAKS.items() for broken in readings]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", READINGS)
 def test_readings_of_a_whole_model_add_up(name, dtype):
-    view = ResidualModel(made().to(dtype), toy_tokenizer())
-    if name != "flow of a vector" or dtype == torch.float64:
-        READINGS[name](view)
+    READINGS[name](made(dtype))
 
 
 @pytest.mark.parametrize(("way", "name"), CASES)
 def test_a_reading_that_is_broken_says_so(way, name, monkeypatch):
-    view = ResidualModel(made(), toy_tokenizer())
+    view = made()
     BREAKS[way][0](monkeypatch)
     with pytest.raises(BilensError, match=r"(adds up to|_U n \+ b_U).* expected .*own number"):
         READINGS[name](view)
@@ -140,3 +129,26 @@ def test_both_numbers_are_named():
     with pytest.raises(BilensError, match=r"adds up to nan, expected 2"):
         check_sum("The sum", torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), size=1)
     check_sum("The sum", 1.0, 1.004, size=1, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("norm", ["none", "scalar", "rms", "layer"])
+def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
+    """Whatever shows the eigenvalues of a model, layer and direction shows the same ones."""
+    corpus, direction = small_corpus(), TokenDirection("lily", ("tom", "ben"))
+    model = grammar_view(norm=norm, n_layers=2)
+    u = direction.vector(model)
+    expected = torch.linalg.eigvalsh(model.mlp(1).interaction(u).dense())
+
+    write_spectra(model.mlp(1), u[None], tmp_path / "spectra", k=len(expected))
+    changed = deepcopy(model.model)
+    process(changed)
+    after = ResidualModel(changed, corpus.tokenizer)
+    reading = read_direction(model, corpus, "lily", minus=("tom", "ben"), layer=1, k=1)
+    shown = {
+        "report, contexts": reading.all_eigenvectors.values,
+        "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
+        "behind process": after.mlp(1).interaction(direction.vector(after)).eigh().values,
+    }
+    for name, values in shown.items():
+        result = values.double().sort().values
+        assert torch.allclose(result, expected, rtol=1e-6, atol=1e-6 * expected.abs().max()), name

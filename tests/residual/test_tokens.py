@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_a_token_named_by_its_text_is_the_one_in_a_running_text(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_token_has_a_name_by_which_it_is_found(kind):
     view = view_with(tokenizer_of(kind))
-    numbers = list(range(view.vocab_size))
+    numbers = [*range(view.vocab_size)]
     assert [view.token(name) for name in exact_names(view, numbers)] == numbers
 
 
@@ -101,42 +102,38 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_where_it_is_used(tmp_pat
     torch.testing.assert_close(view.direction("are"), view.direction(" are"))
 
 
-@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+SLOW = Regex("^(a+)+$")
+STOPPING = {
+    "pre_tokenizer": pre_tokenizers.Split(SLOW, "isolated"),
+    "normalizer": normalizers.Replace(SLOW, "b"),
+}
+
+
+@pytest.mark.parametrize("part", STOPPING)
 def test_a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read(part, tmp_path):
     """The library's panic is no Exception, so that it would end a command with a raw message."""
-    tokenizer = tokenizer_of("byte-level")
-    view = view_with(tokenizer)
-    pattern = Regex("^(a+)+$")
-    kinds = {
-        "pre_tokenizer": pre_tokenizers.Split(pattern, "isolated"),
-        "normalizer": normalizers.Replace(pattern, "b"),
-    }
-    setattr(tokenizer.backend_tokenizer, part, kinds[part])
+    view = view_with(tokenizer_of("byte-level"))
+    setattr(view.tokenizer.backend_tokenizer, part, STOPPING[part])
     evil = "a" * 40 + "!"
     texts = (f"{'a' * length}!" for length in range(40, 140))
     (tmp_path / "texts.txt").write_text("\n\n".join(texts))
-    uses = {
-        "a text": lambda: view.ids(evil),
-        "a name": lambda: view.token(evil),
-        "an answer": lambda: view.answer(evil),
-        "a flow": lambda: bilens.flow(view, evil, "are"),
-        "a second text": lambda: bilens.flow(view, "keys", "are", against=evil),
-        "texts": lambda: [*corpus_for(view, str(tmp_path / "texts.txt")).train],
-        "a prompt": lambda: generate_text(view, evil),
-    }
-    for use, call in uses.items():
+    for use in (
+        *(view.ids, view.token, view.answer, partial(generate_text, view)),
+        lambda text: bilens.flow(view, text, "are"),
+        lambda text: bilens.flow(view, "keys", "are", against=text),
+        lambda _: [*corpus_for(view, str(tmp_path / "texts.txt")).train],
+    ):
         with pytest.raises(BilensError, match="aaaa.* stops the tokenizer: .*retry-limit"):
-            pytest.fail(f"{use}: {call()}")
+            pytest.fail(f"{use}: {use(evil)}")
 
 
 def test_tokens_that_cannot_be_written_out_are_an_error():
-    tokenizer = tokenizer_of("byte-level")
-    view = view_with(tokenizer)
-    slow = decoders.Replace(Regex("^(a+)+$"), "b")
+    tokenizer = view_with(tokenizer_of("byte-level")).tokenizer
+    slow = decoders.Replace(SLOW, "b")
     tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), slow])
-    letters = tokenizer.convert_tokens_to_ids(["a", "!"])
+    letter, sign = tokenizer.convert_tokens_to_ids(["a", "!"])
     with pytest.raises(BilensError, match="ids=.* stops the tokenizer: .*retry-limit"):
-        write_out(view.tokenizer, [letters[0]] * 40 + letters[1:])
+        write_out(tokenizer, [letter] * 40 + [sign])
 
 
 def test_all_texts_are_tokenized_and_written_out_in_one_place():
@@ -144,8 +141,7 @@ def test_all_texts_are_tokenized_and_written_out_in_one_place():
     found = []
     for path, nodes in nodes_of_files().items():
         for node in nodes:
-            called = node.func if isinstance(node, ast.Call) else None
-            name = ast.unparse(called) if called is not None else ""
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if re.search(r"(^|\.)tokenizer$|tokenizer\.(batch_)?(de|en)code|\.tokenize$", name):
                 found.append(f"{path.name}: {name}")
     allowed = ["texts.py: tokenizer", "texts.py: tokenizer.decode"]

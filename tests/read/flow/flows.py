@@ -1,5 +1,6 @@
 """Questions on small models, and what every flow adds up to."""
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -38,11 +39,60 @@ def write_questions(path, questions):
     path.write_text("\n".join("\t".join(row) for row in rows) + "\n\n")
 
 
+def uncapped(view, logits):
+    cap = view.modules.softcap
+    return logits if cap is None else cap * torch.atanh(logits / cap)
+
+
 def logit(view, ids):
     """Return the number along `DIRECTION` at the end of a text, before a cap."""
-    logits, cap = view.logits(ids[None])[0, -1], view.modules.softcap
-    logits = logits if cap is None else cap * torch.atanh(logits / cap)
+    logits = uncapped(view, view.logits(ids[None])[0, -1])
     return float(logits[3] - logits[[7, 8]].mean())
+
+
+def part_modules(view):
+    """Return what reads the mixed values of heads, and the MLP, of each layer; None without any."""
+    if view.places.modules is None:
+        return [(layer.heads, layer.mlp) for layer in view.places.layers]
+    return [(layer.heads.out.module, layer.mlp.module) for layer in view.modules.layers]
+
+
+@contextmanager
+def watched(view, keep):
+    """Call `keep` with a name and the mixed values of heads or the output of an MLP, by layer."""
+    with ExitStack() as hooks:
+        for i, (out, mlp) in enumerate(part_modules(view)):
+            before = lambda _, args, i=i: keep(("head", i), args[0])  # noqa: E731
+            after = lambda _, __, y, i=i: keep(("mlp", i), y)  # noqa: E731
+            if out is not None:
+                hooks.enter_context(out.register_forward_pre_hook(before))
+            if mlp is not None:
+                hooks.enter_context(mlp.register_forward_hook(after))
+        yield hooks
+
+
+def falls(view, ids, other, number):
+    """Return the falls of a number of one text with one part of the other, one full run each."""
+    found, n_heads = {}, view.n_heads
+    with watched(view, found.__setitem__):
+        number(view, other)
+    result = torch.zeros(view.n_layers, n_heads + 1).double()
+    for i, (out, mlp) in enumerate(part_modules(view)):
+        for head in range(n_heads) if out is not None else ():
+
+            def give(_, args, head=head, i=i):
+                x, given = (
+                    y.clone().unflatten(-1, (n_heads, -1)) for y in (args[0], found["head", i])
+                )
+                x[..., head, :] = given[..., head, :]
+                return (x.flatten(-2), *args[1:])
+
+            with out.register_forward_pre_hook(give):
+                result[i, head] = number(view, ids)
+        if mlp is not None:
+            with mlp.register_forward_hook(lambda *_, i=i: found["mlp", i]):
+                result[i, -1] = number(view, ids)
+    return number(view, ids) - result
 
 
 def leaves(result):

@@ -1,4 +1,7 @@
-"""Circuits are those that their rule names, and of models whose parts are known, and measure."""
+"""Circuits are those that their rule names, and of models whose parts are known, and measure.
+
+Runs with some edges: all edges are the first text, those between some parts are the parts.
+"""
 
 from dataclasses import replace
 
@@ -6,36 +9,23 @@ import pytest
 import torch
 
 from bilens.analyses import language
-from bilens.errors import BilensError
-from bilens.read.flow import Question, circuit, patch
+from bilens.read.flow import Cases, Question, circuit, patch, search_circuit
 from bilens.read.flow.circuit_measures import Split, exchanges, find_circuit, part_effects
-from bilens.read.flow.circuit_search import (
-    HIGHEST,
-    KEEP,
-    SIZES,
-    SLACK,
-    Cases,
-    necessary,
-    search_circuit,
-)
+from bilens.read.flow.circuit_search import HIGHEST, KEEP, SIZES, SLACK, necessary
+from bilens.read.flow.edges import EdgeCases, find_edges
 from bilens.read.flow.patching import parts_in
-from bilens.read.flow.question import read_questions
-from bilens.residual import ResidualModel
 from tests.families import exact_norms, family_view
-from tests.models import random_model, toy_tokenizer
+from tests.models import view_of
 from tests.read.flow.flows import QUESTIONS, answered, check_gradient, write_questions
 
 # Two templates of one task; the words differ.
 PAIRS = [(a, b) for a in (1, 2, 3, 4, 8, 9) for b in (1, 3, 9)]
 TEMPLATES = {
-    "short": [
-        Question(f"t{a} t2 t{b} t4", "t5", ("t6",), f"t{a} t7 t{b} t4", "one", "short")
+    name: [
+        Question(text.format("t2", a, b), "t5", ("t6",), text.format("t7", a, b), "one", name)
         for a, b in PAIRS
-    ],
-    "long": [
-        Question(f"t8 t{a} t{b} t2 t1", "t5", ("t6",), f"t8 t{a} t{b} t7 t1", "one", "long")
-        for a, b in PAIRS
-    ],
+    ]
+    for name, text in {"short": "t{1} {0} t{2} t4", "long": "t8 t{1} t{2} {0} t1"}.items()
 }
 
 
@@ -52,27 +42,24 @@ def reading(view, templates):
 @pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_all_parts_restore_everything_and_no_parts_nothing(name, by_position):
-    model = family_view(name)
+    questions = QUESTIONS[: 1 if by_position else 3]
     with exact_norms():
-        cases = Cases.of(model, QUESTIONS[: 1 if by_position else 3], by_position=by_position)
-        ends = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
-        f = cases.faithfulness(ends)
+        cases = Cases.of(family_view(name), questions, by_position=by_position)
+        everything = torch.ones(cases.shape).double()
+        f = cases.faithfulness(torch.stack([everything, 0 * everything]))
     # What reaches the logits without any part is the embedding alone.
     assert float(f[0]) == pytest.approx(1, abs=1e-5)
-    assert abs(float(f[1])) < 1
-    assert float(f[1]) != pytest.approx(1, abs=1e-3)
+    assert abs(float(f[1])) < 1 - 1e-3
 
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_gradients_of_f_are_central_differences(view, by_position):
-    cases = Cases.of(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position)
-    check_gradient(cases)
+    check_gradient(Cases.of(view, QUESTIONS[: 1 if by_position else 2], by_position=by_position))
 
 
 def test_scores_add_up_to_f(view):
     cases = Cases.of(view, QUESTIONS[:3])
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.rand(cases.shape, generator=generator) < 0.7
+    mask = torch.rand(cases.shape, generator=torch.Generator().manual_seed(0)) < 0.7
     scores = cases.scores(mask)
     # Gauss-Legendre quadrature with two points leaves an error of the fourth derivative.
     f = cases.faithfulness(torch.stack([mask, mask & False]).double())
@@ -85,18 +72,16 @@ def test_a_circuit_is_the_smallest_whose_f_is_in_bounds_on_every_template(view, 
     ordering = [Cases.of(view, questions[:6]) for questions in templates]
     deciding = Cases.of(view, [x for questions in templates for x in questions[6:10]])
     found = search_circuit(ordering, deciding, keep)
-    everything = torch.ones(ordering[0].shape, dtype=torch.bool)
-    scores = torch.stack([cases.scores(everything).flatten() for cases in ordering])
+    scores = torch.stack([cases.scores(cases.everything).flatten() for cases in ordering])
     sizes, masks, holds = sorted({min(size, scores.shape[1]) for size in SIZES}), {}, []
     for size in sizes:
         # Parts that oppose are left out as long as f is not too large.
         for worth in (scores.amax(0), scores.abs().amax(0)):
             mask = torch.zeros(scores.shape[1], dtype=torch.bool)
             mask[worth.topk(size).indices] = True
-            masks[size] = mask.view(everything.shape)
-            given = masks[size][None].double()
+            masks[size] = mask.view(deciding.shape)
             both = (deciding.some(range(4)), deciding.some(range(4, 8)))
-            shares = [float(cases.faithfulness(given)[0]) for cases in both]
+            shares = [float(cases.faithfulness(masks[size][None].double())[0]) for cases in both]
             if max(shares) <= HIGHEST:
                 break
         assert found.sizes.get(size, shares) == pytest.approx(shares)
@@ -132,14 +117,12 @@ def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, tem
 
 def test_the_circuit_of_a_model_with_known_parts_is_these():
     """Only one head and one MLP write anything, and the MLP reads the head."""
-    model = random_model(n_layers=2, norm="none", mlp="bilinear", attention="softmax")
-    with torch.no_grad():
-        model.blocks[0].mlp.out.weight.zero_()
-        model.blocks[1].attn.out.weight.zero_()
-        model.blocks[0].attn.out.weight[:, 4:].zero_()
-        model.blocks[1].mlp.out.weight.mul_(30)
-    view = ResidualModel(model, toy_tokenizer())
-    assert view.layer(0).heads.d_head == 4
+    view = view_of(n_layers=2, norm="none", mlp="bilinear", attention="softmax")
+    first, second = view.model.blocks
+    first.mlp.out.weight.zero_()
+    second.attn.out.weight.zero_()
+    first.attn.out.weight[:, view.layer(0).heads.d_head :].zero_()
+    second.mlp.out.weight.mul_(30)
     split = Split.of(Cases.of(view, QUESTIONS), range(4), "")
     found = find_circuit([split], 0.999, 0.1)
     assert {str(part) for part in parts_in(found.mask)} == {"head.0.0", "mlp.1"}
@@ -164,24 +147,24 @@ def test_parts_are_added_until_little_is_left(view, templates):
     worst = left(start).index(max(left(start)))
     one = necessary(start, start & False, cases, max(left(start)) - 1e-9)
     (added,) = (one & ~start).nonzero().tolist()
-    falls = {}
-    for layer, part in (~start).nonzero().tolist():
+
+    def left_with(part):
         trial = start.clone()
-        trial[layer, part] = True
-        falls[layer, part] = left(trial)[worst]
-    assert tuple(added) == min(falls, key=falls.get)
+        trial[tuple(part)] = True
+        return left(trial)[worst]
+
+    assert added == min((~start).nonzero().tolist(), key=left_with)
 
 
 def test_effects_of_parts_are_their_patches(view):
-    case = QUESTIONS[0]
-    effects = patch(view, case.text, case.token, minus=case.minus, against=case.against).frame()
-    by_part = effects.set_index("part")
-    cases = Cases.of(view, QUESTIONS[:1])
+    asked, cases = QUESTIONS[0], Cases.of(view, QUESTIONS[:1])
+    patches = patch(view, asked.text, asked.token, minus=asked.minus, against=asked.against)
+    by_part, change = patches.frame().set_index("part"), cases.cases[0].change
     found = part_effects(cases, cases.everything)
     for effect in found:
         expected = by_part.loc[str(effect.part)]
-        assert effect.noising * cases.cases[0].change == pytest.approx(expected["noising"])
-        assert effect.denoising * cases.cases[0].change == pytest.approx(expected["denoising"])
+        assert effect.noising * change == pytest.approx(expected["noising"])
+        assert effect.denoising * change == pytest.approx(expected["denoising"])
         assert len(effect.raises) <= 3
     assert any(effect.raises and effect.lowers for effect in found)
 
@@ -195,6 +178,10 @@ def test_everything_else_has_the_needed_parts_in_place(view):
     assert found.measured.left.value == pytest.approx(float(f[0]))
 
 
+def section(reading, title):
+    return next(x for x in reading.sections() if x.title == title)
+
+
 def test_several_tasks_have_a_matrix(view, templates):
     others = [replace(question, task="two", template="") for question in templates[1]]
     first = [replace(question, template="") for question in templates[0]]
@@ -204,12 +191,10 @@ def test_several_tasks_have_a_matrix(view, templates):
         assert of_task.questions == (4, 6, 8)
         assert reading.transfer[row][row] == of_task.measured
         assert not of_task.left_out
-    (answers,) = (x for x in reading.sections() if x.title == "The answer in numbers")
-    table = answers.parts[0].frame
+    table = section(reading, "The answer in numbers").parts[0].frame
     numbers = table[["restored", "low", "high", "left", "questions"]].to_numpy(float).tolist()
-    assert list(zip(table["circuit"], table["questions of"], strict=True)) == [
-        *(("one", "one"), ("one", "two"), ("two", "one"), ("two", "two"))
-    ]
+    assert list(table["circuit"]) == ["one", "one", "two", "two"]
+    assert list(table["questions of"]) == ["one", "two", "one", "two"]
     assert numbers == [
         [x.restored.value, x.restored.low, x.restored.high, x.left.value, x.questions]
         for row in reading.transfer
@@ -258,9 +243,8 @@ def test_templates_that_other_parts_answer_are_said_to_be(view, reading):
 def test_controls_stand_beside_the_answer(view, reading):
     (found,) = reading.circuits
     names = list(found.controls)
-    assert names[:2] == ["the answer", "random parts"]
+    assert names == ["the answer", "random parts", names[2], "shuffled weights"]
     assert names[2].startswith("answer ")
-    assert names[3] == "shuffled weights"
     answer, random, nonsense, shuffled = (x.measured for x in found.controls.values())
     assert answer == found.measured
     assert answer.answers == answer.questions
@@ -269,14 +253,12 @@ def test_controls_stand_beside_the_answer(view, reading):
     for control in (nonsense, shuffled):
         assert control.answers < control.questions
         assert control.change > 0
-    table = next(x for x in reading.sections() if x.title == "Controls").rows[0][0].frame
-    assert list(table["search"]) == names
+    assert list(section(reading, "Controls").rows[0][0].frame["search"]) == names
 
 
 def test_parts_that_can_be_exchanged_change_little(view, templates):
-    splits = []
-    for name, questions in zip(TEMPLATES, templates, strict=True):
-        splits.append(Split.of(Cases.of(view, questions), range(len(questions)), name))
+    several = zip(TEMPLATES, templates, strict=True)
+    splits = [Split.of(Cases.of(view, asked), range(len(asked)), name) for name, asked in several]
     found = find_circuit(splits, 0.6, 1.0)
     changes = {}
     for limit in (0.02, 0.5, 1e9):
@@ -303,10 +285,9 @@ def test_one_question_has_parts_at_positions(view):
     assert found.measured.restored.value >= KEEP
     assert KEEP <= found.found.sizes[int(found.found.mask.sum())][0] <= HIGHEST
     assert "of the change on this question" in reading.answer(found)
-    positions = {
-        (node.layer, node.position) for node in reading.graph.nodes if node.layer is not None
-    }
-    assert positions <= {(e.part.layer, e.part.position) for e in found.effects}
+    positions = {(node.layer, node.position) for node in reading.graph.nodes}
+    measured = {(e.part.layer, e.part.position) for e in found.effects}
+    assert {place for place in positions if place[0] is not None} <= measured
     assert "`bilens questions MODEL` with the same options proposes others" in reading.notes[-1]
     assert len(reading.sections()) == 4
 
@@ -331,10 +312,66 @@ def test_the_answer_says_which_parts_stay_in_place(view, templates):
 
 def test_questions_come_from_a_file(tmp_path, view):
     path = tmp_path / "pairs.tsv"
-    questions = answered(view, QUESTIONS)
-    write_questions(path, questions)
+    write_questions(path, answered(view, QUESTIONS))
     reading = language.circuit(view, questions=str(path))
     assert reading.circuits[0].questions == (1, 1, 2)
     assert reading.question.text == QUESTIONS[2].text
-    with pytest.raises(BilensError, match="is no file and no task"):
-        read_questions(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "own-constant"])
+def test_all_edges_are_the_first_text_and_none_the_second(name):
+    with exact_norms():
+        cases = EdgeCases(Cases.of(family_view(name), QUESTIONS[:2]))
+        everything = torch.ones(cases.shape).double()
+        values = cases.values(torch.stack([everything, 0 * everything]))
+    torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values[1], 0 * cases.changes, rtol=0, atol=1e-5)
+
+
+def test_a_model_of_one_layer_has_its_edges_too(one_layer):
+    cases = EdgeCases(Cases.of(one_layer, QUESTIONS[:2]))
+    assert cases.graph.first_reader(1) == len(cases.graph.readers) - 1
+    values = cases.values(torch.ones(1, *cases.shape).double())
+    torch.testing.assert_close(values[0], cases.changes, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "own-constant"])
+def test_the_edges_between_some_parts_are_these_parts(name):
+    with exact_norms():
+        parts = Cases.of(family_view(name), QUESTIONS[:2])
+        edges = EdgeCases(parts)
+        mask = torch.rand(parts.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+        by_parts = parts.values(mask[None].double())
+        by_edges = edges.values(edges.graph.between(mask)[None].double())
+    assert 0 < int(mask.sum()) < mask.numel()
+    torch.testing.assert_close(by_edges, by_parts, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_by_edges_are_central_differences(view):
+    check_gradient(EdgeCases(Cases.of(view, QUESTIONS[:3])))
+
+
+def test_edges_keep_what_is_asked_and_are_named(view):
+    cases = Cases.of(view, QUESTIONS[:3])
+    parts = torch.ones(cases.shape, dtype=torch.bool)
+    parts[1, 0] = False
+    found = find_edges([cases], cases, cases, parts)
+    whole = float(cases.faithfulness(parts[None].double())[0])
+    assert 0.9 * whole - 1e-4 <= found.restored.value <= 1.5
+    assert len(found.edges) == int(found.mask.sum()) < found.candidates
+    for edge in found.edges:
+        for part in (*edge.readers, edge.source):
+            assert part is None or part[:3] != ("head", 1, 0)
+    # The logits read something, and something reads the embedding.
+    assert any(not edge.readers for edge in found.edges)
+    assert any(edge.source is None for edge in found.edges)
+
+
+def test_a_circuit_of_edges_is_a_part_of_the_reading(view):
+    reading = circuit(view, answered(view, QUESTIONS), keep=0.8, level="edges")
+    found = reading.circuits[0].edges
+    said = f"{len(found.edges)} of the {found.candidates} edges between them"
+    assert said in reading.facts()[0][1]
+    table = section(reading, "Edges").rows[0][0].frame
+    assert len(table) == len(found.edges)
+    assert {"embedding", "logits"} <= {*table["from"], *table["to"]}

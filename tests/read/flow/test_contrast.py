@@ -1,7 +1,6 @@
 """Flows between two texts: adjoints times changes, with nothing frozen."""
 
 import gc
-from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -9,21 +8,17 @@ from weakref import ref
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.read.flow import flow
-from bilens.read.flow.nodes import Node
-from bilens.read.flow.question import Question
+from bilens.read.flow import Node, Question, flow
 from bilens.read.flow.rules import RELEVANCE, SECANTS
 from bilens.read.flow.split import flows
 from bilens.residual import Pass, ResidualModel
 from bilens.residual.passes import embedded
 from tests.families import ALL, DAILY, EACH_READ, MIXTURES, exact_norms, family_view, some_text
-from tests.models import parts, random_model, random_text, toy_tokenizer, view_of
+from tests.models import toy_tokenizer, view_of
 from tests.nightly import nightly
-from tests.read.flow.flows import DIRECTION, QUESTIONS, TWO, check, leaves, logit
+from tests.read.flow.flows import DIRECTION, QUESTIONS, TWO, check, leaves, watched
 
 
 def between(view, first, second, **options):
@@ -62,22 +57,21 @@ def test_flows_of_weights_in_16_bits_are_those_of_their_float32_copy(name, dtype
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_flows_of_experts_in_16_bits_add_up(name):
-    view = family_view(name, dtype=torch.bfloat16)
-    result = between(view, *some_text()[:2])
+    result = between(family_view(name, dtype=torch.bfloat16), *some_text()[:2])
     assert leaves(result) == pytest.approx(result.value, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2"])
-def test_a_flow_that_is_larger_than_its_sum_by_far_is_an_error_or_exact(name):
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_a_flow_that_is_larger_than_its_sum_by_far_is_an_error(name):
     """A norm multiplies embeddings of 0 by 1 / sqrt(eps), and so its secant."""
     view = family_view(name, dtype=torch.float32)
-    first, zeros = some_text()[0], torch.zeros(view.d_model)
-    if name != "gpt2":
-        with pytest.raises(BilensError, match="cancel beyond rounding. Take a text or mean"):
-            between(view, first, zeros)
-        return
-    # Its positions are not 0.
-    result = between(view, first, zeros)
+    with pytest.raises(BilensError, match="cancel beyond rounding. Take a text or mean"):
+        between(view, some_text()[0], torch.zeros(view.d_model))
+
+
+def test_a_flow_between_embeddings_and_zeros_is_exact_with_positions():
+    view = family_view("gpt2", dtype=torch.float32)
+    result = between(view, some_text()[0], torch.zeros(view.d_model))
     assert leaves(result) == pytest.approx(result.value, rel=1e-4)
 
 
@@ -115,13 +109,7 @@ def activations(view, ids, rows):
         found[name] = x.requires_grad_() if x.is_leaf else x
         x.retain_grad()
 
-    with ExitStack() as hooks:
-        for i, layer in enumerate(view.modules.layers):
-            out, mlp = layer.heads.out.module, layer.mlp.module
-            before = out.register_forward_pre_hook(lambda _, args, i=i: keep(("head", i), args[0]))
-            after = mlp.register_forward_hook(lambda _, __, y, i=i: keep(("mlp", i), y))
-            hooks.enter_context(before)
-            hooks.enter_context(after)
+    with watched(view, keep) as hooks:
         hooks.enter_context(embedded(view, rows))
         logits = view.model(ids[None]).logits[0, -1]
         (logits[3] - logits[[7, 8]].mean()).backward()
@@ -155,16 +143,14 @@ def test_a_node_writes_its_change_and_its_flow_is_the_adjoint_times_it(name):
         rows = [view.modules.embed.rows(ids) for ids in (first, second)]
         runs = [activations(view, *x) for x in zip((first, second), rows, strict=True)]
     nodes = [Node("mlp", 0.0, layer, "mlp", 7) for layer in range(2)]
-    for head in range(view.n_heads):
-        nodes.append(Node("head", 0.0, 1, "attention", 7, None, head))
+    nodes += [Node("head", 0.0, 1, "attention", 7, None, head) for head in range(view.n_heads)]
     for node, written in zip(nodes, result.written(nodes), strict=True):
         x, y = (run[node.kind, node.layer][0, 7].detach() for run in runs)
-        change = x - y if node.kind == "mlp" else (x - y).unflatten(0, (view.n_heads, -1))
-        change = change if node.kind == "mlp" else change[node.number]
-        torch.testing.assert_close(written, change, rtol=1e-6, atol=1e-6)
-        through = result.mlps[node.layer, 7]
+        change, through = x - y, result.mlps[node.layer, 7]
         if node.kind == "head":
+            change = change.unflatten(0, (view.n_heads, -1))[node.number]
             through = result.heads[1, node.number, 7]
+        torch.testing.assert_close(written, change, rtol=1e-6, atol=1e-6)
         assert float(result.adjoint(node) @ written) == pytest.approx(float(through), abs=1e-12)
 
 
@@ -209,21 +195,6 @@ def test_questions_side_by_side_have_their_own_flows(name):
             torch.testing.assert_close(edges, alone.graph(nodes).edges, rtol=1e-5, atol=1e-7)
 
 
-@given(
-    st.fixed_dictionaries({**parts, "attention_norm": st.sampled_from(["none", "sum", "rms"])}),
-    st.sampled_from(["bilinear", "glu", "swiglu", "reglu", "relu2", "gelu"]),
-    st.integers(0, 1000),
-)
-def test_own_models_of_all_parts(settings, mlp, seed):
-    norms = {"squared": ("none", "sum", "rms"), "bilinear": ("none", "rms")}
-    if settings["attention_norm"] not in norms.get(settings["attention"], ("none",)):
-        settings = {**settings, "attention_norm": "none"}
-    model = random_model(n_layers=2, mlp=mlp, seed=seed % 7, **settings)
-    view = ResidualModel(model, toy_tokenizer())
-    first, second = random_text(6, seed), random_text(6, seed + 1)
-    check(between(view, first, second), logit(view, first) - logit(view, second), tolerance=1e-10)
-
-
 @pytest.mark.parametrize("target", ["probability", "log-probability"])
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_probabilities_are_split_too(target, cap):
@@ -257,14 +228,8 @@ def test_a_second_text_is_given_in_many_ways(view):
     expected = flow(view, text, "t3", minus="t7", against=other).value
     ids = view.ids(other)
     rows = view.W_E[ids]
-    same = [
-        {"replace": {"t5": "t9"}},
-        {"against": ids},
-        {"against": rows},
-        {"against": [other]},
-        {"against": [other, other]},
-    ]
-    for options in same:
+    same = [{"against": x} for x in (ids, rows, [other], [other, other])]
+    for options in ({"replace": {"t5": "t9"}}, *same):
         result = flow(view, text, "t3", minus=("t7",), **options)
         assert result.value == pytest.approx(expected, abs=1e-12)
     mean = flow(view, text, "t3", against=[text, other])

@@ -7,8 +7,7 @@ from math import isfinite
 import pytest
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question, eap_ig, patch, task_directions
-from bilens.read.flow.circuit_reading import circuit
+from bilens.read.flow import Question, circuit, eap_ig, patch, task_directions
 from bilens.read.flow.reading import answer_question
 from bilens.residual import ResidualModel
 from tests.families import TOKENS, tiny
@@ -16,15 +15,9 @@ from tests.nightly import nightly
 from tests.read.flow.flows import QUESTIONS
 
 SILENT = {
-    "embeddings": ("embed_tokens", "wte."),
-    "positions": ("wpe",),
-    "heads": ("attn",),
-    "MLPs": ("mlp",),
-    "the first MLP": (".0.mlp",),
-    "heads and MLPs": ("attn", "mlp"),
-    "norms": ("norm", "ln_"),
-    "unembedding": ("lm_head", "wte"),
-    "everything": ("",),
+    **{"embeddings": ("embed_tokens", "wte."), "positions": ("wpe",), "heads": ("attn",)},
+    **{"MLPs": ("mlp",), "the first MLP": (".0.mlp",), "heads and MLPs": ("attn", "mlp")},
+    **{"norms": ("norm", "ln_"), "unembedding": ("lm_head", "wte"), "everything": ("",)},
 }
 
 
@@ -80,15 +73,10 @@ def test_parts_that_write_nothing_leave_finite_answers(family, silent):
 
 @pytest.mark.parametrize("against", ["text", "later", "ids", "embeddings", "texts"])
 def test_runs_that_are_alike_have_finite_answers(view, against):
-    text = "t1 t2 t3 t4"
-    second, position = {
-        "text": (text, -1),
-        "later": ("t1 t2 t3 t9", 2),
-        "ids": (view.ids(text), -1),
-        "embeddings": (view.W_E[view.ids(text)], -1),
-        "texts": ((text, text), -1),
-    }[against]
-    question = Question(text, "t5", ("t6",), second, position=position)
+    text, position = "t1 t2 t3 t4", 2 if against == "later" else -1
+    seconds = {"text": text, "later": "t1 t2 t3 t9", "ids": view.ids(text), "texts": (text, text)}
+    second = seconds | {"embeddings": view.W_E[view.ids(text)]}
+    question = Question(text, "t5", ("t6",), second[against], position=position)
     reading = answer_question(view, question)
     assert reading.flow.value == pytest.approx(0, abs=1e-12)
     assert reading.answer.endswith("The change starts at no token.")

@@ -1,6 +1,7 @@
 """Every field of a question is obeyed or refused by name, by everything that takes a question."""
 
 from dataclasses import fields, replace
+from functools import partial
 from math import exp
 
 import pytest
@@ -9,19 +10,19 @@ from jaxtyping import Int, jaxtyped
 
 from bilens.errors import BilensError
 from bilens.explore.flows import FlowRequest, FlowView
-from bilens.read.flow import Question, circuit, flow, patch, task_directions
+from bilens.read.flow import Cases, Question, circuit, flow, patch, task_directions
 from bilens.read.flow.case import make_cases
 from bilens.read.flow.circuit_measures import Split, find_circuit, part_effects
-from bilens.read.flow.circuit_search import Cases
 from bilens.read.flow.reading import answer_question
 from bilens.residual.changes import mixed_site, mlp_site
 from tests.families import exact_norms, family_view
 from tests.models import random_text, view_of
-from tests.read.flow.flows import QUESTIONS
+from tests.read.flow.flows import QUESTIONS, uncapped
+from tests.refusals import refused
 
-BASE = Question("t1 t2 t3 t4", "t5", ("t6",), "t1 t7 t3 t4", "one")
-MEASURING = QUESTIONS[1:]
+BASE, *MEASURING = QUESTIONS
 TEXTS = [BASE.text, BASE.against]
+NO_TOKEN = torch.tensor([1, 99, 3, 4])
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +34,18 @@ def others(view):
     """Return questions that differ from `BASE` in one field, by the name of the field."""
     ids = view.ids(BASE.against)
     vector = torch.randn(view.d_model, generator=torch.Generator().manual_seed(0)).double()
+    seconds = ids.roll(1), view.W_E[ids].roll(1, 0), view.W_E.mean(0)
+    values = {
+        "text": ["t2 t2 t3 t4", view.ids("t2 t2 t3 t4")],
+        "token": ["t9", ("t5", "t9")],
+        "minus": [(), ("t8", "t9")],
+        "against": ["t1 t8 t3 t4", *seconds, ("t1 t8 t3 t4", "t1 t9 t3 t4")],
+        "target": ["log-probability", "probability"],
+        "position": [-2, 1],
+    }
     return [
-        ("text", replace(BASE, text="t2 t2 t3 t4")),
-        ("text", replace(BASE, text=view.ids("t2 t2 t3 t4"))),
-        ("token", replace(BASE, token="t9")),
-        ("token", replace(BASE, token=("t5", "t9"))),
+        *((name, replace(BASE, **{name: x})) for name, several in values.items() for x in several),
         ("token", replace(BASE, token="t5 t9", minus=())),
-        ("minus", replace(BASE, minus=())),
-        ("minus", replace(BASE, minus=("t8", "t9"))),
-        ("against", replace(BASE, against="t1 t8 t3 t4")),
-        ("against", replace(BASE, against=ids.roll(1))),
-        ("against", replace(BASE, against=view.W_E[ids].roll(1, 0))),
-        ("against", replace(BASE, against=view.W_E.mean(0))),
-        ("against", replace(BASE, against=("t1 t8 t3 t4", "t1 t9 t3 t4"))),
-        ("target", replace(BASE, target="log-probability")),
-        ("target", replace(BASE, target="probability")),
-        ("position", replace(BASE, position=-2)),
-        ("position", replace(BASE, position=1)),
         ("vector", replace(BASE, token="", minus=(), vector=vector)),
     ]
 
@@ -58,9 +54,7 @@ def test_tensors_with_gradients_are_read_as_others(view):
     vector = torch.randn(view.d_model, dtype=torch.float64)
     second = view.W_E[view.ids(BASE.against)].roll(1, 0).detach()
     plain = flow(view, BASE.text, vector, against=second)
-    given = flow(
-        view, BASE.text, vector.clone().requires_grad_(), against=second.clone().requires_grad_()
-    )
+    given = flow(view, BASE.text, vector.requires_grad_(), against=second.requires_grad_())
     assert [node.flow for node in given.nodes] == [node.flow for node in plain.nodes]
 
 
@@ -71,25 +65,22 @@ def of_circuit(found, measuring=None):
     return [found.found.sizes, found.measured, effects]
 
 
-def arguments(question):
+def asked(read, view, question, **options):
     given = question.token if question.vector is None else question.vector
-    options = {"against": question.against, "target": question.target, "minus": question.minus}
-    return (question.text, given, question.position), options
+    options |= {"against": question.against, "target": question.target, "minus": question.minus}
+    return read(view, question.text, given, question.position, **options)
 
 
 def by_flow(view, question):
-    given, options = arguments(question)
-    return [node.flow for node in flow(view, *given, **options, ablate=0).nodes]
+    return [node.flow for node in asked(flow, view, question, ablate=0).nodes]
 
 
 def by_labels(view, question):
-    given, options = arguments(question)
-    return [(x.measured, x.raises, x.sources) for x in flow(view, *given, **options).nodes]
+    return [(x.measured, x.raises, x.sources) for x in asked(flow, view, question).nodes]
 
 
 def by_patch(view, question):
-    given, options = arguments(question)
-    return patch(view, *given, **options).noising.tolist()
+    return asked(patch, view, question).noising.tolist()
 
 
 def by_positions(view, question):
@@ -110,19 +101,17 @@ def by_measuring(view, question):
 
 
 def by_edges(view, question):
-    reading = circuit(view, [question], level="edges", keep=0.6)
-    edges = reading.circuits[0].edges
+    edges = circuit(view, [question], level="edges", keep=0.6).circuits[0].edges
     return [edges.edges, edges.restored.value]
 
 
-def by_directions(view, question):
-    found = task_directions(view, [question, MEASURING[0]], 2, strongest=3)
+def by_directions(view, *questions):
+    found = task_directions(view, [*questions, MEASURING[0]][:2], 2, strongest=3)
     return [found.share, found.r2, [(x.flow, x.effect, x.raises) for x in found.strongest]]
 
 
 def by_measured_directions(view, question):
-    found = task_directions(view, [MEASURING[0], question], 2, strongest=3)
-    return [found.share, found.r2, [(x.flow, x.effect, x.raises) for x in found.strongest]]
+    return by_directions(view, MEASURING[0], question)
 
 
 def by_page_of_flow(view, question):
@@ -132,7 +121,7 @@ def by_page_of_flow(view, question):
 
 def by_page_of_circuit(view, question):
     reading = circuit(view, [question])
-    (first, *_) = reading.sections()
+    first = reading.sections()[0]
     return [first.title, first.text, reading.plot().to_dict()]
 
 
@@ -143,8 +132,8 @@ CONSUMERS = [
 
 
 def test_all_fields_are_asked_about(view):
-    names = {"task", "template"}
-    assert {name for name, _ in others(view)} == {x.name for x in fields(Question)} - names
+    names = {x.name for x in fields(Question)} - {"task", "template"}
+    assert {name for name, _ in others(view)} == names
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
@@ -192,12 +181,9 @@ def test_the_number_of_a_case_is_that_of_the_model(name, target, minus, position
         ends = []
         for text in TEXTS:
             logits = view.logits(view.ids(text)[None])[0, position]
-            cap = view.modules.softcap
-            if target == "logit":
-                numbers = logits if cap is None else cap * torch.atanh(logits / cap)
-            else:
-                logs = logits.log_softmax(-1)
-                numbers = logs if target == "log-probability" else logs.exp()
+            logs = logits.log_softmax(-1)
+            numbers = {"log-probability": logs, "probability": logs.exp()}
+            numbers = numbers.get(target, uncapped(view, logits))
             tokens, names = ([view.token(x) for x in y] for y in (question.tokens, minus))
             ends.append(float(numbers[tokens].mean() - (numbers[names].mean() if minus else 0)))
     assert case.ends == pytest.approx(ends, abs=1e-6)
@@ -226,7 +212,7 @@ def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, questi
         sums = [sum(own_log_probabilities(view, text, question)) for text in TEXTS]
         ends = sums if question.target == "logit" else [exp(x) for x in sums]
         assert case.ends == pytest.approx(ends, abs=1e-6)
-        through = flow(view, *arguments(question)[0], **arguments(question)[1])
+        through = asked(flow, view, question)
         assert through.value == pytest.approx(ends[0] - ends[1], rel=1e-4)
         starts = through.embeddings.sum() + through.positions.sum() + through.choices.sum()
         assert float(starts) == pytest.approx(through.value, rel=1e-4)
@@ -277,8 +263,7 @@ def test_one_of_several_tokens_is_an_answer(view):
 def test_a_case_says_which_texts_the_model_answers(view):
     for text, against in (TEXTS, TEXTS[::-1]):
         logits = [view.logits(view.ids(x)[None])[0, -1] for x in (text, against)]
-        best = f"t{int(logits[0].argmax())}"
-        least = f"t{int(logits[0].argmin())}"
+        best, least = f"t{int(logits[0].argmax())}", f"t{int(logits[0].argmin())}"
         assert make_cases(view, [Question(text, best, (), against)])[0].answers[0] is True
         assert make_cases(view, [Question(text, least, (), against)])[0].answers[0] is False
         for minus in (("t6",), (best, least), (least, best)):
@@ -290,45 +275,36 @@ def test_a_case_says_which_texts_the_model_answers(view):
     assert case.answers == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        (replace(BASE, position=99), "position=99, expected -4 to 3"),
-        (replace(BASE, token="soup"), "token='soup'"),
-        (replace(BASE, minus=("soup",)), "token='soup'"),
-        (replace(BASE, token=("t5", "soup")), "token='soup'"),
-        (replace(BASE, token=("t5", "t6")), "minus has the token 't6' itself"),
-        (replace(BASE, text=torch.tensor([1, 99, 3, 4])), "99"),
-        (replace(BASE, against=torch.tensor([1, 99, 3, 4])), "99"),
-        (replace(BASE, against=torch.ones(4, 9)), "against has shape"),
-        (replace(BASE, against=torch.full((16,), torch.nan)), "against holds"),
-        (replace(BASE, against=()), "against holds no texts"),
-        (replace(BASE, token="", minus=(), vector=torch.ones(9)), "direction has 9 numbers"),
-    ],
-)
-@pytest.mark.parametrize(
-    "consumer", [by_flow, by_patch, by_positions, by_edges, by_directions, by_page_of_circuit]
-)
-def test_questions_of_another_model_are_one_error(view, consumer, question, message):
-    with pytest.raises(BilensError, match=message):
-        consumer(view, question)
+READS = [by_flow, by_positions, by_edges, by_directions, by_page_of_circuit]
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        (replace(BASE, token="t6 t6"), "has several tokens, .t6.t6., .*leave out minus='t6'"),
-        (replace(BASE, token=("t5 t9", "t6"), minus=()), "token='t5 t9'.*single token"),
-    ],
-)
-@pytest.mark.parametrize(
-    "consumer", [by_flow, by_positions, by_edges, by_directions, by_page_of_circuit]
-)
-def test_an_answer_of_several_tokens_stands_alone(view, consumer, question, message):
-    with pytest.raises(BilensError, match=message):
-        consumer(view, question)
+def of_each(*consumers, **changes):
+    """Return how each consumer reads a question that differs from `BASE`."""
+    question = replace(BASE, **changes)
+    return [lambda view, read=read: read(view, question) for read in consumers]
 
 
+every = partial(of_each, by_patch, *READS)
+test_questions_of_another_model_are_one_error = refused(
+    {
+        "position=99, expected -4 to 3": every(position=99),
+        "token='soup'": every(token="soup") + every(minus=("soup",)) + every(token=("t5", "soup")),
+        "minus has the token 't6' itself": every(token=("t5", "t6")),
+        "99": every(text=NO_TOKEN) + every(against=NO_TOKEN),
+        "against has shape": every(against=torch.ones(4, 9)),
+        "against holds": every(against=torch.full((16,), torch.nan)),
+        "against holds no texts": every(against=()),
+        "direction has 9 numbers": every(token="", minus=(), vector=torch.ones(9)),
+    }
+)
+test_an_answer_of_several_tokens_stands_alone = refused(
+    {
+        "has several tokens, .t6.t6., .*leave out minus='t6'": of_each(*READS, token="t6 t6"),
+        "token='t5 t9'.*single token": of_each(*READS, token=("t5 t9", "t6"), minus=()),
+        # Vectors of positions keep texts alike.
+        "against has 4 tokens, expected 5": lambda: asked(patch, family_view("gpt2"), UNLIKE[0]),
+    }
+)
 UNLIKE = [
     replace(BASE, text="t2 t1 t3 t4 t8", against="t9 t3 t4 t8"),
     replace(BASE, text="t1 t3 t4 t8", against="t7 t6 t3 t4 t8", token="t8 t2", minus=()),
@@ -345,35 +321,25 @@ def test_parts_of_texts_of_unlike_length_are_exchanged_from_the_end(name, questi
         ends = [abs(case.change), 0]
         whole = torch.stack([cases.everything, ~cases.everything & False]).double()
         assert cases.values(whole)[:, 0].tolist() == pytest.approx(ends, abs=1e-6)
-        effects = patch(view, *arguments(question)[0], **arguments(question)[1])
-        own = [x.ids.shape[1] for x in case.passes]
+        effects = asked(patch, view, question)
+        shared = min(x.ids.shape[1] for x in case.passes)
         for layer, number in ((0, 0), (1, 1), (1, view.n_heads)):
-            if not bool(view.places.exist[layer, number]):
-                continue
-            for side, effect in ((0, effects.noising), (1, effects.denoising)):
+            is_mlp = number == view.n_heads
+            site = (mlp_site if is_mlp else mixed_site)(view, layer)
+            for side, effect in enumerate((effects.noising, effects.denoising)):
                 first, other = case.passes[side], case.passes[1 - side]
-                values = other.outputs[layer]
-                if number < view.n_heads:
-                    width = other.mixed[layer].shape[2] // view.n_heads
-                    values = other.mixed[layer][..., number * width : (number + 1) * width]
-                shared = min(own)
-                site = mlp_site(view, layer) if number == view.n_heads else mixed_site(view, layer)
+                values = (other.outputs if is_mlp else other.mixed)[layer]
+                width = values.shape[2] // view.n_heads
+                columns = slice(None) if is_mlp else slice(number * width, (number + 1) * width)
 
-                def exchange(x, number=number, values=values, shared=shared):
+                def exchange(x, values=values, columns=columns):
                     x = x.clone()
-                    width = values.shape[2]
-                    start = 0 if number == view.n_heads else number * width
-                    x[:, -shared:, start : start + width] = values[:, -shared:].to(x)
+                    x[:, -shared:, columns] = values[:, -shared:, columns].to(x)
                     return x
 
                 moved = float(case.score(first.changed([[(site, exchange)]])[:, 0])[0])
                 expected = (case.ends[side] - moved) * (1, -1)[side]
                 assert float(effect[layer, number]) == pytest.approx(expected, abs=1e-6)
-
-
-def test_vectors_of_positions_keep_texts_alike():
-    with pytest.raises(BilensError, match="against has 4 tokens, expected 5"):
-        patch(family_view("gpt2"), *arguments(UNLIKE[0])[0], **arguments(UNLIKE[0])[1])
 
 
 def test_circuits_hold_on_texts_of_unlike_length(view):
@@ -404,15 +370,12 @@ def test_the_explorer_obeys_each_field(view, page):
     texts = [random_text(5, seed) for seed in range(3)]
     explorer = FlowView(view, BASE.text, texts)
     plain = FlowRequest(BASE.text, "t5", ("t6",), BASE.against)
-    changed = {
-        "prompt": "t2 t2 t3 t4",
-        "token": "t9",
-        "minus": (),
-        "against": "t1 t8 t3 t4",
-        "target": "probability",
-    }
-    cases = [replace(plain, **{name: value}) for name, value in changed.items()]
-    cases += [replace(plain, against="", replace="t2=t9"), replace(plain, against="", mean=True)]
+    changes = [
+        *({"prompt": "t2 t2 t3 t4"}, {"token": "t9"}, {"minus": ()}, {"against": "t1 t8 t3 t4"}),
+        *({"target": "probability"}, {"against": "", "replace": "t2=t9"}),
+        {"against": "", "mean": True},
+    ]
+    cases = [replace(plain, **change) for change in changes]
     records = [str(page(explorer, of).record()) for of in (plain, *cases)]
     assert len({*records}) == len(records) == len(fields(FlowRequest)) + 1
 

@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from bilens.analyses import language
-from bilens.read.flow import edit_mlp_along, task_directions
-from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.directions import MLPDirections
+from bilens.read.flow import Cases, MLPDirections, edit_mlp_along, task_directions
 from bilens.read.flow.recurring import Snapshots, balance, find_directions, share_held
 from bilens.read.flow.split import flows as flows_of
-from bilens.residual import ResidualModel
-from bilens.residual.passes import Pass
+from bilens.residual import Pass
 from tests.families import exact_norms, family_view
-from tests.models import random_model, toy_tokenizer, view_of
+from tests.models import view_of
 from tests.read.flow.flows import QUESTIONS, write_questions
 
 
@@ -24,12 +21,8 @@ def found(biased):
 
 
 def rows(n, d=7, rank=7, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    left, right = (
-        torch.randn(*size, generator=generator, dtype=torch.float64)
-        for size in ((n, rank), (rank, d))
-    )
-    return left @ right
+    torch.manual_seed(seed)
+    return torch.randn(n, rank).double() @ torch.randn(rank, d).double()
 
 
 @pytest.mark.parametrize(("n", "rank"), [(40, 7), (7, 7), (4, 7), (40, 3), (1, 1)])
@@ -71,10 +64,9 @@ def test_directions_do_not_depend_on_coordinates():
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "mixtral"])
 def test_flows_and_remainders_are_the_flow_through_the_mlp(name):
     model = family_view(name)
-    question = QUESTIONS[0]
     with torch.no_grad(), exact_norms():
-        snapshots = Snapshots.of(model, question)
-        (through,) = flows_of(model, [question])
+        snapshots = Snapshots.of(model, QUESTIONS[0])
+        (through,) = flows_of(model, QUESTIONS[:1])
     of_mlps = through.mlps / abs(through.value)
     torch.testing.assert_close((snapshots.changes * snapshots.adjoints).sum(-1), of_mlps)
     assert float(of_mlps.abs().max()) > 1e-4
@@ -106,28 +98,22 @@ def test_remainders_of_two_positions_do_not_cancel():
     still = Snapshots(0 * one, one)
     assert share_held([snapshots, still], [twice])[1].tolist() == [0]
     share, shares = share_held([still], [twice])
-    assert share == 0
-    assert shares.tolist() == [0]
+    assert (share, shares.tolist()) == (0, [0])
 
 
 def test_a_layer_that_writes_one_direction_has_it():
-    model = random_model(n_layers=2, norm="rms")
-    W_U = ResidualModel(model).W_U
-    v = W_U[:, 5] - W_U[:, 6]
-    with torch.no_grad():
-        model.blocks[1].mlp.out.weight.copy_(torch.outer(v, model.blocks[1].mlp.out.weight[0]))
-    view = ResidualModel(model, toy_tokenizer())
+    view = view_of(n_layers=2, norm="rms")
+    v, weight = view.W_U[:, 5] - view.W_U[:, 6], view.model.blocks[1].mlp.out.weight
+    weight.copy_(torch.outer(v, weight[0]))
     found = task_directions(view, QUESTIONS, k=3)
     t = found.directions[1].written[0]
-    assert float(torch.cosine_similarity(t, v.double(), dim=0).abs()) > 0.99
+    assert float(torch.cosine_similarity(t, v, dim=0).abs()) > 0.99
     assert float(found.shares[1]) > 0.95
-    part, *_ = [part for part in found.strongest if part.layer == 1]
+    part = next(part for part in found.strongest if part.layer == 1)
     with torch.no_grad():
         snapshots = [Snapshots.of(view, question) for question in QUESTIONS]
-        amounts = [
-            m.changes[1] @ v.double() * (m.adjoints[1] @ v.double()).abs() for m in snapshots
-        ]
-    rises = sum(float(of_question.sum().sign()) for of_question in amounts)
+    amounts = [(m.changes[1] @ v * (m.adjoints[1] @ v).abs()).sum() for m in snapshots]
+    rises = sum(float(amount.sign()) for amount in amounts)
     raised, lowered = (part.raises, part.lowers) if rises > 0 else (part.lowers, part.raises)
     assert "t5" in raised
     assert "t6" in lowered
@@ -135,9 +121,7 @@ def test_a_layer_that_writes_one_direction_has_it():
 
 @pytest.mark.parametrize("name", [None, "gemma3", "mixtral"])
 def test_effects_are_exchanges_by_hand(name):
-    view = (
-        view_of(n_layers=2, norm="rms", residual_scale=0.7) if name is None else family_view(name)
-    )
+    view = family_view(name) if name else view_of(n_layers=2, norm="rms", residual_scale=0.7)
     found = task_directions(view, QUESTIONS, k=3, strongest=4)
     part = found.strongest[0]
     t, r = (of_side[part.number - 1] for of_side in found.directions[part.layer])
@@ -152,12 +136,8 @@ def test_effects_are_exchanges_by_hand(name):
             amounts = (writes[0] - writes[1])[0].double() @ r
             added = (amounts[:, None] * t).to(writes[0])
             moved = []
-            for text, sign in zip(ids, (-1, 1), strict=True):
-
-                def exchange(_, __, y, s=sign, rows=added):
-                    return y + s * rows
-
-                with mlp.module.register_forward_hook(exchange):
+            for text, rows in zip(ids, (-added, added), strict=True):
+                with mlp.module.register_forward_hook(lambda _, __, y, rows=rows: y + rows):
                     moved.append(view.logits(text[None])[0, -1])
             m = Snapshots.of(view, question)
         first, second, less, more = (float(x[5] - x[6]) for x in (*logits, *moved))

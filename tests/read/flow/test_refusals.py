@@ -11,6 +11,7 @@ from bilens.read.flow import (
     Cases,
     Node,
     circuit,
+    eap_ig,
     edit,
     edit_head_along,
     edit_heads,
@@ -21,6 +22,7 @@ from bilens.read.flow import (
     open_part,
     patch,
     patched,
+    read_flow,
     remove,
     search_circuit,
     task_directions,
@@ -77,6 +79,7 @@ def directions(*questions):
 
 FIRST, SECOND = QUESTIONS[:2]
 TASKS = {
+    "is no file and no task": asked(questions="none"),
     "nothing is asked; expected either --prompt": asked(),
     "both ask; expected either --prompt": asked(prompt="t1", questions="a.tsv"),
     "one question, expected at least two different ones": directions(FIRST),
@@ -122,6 +125,7 @@ FLOWS = {
     "against: ids holds the number 30, expected": flow_of(against=torch.tensor([4, 5, 30])),
     "against: text=' ' holds no token": flow_of(against=["t4 t5 t7", " "]),
     "replace names 't9', which is not a word of 't4 t5 t6'": flow_of(replace={"t9": "t4"}),
+    "each name the second": lambda view: read_flow(view, "t3", DIRECTION, mean=True, against="t4"),
     "expected one of them": flow_of(replace={"t4": "t9"}, against="t4 t5 t7"),
     "target='probability' needs two runs": flow_of(target="probability"),
     "target='odds', expected": flow_of(target="odds", against="t4 t5 t7"),
@@ -150,6 +154,7 @@ test_what_cannot_be_patched_is_said = refused(
         "against and replace name the second run": lambda view: patch(view, TWO[0], DIRECTION),
         "the position 7, expected one of the 2 tokens of against": with_patch("t3 t4", "mlp.0@7"),
         "no address of a part": with_patch("t3", "x"),
+        "questions is empty": lambda view: eap_ig(view, []),
     }
 )
 
@@ -191,7 +196,7 @@ def read_a_model_of_both_sides():
 
 
 ONES, LONG, WIDE = torch.ones(2, 4).double(), torch.ones(1, 16).double(), torch.ones(4, 9)
-head_along = partial(edit_head_along, layer=0)
+head_along, mlp_along = partial(edit_head_along, layer=0), partial(edit_mlp_along, layer=0)
 EDITS = {
     "a row that is zero": lambda llama: edit(llama, 0, 0 * LONG),
     r"shape \(2, 4\), expected rows of 16": lambda llama: edit(llama, 0, ONES),
@@ -205,13 +210,9 @@ EDITS = {
     r"have shapes .* expected \(k, 4\)": lambda llama: head_along(llama, ONES[:1, 1:], head=0),
     "linearly dependent": lambda llama: head_along(llama, ONES, head=0),
     "is singular": lambda llama: head_along(llama, ONES[:1], head=0, moment=torch.zeros(4, 4)),
-    r"\(4, 9\) and \(4, 9\), expected \(k, 16\) of both": lambda view: edit_mlp_along(
-        view, WIDE, WIDE, layer=0
-    ),
-    r"read is a tensor of shape \(1, 16\)": lambda view: edit_mlp_along(
-        view, torch.ones(2, 16), torch.ones(1, 16), layer=0
-    ),
-    "norm after its output": lambda: edit_mlp_along(family_view("gemma3"), LONG, LONG, layer=0),
+    r"\(4, 9\) and \(4, 9\), expected \(k, 16\) of both": lambda view: mlp_along(view, WIDE, WIDE),
+    r"read is a tensor of shape \(1, 16\)": lambda view: mlp_along(view, torch.ones(2, 16), LONG),
+    "norm after its output": lambda: mlp_along(family_view("gemma3"), LONG, LONG),
     "BertLMHeadModel, whose structure is not known": read_a_model_of_both_sides,
 }
 test_edits_that_cannot_be_are_refused = refused(EDITS)
@@ -242,6 +243,7 @@ test_what_is_of_another_model_or_flow_is_refused = refused(
         "nodes holds .*, expected nodes of this flow, of 2 layers of 4 heads and 9 tokens": [
             away(call, **place) for call in CALLS for place in PLACES
         ],
+        "nodes is empty": lambda view: remove(view, split_of(view), []),
         # Also of the same shape, which would answer with numbers of neither.
         "model is not that of the flow": [
             lambda view, llama: measure(llama, split_of(view), split_of(view).nodes_above(1)),

@@ -16,7 +16,7 @@ from bilens.read.flow.reading import answer_question
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.sections import signed
-from tests.models import VOCAB, random_model, view_of
+from tests.models import VOCAB, numbers, random_model, view_of
 from tests.refusals import refused
 
 FIRST, SECOND = "t1 t2 t3 t4", "t1 t7 t3 t4"
@@ -25,8 +25,8 @@ VIEW = view_of(n_layers=1)
 BOTH = {"text": FIRST, "against": SECOND}
 
 
-def logits(view, text):
-    return dict(zip(TOKENS, view.logits(view.ids(text)[None])[0, -1, 3:13].tolist(), strict=True))
+def last_logits(view, text):
+    return view.logits(view.ids(text)[None])[0, -1]
 
 
 def shown(number):
@@ -37,8 +37,7 @@ def test_without_a_token_it_is_the_likeliest_one():
     view = view_of(n_layers=2, seed=5)
 
     def likeliest(text, rank=0):
-        ranked = view.logits(view.ids(text)[None])[0, -1].argsort(descending=True)
-        return view.tokenizer.convert_ids_to_tokens(int(ranked[rank]))
+        return f"t{last_logits(view, text).argsort(descending=True)[rank]}"
 
     def asked(**others):
         question = read_flow(view, FIRST, ablate=0, **others).question
@@ -56,18 +55,14 @@ def test_without_a_token_it_is_the_likeliest_one():
 @pytest.mark.parametrize("token", TOKENS[::3])
 @pytest.mark.parametrize("minus", ["t4", "t8", "t10"])
 def test_what_the_model_prefers_is_said(token, minus):
-    first, second = (logits(VIEW, text) for text in (FIRST, SECOND))
-    question = Question(FIRST, token, (minus,), SECOND)
-    reading = answer_question(VIEW, question, SECOND, ablate=3)
-    a, b = first[token] - first[minus], second[token] - second[minus]
+    reading = answer_question(VIEW, Question(FIRST, token, (minus,), SECOND), SECOND, ablate=3)
+    scores = (last_logits(VIEW, text)[numbers([token, minus])] for text in (FIRST, SECOND))
+    a, b = (float(x - y) for x, y in scores)
     better, there = (token if x > 0 else minus for x in (a, b))
     where = f'"{better}" after the first text and "{there}" after the second'
-    if better == there:
-        where = f'"{better}" after both texts'
-    sentence = (
-        f"The model prefers {where}, by {shown(a)} and {shown(b)}; the difference changes by "
-        f"{signed(a - b)}."
-    )
+    where = f'"{better}" after both texts' if better == there else where
+    by = f"by {shown(a)} and {shown(b)}; the difference changes by {signed(a - b)}."
+    sentence = f"The model prefers {where}, {by}"
     assert reading.preference == sentence
     # The page, the terminal and the record say it.
     assert reading.answer.startswith(sentence)
@@ -96,17 +91,13 @@ def test_what_the_model_prefers_is_said(token, minus):
 @pytest.mark.parametrize("target", ["logit", "log-probability", "probability"])
 def test_other_numbers_name_the_most_likely_token(token, minus, target):
     reading = answer_question(VIEW, Question(**BOTH, token=token, minus=minus, target=target))
-    likely = []
-    for text in (FIRST, SECOND):
-        scores = VIEW.logits(VIEW.ids(text)[None])[0, -1]
-        among = VIEW.tokenizer.convert_tokens_to_ids([token, *minus] if minus else [])
-        among = among or list(range(VOCAB))
-        likely.append(f"t{among[int(scores[among].argmax())]}")
+    among = numbers([token, *minus]) if minus else range(VOCAB)
+    scores = [last_logits(VIEW, text)[[*among]] for text in (FIRST, SECOND)]
+    likely = [f"t{among[int(x.argmax())]}" for x in scores]
     assert reading.preferred == tuple(likely)
     assert reading.title.startswith("Why") == (likely[0] == token != likely[1])
     assert all(f'"{name}" after' in reading.preference for name in likely)
-    for number in reading.flow.values:
-        assert signed(number) in reading.preference
+    assert all(signed(number) in reading.preference for number in reading.flow.values)
     assert reading.preference.endswith(f"changes by {signed(reading.flow.value)}.")
 
 
@@ -126,13 +117,12 @@ def test_equal_tokens_are_preferred_by_none():
 
 
 def test_runs_that_are_no_texts_are_not_called_texts():
-    direction = TokenDirection("t3", ("t5",))
-    mean = read_flow(VIEW, FIRST, direction, mean=True)
-    several = read_flow(VIEW, FIRST, direction, against=f"{SECOND}|t1 t8 t3 t4")
-    for reading, second in (
-        (mean, "mean embeddings"),
-        (several, f"the mean of “{SECOND}” and “t1 t8 t3 t4”"),
+    several = f"the mean of “{SECOND}” and “t1 t8 t3 t4”"
+    for options, second in (
+        ({"mean": True}, "mean embeddings"),
+        ({"against": f"{SECOND}|t1 t8 t3 t4"}, several),
     ):
+        reading = read_flow(VIEW, FIRST, TokenDirection("t3", ("t5",)), **options)
         assert second in reading.title
         assert "run" in reading.preference
         assert "text" not in reading.preference
@@ -156,7 +146,7 @@ def spaced_view(scale):
 @pytest.mark.parametrize("text", ["a b c", "c b a", "b b a c"])
 def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
     view = spaced_view(scale)
-    scores = dict(zip(["?", *WORDS], view.logits(view.ids(text)[None])[0, -1], strict=True))
+    scores = dict(zip(["?", *WORDS], last_logits(view, text), strict=True))
     far = [name for name in ("a", "b", "c") if scores[f" {name}"] - scores[name] >= log(100)]
     for name in ("a", "b", "c"):
         hint = f'"{name}" is far less probable here than " {name}"; did you mean " {name}"?'
@@ -175,11 +165,11 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
 
 def test_an_unknown_token_is_never_meant():
     view = spaced_view(30)
-    ids, weight = view.ids("a b c")[None], view.model.unembed.weight.data
-    weight[0] *= view.logits(ids)[0, -1, 0].sign()
+    weight = view.model.unembed.weight.data
+    weight[0] *= last_logits(view, "a b c")[0].sign()
     weight[-1] = -weight[0]
     # Behind a space it is unknown, and what is unknown is far more probable.
-    scores = view.logits(ids)[0, -1]
+    scores = last_logits(view, "a b c")
     assert float(scores[0] - scores[-1]) > log(100)
     assert token_hints(view, [Question("a b c", "lone")]) == ()
 
@@ -187,7 +177,7 @@ def test_an_unknown_token_is_never_meant():
 def test_circuits_patches_and_directions_have_the_hint():
     view = spaced_view(30)
     text, against = "a b c", "a a c"
-    scores = dict(zip(["?", *WORDS], view.logits(view.ids(text)[None])[0, -1], strict=True))
+    scores = dict(zip(["?", *WORDS], last_logits(view, text), strict=True))
     name = next(name for name in "abc" if scores[f" {name}"] - scores[name] >= log(100))
     hint = f'did you mean " {name}"?'
     asked = [Question(text, name, (" York",), against), Question("c b c", name, (), "c a c")]
@@ -209,14 +199,11 @@ def test_circuits_patches_and_directions_have_the_hint():
     assert bool(notes) == (new >= log(100))
 
 
-def test_without_replacements_a_text_stays_as_it_is():
-    assert replaced("a b", {}) == "a b"
-
-
 @given(st.permutations(["tom", "ben", "New York", "York", "tom's"]), st.data())
 def test_words_are_replaced_all_at_once(others, data):
     names = sorted(others)
     words = data.draw(st.lists(st.sampled_from([*names, "and", "went"]), min_size=1))
+    assert replaced("; ".join(words), {}) == "; ".join(words)
     # York alone stands in no other name.
     text, mapping = "; ".join(words), dict(zip(names, others, strict=True))
     mapping = {name: other for name, other in mapping.items() if name in words}
@@ -235,11 +222,10 @@ def test_a_permutation_of_words_is_undone_by_its_inverse(others):
 
 
 def test_exchanged_names_exchange_the_texts():
-    text = "t1 t2 and t3 t2".replace("and", "t9")
-    second = replaced(text, {"t2": "t3", "t3": "t2"})
+    text, names = "t1 t2 t9 t3 t2", {"t2": "t3", "t3": "t2"}
+    second = replaced(text, names)
     assert second == "t1 t3 t9 t2 t3"
-    there = flow(VIEW, text, "t2", minus="t3", replace={"t2": "t3", "t3": "t2"})
-    back = flow(VIEW, second, "t2", minus="t3", replace={"t2": "t3", "t3": "t2"})
+    there, back = (flow(VIEW, x, "t2", minus="t3", replace=names) for x in (text, second))
     assert there.values == pytest.approx(back.values[::-1])
     assert there.value == pytest.approx(-back.value)
 

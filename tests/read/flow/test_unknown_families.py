@@ -1,21 +1,18 @@
 """Models whose weights' maps are not known have flows, patches, circuits and directions."""
 
-from contextlib import ExitStack
-from dataclasses import replace
-
 import pytest
 import torch
 from experiments.families import make, texts
 
 import bilens
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuit, patch, task_directions
+from bilens.read.flow import Cases, Question, circuit, patch, task_directions
 from bilens.read.flow.ablation import measure
-from bilens.read.flow.circuit_search import Cases
 from bilens.residual import ResidualModel
 from bilens.residual.families import known_families
 from tests.models import toy_tokenizer
 from tests.nightly import nightly
+from tests.read.flow.flows import answered, falls, nodes_of
 
 KINDS = (
     *("gpt_neo", "opt", "gptj", "bloom", "falcon", "mpt", "mamba", "jamba", "rwkv"),
@@ -44,16 +41,15 @@ def test_flows_add_up_to_the_models_own_logits(view):
     first, second = (number(view, ids) for ids in TEXTS)
     between = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1])
     assert between.value == pytest.approx(first - second, rel=1e-5, abs=1e-7)
-    assert bilens.flow(view, TEXTS[0], "t5", minus="t6").value == pytest.approx(
-        first, rel=1e-5, abs=1e-7
-    )
+    alone = bilens.flow(view, TEXTS[0], "t5", minus="t6")
+    assert alone.value == pytest.approx(first, rel=1e-5, abs=1e-7)
     measured = [node for node in between.nodes if node.measured is not None]
     assert any(abs(node.measured) > 1e-4 and node.raises for node in measured)
 
 
 def test_a_measured_token_is_that_of_the_other_text(view):
     result = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
-    (node,) = (x for x in result.nodes if x.kind == "token" and x.position == 2)
+    (node,) = nodes_of(result, kind="token", position=2)
     changes = []
     for text, other in (TEXTS, TEXTS[::-1]):
         changed = text.clone()
@@ -76,55 +72,18 @@ def test_targets_are_those_of_the_model(view, target):
 def test_patches_are_those_of_hooks(view):
     first, second = TEXTS
     result = patch(view, first, "t5", minus="t6", against=second)
-    seen = {}
-    n_heads = view.n_heads
-    for number_of_layer, layer in enumerate(view.places.layers):
-        with ExitStack() as hooks:
-            if layer.mlp is not None:
-                keep = lambda _, __, y: seen.update(mlp=y)  # noqa: E731
-                hooks.enter_context(layer.mlp.register_forward_hook(keep))
-            if layer.heads is not None:
-                keep = lambda _, args: seen.update(heads=args[0])  # noqa: E731
-                hooks.enter_context(layer.heads.register_forward_pre_hook(keep))
-            view.model(second[None], use_cache=False)
-        if layer.mlp is not None:
-            with layer.mlp.register_forward_hook(lambda *_: seen["mlp"]):
-                fall = number(view, first)
-            expected = number(view, first) - fall
-            assert float(result.noising[number_of_layer, -1]) == pytest.approx(expected, abs=1e-7)
-        for head in range(n_heads) if layer.heads is not None else ():
-
-            def give(_, args, head=head):
-                x, other = args[0].clone().unflatten(-1, (n_heads, -1)), seen["heads"]
-                x[..., head, :] = other.unflatten(-1, (n_heads, -1))[..., head, :]
-                return (x.flatten(-2), *args[1:])
-
-            with layer.heads.register_forward_pre_hook(give):
-                fall = number(view, first)
-            expected = number(view, first) - fall
-            assert float(result.noising[number_of_layer, head]) == pytest.approx(expected, abs=1e-7)
+    expected, exist = falls(view, first, second, number), view.places.exist
+    assert result.noising[exist].tolist() == pytest.approx(expected[exist].tolist(), abs=1e-7)
     assert result.change == pytest.approx(number(view, first) - number(view, second), abs=1e-7)
     assert float(result.noising.abs().max()) > 1e-4
 
 
 def questions():
-    generator = torch.Generator().manual_seed(4)
-    endings = torch.randint(3, 30, (4, 4), generator=generator)
+    endings = torch.randint(3, 30, (4, 4), generator=torch.Generator().manual_seed(4))
     return [
         Question(torch.cat([TEXTS[0][:3], x]), "t5", ("t6",), torch.cat([TEXTS[1][:3], x]))
         for x in endings
     ]
-
-
-def answered(view):
-    """Return the questions with the token that the model prefers."""
-    right = []
-    for case in Cases.of(view, questions()).cases:
-        asked = case.question
-        if case.ends[0] < 0:
-            asked = replace(asked, token=asked.minus[0], minus=(asked.token,))
-        right.append(asked)
-    return right
 
 
 def test_circuits_and_directions_are_found(view):
@@ -133,7 +92,7 @@ def test_circuits_and_directions_are_found(view):
     values = cases.values(torch.stack([everything, torch.ones_like(everything)]))
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(values[1], values[0])
-    (found,) = circuit(view, answered(view), keep=0.5).circuits
+    (found,) = circuit(view, answered(view, questions()), keep=0.5).circuits
     assert found.mask.any()
     assert not (found.mask & ~cases.everything).any()
     if all(layer.mlp is not None for layer in view.places.layers):
@@ -152,7 +111,7 @@ def test_readings_of_weights_refuse_it_by_name(view):
         lambda: view.direction("t5"),
         lambda: patch(view, TEXTS[0], torch.ones(view.d_model), against=TEXTS[1]),
         lambda: bilens.flow(view, TEXTS[0], "t5", through_patterns=True),
-        lambda: circuit(view, answered(view), keep=0.5, level="edges"),
+        lambda: circuit(view, answered(view, questions()), keep=0.5, level="edges"),
     ]
     name = type(view.model).__name__
     for read in readings:
