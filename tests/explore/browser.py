@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -17,11 +17,10 @@ def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-DRAWN = ".js-plotly-plot .main-svg"
+DRAWN, NODE = ".js-plotly-plot .main-svg", "#flow svg .node"
+HERE = ("http://127.0.0.1:", "file:", "data:", "blob:")
 PATIENCE = 120_000
 """Milliseconds that a page may take; a machine may be busy with all other tests."""
-
-
 FITS = """() => {
   const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || held(e));
   const held = (e) => scrolls(e.parentElement);
@@ -32,15 +31,9 @@ FITS = """() => {
 }"""
 """Script: True if no content is at the right beyond the page. Gradio cuts off content that is too
 wide for its place, and the page itself grows no wider."""
-
-
 FAULTS = r"""() => {
   const style = (e) => getComputedStyle(e), faults = new Set();
-  const up = (e) => {
-    const all = [];
-    for (let p = e; p; p = p.parentElement) all.push(p);
-    return all;
-  };
+  const up = (e) => (e ? [e, ...up(e.parentElement)] : []);
   // What is seen of a text: its ancestors cut it off, and those that scroll may do so.
   const seen = (e, inner) => {
     const [seen, cut] = [{ ...inner }, { ...inner }];
@@ -130,14 +123,10 @@ class Visit:
         self.page.set_default_timeout(PATIENCE)
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=scheme)
-        self.outside: list[str] = []
+        self.requests: list[str] = []
         self.failures: list[str] = []
-        self.page.on("request", self._note)
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.failures.append(str(error)))
-
-    def _note(self, request: Any) -> None:
-        if not request.url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
-            self.outside.append(request.url)
 
     def open(self, address: str, ready: str = DRAWN) -> Any:
         self.page.goto(address)
@@ -147,25 +136,45 @@ class Visit:
     def wait(self, condition: str) -> None:
         self.page.wait_for_function(condition)
 
+    def shows(self, selector: str, text: str) -> None:
+        """Wait until a part of the page has the text."""
+        self.wait(f"document.querySelector({selector!r})?.innerText.includes({text!r})")
+
     def fits(self) -> None:
         """Wait until all of the page fits its width; figures are drawn anew for another one."""
         self.wait(FITS)
+
+    def fits_a_phone(self) -> None:
+        self.page.set_viewport_size({"width": 390, "height": 900})
+        self.page.wait_for_timeout(300)
+        self.fits()
+
+    def open_details(self) -> None:
+        self.page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
 
     def faults(self) -> list[str]:
         """Return what is wrong with the texts of the page, as it is shown now."""
         return self.page.evaluate(FAULTS)
 
 
+def box(page: Any, name: str) -> Any:
+    """Return a box of the question of a flow."""
+    return page.locator(f"#flow-{name} textarea")
+
+
+def submit(field: Any, text: str) -> None:
+    field.fill(text)
+    field.press("Enter")
+
+
 @contextmanager
 def visiting(browser: Any, width: int = 1200, scheme: str = "light") -> Iterator[Visit]:
     """Visit a page without any failure or request to another machine."""
     visit = Visit(browser, width, scheme)
-    try:
+    with closing(visit.page):
         yield visit
-        assert visit.outside == []
+        assert [url for url in visit.requests if not url.startswith(HERE)] == []
         assert visit.failures == []
-    finally:
-        visit.page.close()
 
 
 @contextmanager
@@ -174,10 +183,8 @@ def chromium(path: str) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
+        with closing(browser):
             yield browser.new_context()
-        finally:
-            browser.close()
 
 
 @contextmanager
@@ -186,7 +193,5 @@ def served(app: Any) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    try:
+    with closing(app):
         yield app.launch(port=port, wait=False)
-    finally:
-        app.close()

@@ -3,12 +3,17 @@
 import pytest
 
 from bilens.convert import save_model
-from bilens.data import Grammar
 from bilens.explore import explorer
 from bilens.explore.flows import FlowView
 from bilens.files import write_json
-from tests.explore.browser import served
-from tests.models import digit_model, grammar_view, random_model
+from tests.explore.browser import served, visiting
+from tests.models import digit_model, grammar_view
+
+
+@pytest.fixture
+def visit(browser):
+    with visiting(browser) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +37,8 @@ def image_site(image_run):
 
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory):
-    """Return a model with random weights, in the words of the grammar."""
-    folder = tmp_path_factory.mktemp("explore") / "grammar"
-    grammar = Grammar()
-    model = random_model(vocab_size=len(grammar.vocabulary)).float()
-    save_model(folder, model, grammar.tokenizer())
+    folder, view = tmp_path_factory.mktemp("explore") / "grammar", grammar_view()
+    save_model(folder, view.model.float(), view.tokenizer)
     write_json(folder / "training.json", {"data": "grammar"})
     return folder
 
@@ -45,8 +47,7 @@ def language_run(tmp_path_factory):
 def language_site(language_run, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(cache))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
         app = explorer(language_run)
     with served(app) as address:
         yield address

@@ -5,8 +5,8 @@ import logging
 import shutil
 import sys
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from bilens.explore.flows import ThreadModel
 from bilens.read.flow import FlowReading
 from bilens.read.flow.reading import answer_question
 from bilens.residual import ResidualModel
-from tests.explore.browser import served, visiting
+from tests.explore.browser import NODE, box, served, submit, visiting
+from tests.explore.test_request_guard import ask
 from tests.models import digit_model, random_model
 
 
@@ -36,10 +37,8 @@ def test_without_gradio_it_says_what_to_install(image_run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(SystemExit):
         main(["explore", str(image_run)])
-    assert (
-        "gradio is needed for this and is not installed: pip install -e '.[explore]'"
-        in " ".join(capsys.readouterr().err.split())
-    )
+    message = "gradio is needed for this and is not installed: pip install -e '.[explore]'"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_serves_this_machine_alone(image_run, monkeypatch):
@@ -49,36 +48,23 @@ def test_the_command_serves_this_machine_alone(image_run, monkeypatch):
     assert asked == {"host": "127.0.0.1", "port": None, "share": False, "open_browser": False}
 
 
-def test_a_port_that_is_taken_is_named(image_run, monkeypatch):
-    def taken(*args, **settings):
-        raise OSError("address already in use")
-
-    monkeypatch.setattr("gradio.Blocks.launch", taken)
-    message = "port=80 cannot be listened on: address already in use. Another"
-    with pytest.raises(BilensError, match=message):
-        explorer(image_run).launch(port=80, wait=False)
-
-
 def test_the_address_is_logged(image_run, monkeypatch, caplog):
     monkeypatch.setattr("gradio.Blocks.block_thread", lambda self: None)
-    with caplog.at_level(logging.INFO, logger="bilens"):
-        app = explorer(image_run)
+    with caplog.at_level(logging.INFO, logger="bilens"), closing(explorer(image_run)) as app:
         address = app.launch()
-        app.close()
     assert caplog.messages == [f"explorer: {address}  (ctrl-C stops it)"]
 
 
-def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
+def test_the_name_of_a_run_is_text(image_run, tmp_path):
     """In the title of the page and its heading, whatever the folder is called."""
     name = "<img src=x onerror=alert(1)>[x](http:a)"
     shutil.copytree(image_run, tmp_path / name)
     with served(explorer(tmp_path / name)) as address:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            page = answer.read().decode()
-        with urllib.request.urlopen(address + "config", timeout=60) as answer:
-            config = json.load(answer)
+        (_, page), (_, config) = ask(address), ask(address, "config")
     assert "<img src=x" not in page.replace(r"\u003cimg", "")
-    (heading,) = [c for c in config["components"] if c["props"].get("elem_id") == "title"]
+    (heading,) = [
+        c for c in json.loads(config)["components"] if c["props"].get("elem_id") == "title"
+    ]
     assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]
 
 
@@ -91,21 +77,17 @@ def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, mo
         return answer_question(*args, **how)
 
     with visiting(browser) as single, visiting(browser) as other:
-        waiting, clicking = (
-            v.open(language_site + "?flow_against=", "#flow svg .node") for v in (single, other)
-        )
+        address = language_site + "?flow_against="
+        waiting, clicking = (visit.open(address, NODE) for visit in (single, other))
         # Names of nodes are words of the vocabulary, so the whole drawing is compared.
         drawn = waiting.text_content("#flow svg")
         monkeypatch.setattr("bilens.explore.flows.answer_question", slow)
         try:
-            text = waiting.locator("#flow-prompt textarea")
-            text.fill("mia saw the kite")
-            text.press("Enter")
+            submit(box(waiting, "prompt"), "mia saw the kite")
             assert started.wait(30)
-            token = clicking.get_by_label("The next token")
-            token.fill("kit")
+            clicking.get_by_label("The next token").fill("kit")
             clicking.get_by_role("option", name="kite").click()
-            other.wait("document.querySelector('#reading-ngrams').innerText.includes('of kite')")
+            other.shows("#reading-ngrams", "of kite")
             assert waiting.text_content("#flow svg") == drawn
         finally:
             may_end.set()

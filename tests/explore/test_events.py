@@ -39,6 +39,10 @@ class Visitor:
         """The state that the server keeps for this visitor."""
         return self.shown[self.screen.seen]
 
+    def asks(self, text: str, token: str = "lily") -> set[str]:
+        """Ask for the flow of a text without a second one."""
+        return self.sets(flow_prompt=text, flow_token=token, flow_against="")
+
     def opens(self, query: str) -> None:
         """Open an address: its fields are set first, and then its view is computed from them."""
         fields = self.screen.on_address(query)
@@ -68,27 +72,28 @@ class Visitor:
         return value
 
 
+@pytest.fixture
+def visitor(screen) -> Visitor:
+    """Return a visitor who has asked for a flow."""
+    visitor = Visitor(screen)
+    visitor.asks(TEXTS[0])
+    return visitor
+
+
 def removable(graph: str) -> list[str]:
     return [node["name"] for node in json.loads(graph)["nodes"] if node["removable"]]
 
 
-def expected_removal(view: LanguagePage, of: FlowRequest, name: str) -> str:
-    split = view.flows.split(of).flow
-    (node,) = (node for node in split.nodes if node.name(split.tokens) == name)
-    result = remove(view.model, split, [node])
-    return f"without {escape(result.part)}: a change of {result.actual:+#.3g}."
-
-
-def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
-    visitor = Visitor(screen)
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
+def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen, visitor):
     graph = visitor.page("flow")
     assert json.loads(graph)["number"] == '"lily"'
     name = next(name for name in removable(graph) if name.endswith(' "once"'))
     updated = visitor.sets(removed=json.dumps([name]))
-    assert expected_removal(screen.view, FlowRequest(TEXTS[0], "lily"), name) in visitor.page(
-        "flow-removed"
-    )
+    split = screen.view.flows.split(FlowRequest(TEXTS[0], "lily")).flow
+    (node,) = (node for node in split.nodes if node.name(split.tokens) == name)
+    result = remove(screen.view.model, split, [node])
+    expected = f"without {escape(result.part)}: a change of {result.actual:+#.3g}."
+    assert expected in visitor.page("flow-removed")
     assert not updated & {"flow", "flow-text"}
     # Another text has other nodes, and the sentence on the old one goes.
     assert {"flow", "flow-removed"} <= visitor.sets(flow_prompt=TEXTS[1])
@@ -96,9 +101,7 @@ def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     assert [t for t in json.loads(visitor.page("flow"))["tokens"] if t != "[BOS]"] == ["tom", "ate"]
 
 
-def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen):
-    visitor = Visitor(screen)
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
+def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(visitor):
     before = visitor.state
     assert "flow" not in visitor.sets(flow_token="zebra")
     assert visitor.state == before
@@ -106,13 +109,11 @@ def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen)
     assert visitor.page("flow-removed") == ""
 
 
-def test_an_address_restores_the_view_for_another_visitor(screen):
-    visitor = Visitor(screen)
-    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily", flow_against="")
+def test_an_address_restores_the_view_for_another_visitor(screen, visitor):
     query, left_out = write_address(visitor.state, screen.view.start)
+    assert left_out == []
     other = Visitor(screen)
     other.opens(query)
-    assert left_out == []
     assert other.state == visitor.state
     assert other.page("flow") == visitor.page("flow")
 
@@ -125,7 +126,7 @@ def test_four_visitors_at_once_see_each_their_own(screen):
         visitor, pages = Visitor(screen), []
         for token in ("lily", "ate"):
             meet()
-            visitor.sets(flow_prompt=text, flow_token=token, flow_against="")
+            visitor.asks(text, token)
             pages.append(visitor.page("flow"))
             for name in removable(pages[-1])[:2]:
                 meet()
@@ -138,16 +139,8 @@ def test_four_visitors_at_once_see_each_their_own(screen):
     alone = [clicks(text, lambda: None) for text in TEXTS]
     for cache in (type(screen.view.flows).direction, type(screen.view.flows).split):
         cache.cache_clear()
-    barrier = threading.Barrier(AT_ONCE)
-
-    def beside_others(text: str) -> list[str]:
-        try:
-            return clicks(text, barrier.wait)
-        except Exception:
-            barrier.abort()  # otherwise the others wait for this one
-            raise
-
+    barrier = threading.Barrier(AT_ONCE, timeout=600)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        together = list(pool.map(beside_others, TEXTS))
+        together = list(pool.map(lambda text: clicks(text, barrier.wait), TEXTS))
     assert together == alone
     assert len({page for pages in alone for page in pages}) > 3 * AT_ONCE

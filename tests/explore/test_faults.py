@@ -1,7 +1,5 @@
 """Six pages, wide and narrow, light and dark, closed and open: no fault of any text."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,35 +9,25 @@ from bilens.read.flow import Question, circuit, read_flow
 from bilens.read.language import TokenDirection
 from bilens.read.language.names import shown_tokens
 from bilens.read.summary import read_summary
-from tests.explore.browser import visiting
+from tests.explore.browser import DRAWN, NODE, visiting
 from tests.models import digits, grammar_view, small_corpus, small_model, view_of
 
 ABOUT = "bilens circuit model.gguf --questions questions.tsv --level parts · 26 November 2026"
 
 
-def flow_page(path: Path) -> None:
+def flow_of_a_text():
     text = "t3 t4 t7 t5 t9 t8 t6 t3 t4 t7"
-    reading = read_flow(
-        view_of(n_layers=3),
-        text,
-        TokenDirection("t8", ("t9",)),
-        replace="t5=t6",
-        weights=("mlp.0",),
-    )
-    write_report(path, [reading], title=ABOUT)
+    direction = TokenDirection("t8", ("t9",))
+    return read_flow(view_of(n_layers=3), text, direction, replace="t5=t6", weights=("mlp.0",))
 
 
 def asked(task: str) -> list[Question]:
     words = [f"t{number}" for number in range(3, 10)]
-    return [
-        Question(f"t3 {a} {b} t4", "t5", ("t6",), f"t3 {b} {a} t4", task=task)
-        for a in words
-        for b in words[:2]
-        if a != b
-    ]
+    pairs = [(f"t3 {a} {b} t4", f"t3 {b} {a} t4") for a in words for b in words[:2] if a != b]
+    return [Question(text, "t5", ("t6",), against, task=task) for text, against in pairs]
 
 
-def tasks_page(path: Path) -> None:
+def circuit_of_tasks():
     model = view_of(n_layers=2)
     questions = []
     for task, token in (("agreement of number", "t7"), ("capitals", "t8"), ("gender", "t9")):
@@ -48,59 +36,46 @@ def tasks_page(path: Path) -> None:
             least = int(model.logits(model.ids(question.text)[None])[0, -1].argmin())
             (minus,) = shown_tokens(model, torch.tensor([least]))
             questions.append(Question(question.text, token, (minus,), question.against, task=task))
-    write_report(path, [circuit(model, questions)], title=ABOUT)
-
-
-def summary_page(path: Path) -> None:
-    summary = read_summary(grammar_view(n_layers=2), small_corpus())
-    write_report(path, [summary], title="grammar, read from its weights")
+    return circuit(model, questions)
 
 
 PAGES = {
-    "flow": flow_page,
-    "circuit": lambda path: write_report(
-        path, [circuit(view_of(n_layers=2), asked(""))], title=ABOUT
-    ),
-    "tasks": tasks_page,
-    "summary": summary_page,
-    "classifier": lambda path: write_report(
-        path, [read_bonds(small_model(2), digits())], title="digits"
-    ),
+    "flow": flow_of_a_text,
+    "circuit": lambda: circuit(view_of(n_layers=2), asked("")),
+    "tasks": circuit_of_tasks,
+    "summary": lambda: read_summary(grammar_view(n_layers=2), small_corpus()),
+    "classifier": lambda: read_bonds(small_model(2), digits()),
 }
 WINDOWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-OPEN = "document.querySelectorAll('details').forEach((e) => { e.open = true; })"
 
 
 @pytest.fixture(scope="module", params=PAGES)
 def address(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / f"{request.param}.html"
-    PAGES[request.param](path)
+    write_report(path, [PAGES[request.param]()], title=ABOUT)
     return path.as_uri()
 
 
-def test_pages_have_no_faults(address, browser):
+def faults(browser, address: str, ready: str, *buttons: str) -> list[str]:
+    """Return what is wrong in every window, before and after buttons and sections are opened."""
     found = []
     for width, scheme in WINDOWS:
         with visiting(browser, width, scheme) as visit:
-            page = visit.open(address, ".flow svg .node, .js-plotly-plot .main-svg")
-            page.wait_for_timeout(300)
+            page = visit.open(address, ready)
+            page.wait_for_timeout(700)
             found += [f"{width} {scheme} closed: {fault}" for fault in visit.faults()]
-            page.evaluate(OPEN)
+            for button in buttons:
+                page.get_by_role("button", name=button).click()
+            visit.open_details()
             page.wait_for_timeout(700)
             found += [f"{width} {scheme} open: {fault}" for fault in visit.faults()]
-    assert found == []
+    return found
+
+
+def test_pages_have_no_faults(address, browser):
+    assert faults(browser, address, f".flow svg .node, {DRAWN}") == []
 
 
 def test_the_explorer_has_no_faults(language_site, browser):
-    found = []
-    for width, scheme in WINDOWS:
-        with visiting(browser, width, scheme) as visit:
-            page = visit.open(language_site + "?circuit=True", "#flow svg .node")
-            page.wait_for_selector("#circuit-text .tables")
-            page.wait_for_timeout(700)
-            found += [f"{width} {scheme} closed: {fault}" for fault in visit.faults()]
-            page.get_by_role("button", name="Other second runs").click()
-            page.evaluate(OPEN)
-            page.wait_for_timeout(700)
-            found += [f"{width} {scheme} open: {fault}" for fault in visit.faults()]
-    assert found == []
+    ready = f"body:has({NODE}) #circuit-text .tables"
+    assert faults(browser, language_site + "?circuit=True", ready, "Other second runs") == []

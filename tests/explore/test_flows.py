@@ -12,7 +12,7 @@ from bilens.explore.screen import StateError
 from bilens.read.flow import flow, remove
 from bilens.read.language import TokenDirection
 from bilens.sections import signed
-from tests.explore.browser import visiting
+from tests.explore.browser import NODE, box, submit
 from tests.models import grammar_view
 
 TEXT = "once lily ate"
@@ -23,17 +23,14 @@ def test_the_graph_is_that_of_the_flow(flows):
     expected = flow(flows.model, TEXT, TokenDirection("lily", ("tom", "ben")))
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
     assert "Of &quot;lily&quot;, &quot;tom&quot; and &quot;ben&quot; the model prefers " in text
-    assert (
-        f"&quot;lily&quot; minus the mean of the others is {expected.value:+.3g}. The value starts"
-        in text
-    )
+    difference = f"&quot;lily&quot; minus the mean of the others is {expected.value:+.3g}"
+    assert f"{difference}. The value starts" in text
     assert "Held fixed: " in text
 
 
 def test_tokens_to_subtract_are_written_and_read_as_on_the_command_line():
-    assert _minus('tom,","') == ("tom", ",")
-    assert _minus(",") == (",",)
-    assert _minus("") == ()
+    texts = 'tom,","', ",", ""
+    assert [_minus(text) for text in texts] == [("tom", ","), (",",), ()]
     with pytest.raises(StateError, match="flow_minus: 'tom,,' has an empty name"):
         _minus("tom,,")
 
@@ -61,8 +58,7 @@ def test_the_second_run_is_given_in_the_ways_of_the_command(flows, options, agai
     assert content["values"] == pytest.approx(expected.values)
     assert content["number"].startswith(target) == (target != "logit")
     assert re.search(r"The model prefers .* by \S+ and .*; the difference changes by", text)
-    head = next(node for node in content["nodes"] if node["kind"] == "head")
-    assert head["removable"]
+    assert next(node for node in content["nodes"] if node["kind"] == "head")["removable"]
 
 
 def test_the_mean_is_that_of_the_texts():
@@ -76,8 +72,7 @@ def test_the_mean_is_that_of_the_texts():
 
 def test_without_tokens_it_is_the_likeliest_minus_the_next(flows):
     _, graph = flows.page(FlowRequest(TEXT))
-    logits = flows.model.logits(flows.model.ids(TEXT)[None])[0, -1]
-    best = logits.topk(2)
+    best = flows.model.logits(flows.model.ids(TEXT)[None])[0, -1].topk(2)
     names = flows.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
     assert json.loads(graph)["number"] == f'"{names[0]}" minus "{names[1]}"'
     assert json.loads(graph)["value"] == pytest.approx(float(best.values[0] - best.values[1]))
@@ -87,26 +82,24 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(flows):
 def test_nodes_are_removed_from_the_running_model(flows, count, against):
     of = FlowRequest(TEXT, "lily", against=against)
     reading = flows.split(of)
-    nodes = [node for node in reading.page.nodes if node.removable][:count]
-    names = [node.name for node in nodes]
+    names = tuple([node.name for node in reading.page.nodes if node.removable][:count])
     removed = [node for node in reading.flow.nodes if node.name(reading.flow.tokens) in names]
     result = remove(flows.model, reading.flow, removed)
-    message_part = flows.removed(of, tuple(node.name for node in nodes))
-    assert f"a change of {result.actual:+#.3g}. The flow" in message_part
-    assert f"predicts {result.predicted:+#.3g}" in message_part
+    message = flows.removed(of, names)
+    assert f"a change of {result.actual:+#.3g}. The flow" in message
+    assert f"predicts {result.predicted:+#.3g}" in message
     if count > 1:
-        assert f"and {signed(reading.flow.value + result.actual, '#.3g')} without" in message_part
+        assert f"and {signed(reading.flow.value + result.actual, '#.3g')} without" in message
     logit = reading.page.nodes[0].name
     assert flows.removed(of, ("no such node",)) == flows.removed(of, (logit,)) == ""
-    assert flows.removed(FlowRequest("", "lily"), (nodes[0].name,)) == ""
+    assert flows.removed(FlowRequest("", "lily"), names[:1]) == ""
 
 
 def test_tokens_that_come_twice_are_told_apart(flows):
     names = [node.name for node in flows.split(FlowRequest("lily ate lily ate", "kite")).page.nodes]
     assert len({*names}) == len(names)
-    assert {name for name in names if name.startswith("token@")} == {
-        f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)
-    }
+    expected = {f'token@{number} "{name}"' for number, name in enumerate(["lily", "ate"] * 2)}
+    assert {name for name in names if name.startswith("token@")} == expected
 
 
 def test_what_would_take_minutes_is_refused(flows, monkeypatch):
@@ -127,51 +120,41 @@ def test_a_large_model_waits_for_a_text(flows, monkeypatch):
     assert FlowView(flows.model, TEXT).start == ""
 
 
-def test_a_flow_is_followed_in_the_browser(language_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(language_site, "#flow svg .node")
-        direction = "document.querySelector('#flow-text').innerText"
-        prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
-        token.fill("kite")
-        token.press("Enter")
-        visit.wait(f"{direction}.includes('kite')")
-        # The second text of the example has another length.
-        page.locator("#flow-against textarea").fill("")
-        prompt.fill("once lily lost the kite and ate")
-        prompt.press("Enter")
-        last = "[...document.querySelectorAll('#flow text.token')].at(-1).firstChild.textContent"
-        visit.wait(f"{last} === '\"ate\"'")
-        page.locator("#flow details").evaluate("(e) => { e.open = true; }")
-        visit.wait("document.querySelector('#flow .list').innerText.includes('kite')")
-        # Screen readers find the nodes by what they are called.
-        page.locator("#flow svg").get_by_role("button").nth(1).focus()
-        page.get_by_role("button", name="remove and run the model").click()
-        visit.wait("document.querySelector('#flow-removed').innerText.includes('a change of')")
-        # Several nodes are pinned, and removed together.
-        for row in (0, 1):
-            page.locator("#flow .list tr[data-node]").nth(row).click()
-            page.locator("#flow [data-do=pin]").click()
-        page.get_by_role("button", name="remove pinned and run the model").click()
-        visit.wait("document.querySelector('#flow-removed').innerText.includes(' and ')")
-        # The second run has words replaced, or is a mean, and its probability is split.
-        page.get_by_role("button", name="Other second runs").click()
-        page.locator("#flow-replace textarea").fill("kite=ball")
-        page.locator("#flow-replace textarea").press("Enter")
-        visit.wait(f"{direction}.includes('and changes by')")
-        page.locator("#flow-target input").click()
-        page.get_by_role("option", name="probability", exact=True).click()
-        visit.wait(f"{direction}.includes('probability')")
-        page.locator("#flow-mean input").check()
-        visit.wait("document.querySelector('#flow-mean').innerText.includes('each name')")
-        # What is not a token is said where it was typed, and the graph stays.
-        token.fill("zebra")
-        token.press("Enter")
-        visit.wait("document.querySelector('#flow-token').innerText.includes('single token')")
-        assert "kite" in page.evaluate(direction)
-        assert token.input_value() == "zebra"
-        page.set_viewport_size({"width": 390, "height": 900})
-        page.wait_for_timeout(300)
-        visit.fits()
+def test_a_flow_is_followed_in_the_browser(language_site, visit):
+    page = visit.open(language_site, NODE)
+    submit(box(page, "token"), "kite")
+    visit.shows("#flow-text", "kite")
+    # The second text of the example has another length.
+    box(page, "against").fill("")
+    submit(box(page, "prompt"), "once lily lost the kite and ate")
+    visit.wait(f"{LAST} === '\"ate\"'")
+    visit.open_details()
+    visit.shows("#flow .list", "kite")
+    # Screen readers find the nodes by what they are called.
+    page.locator("#flow svg").get_by_role("button").nth(1).focus()
+    page.get_by_role("button", name="remove and run the model").click()
+    visit.shows("#flow-removed", "a change of")
+    # Several nodes are pinned, and removed together.
+    for row in (0, 1):
+        page.locator("#flow .list tr[data-node]").nth(row).click()
+        page.locator("#flow [data-do=pin]").click()
+    page.get_by_role("button", name="remove pinned and run the model").click()
+    visit.shows("#flow-removed", " and ")
+    # The second run has words replaced, or is a mean, and its probability is split.
+    page.get_by_role("button", name="Other second runs").click()
+    submit(box(page, "replace"), "kite=ball")
+    visit.shows("#flow-text", "and changes by")
+    page.locator("#flow-target input").click()
+    page.get_by_role("option", name="probability", exact=True).click()
+    visit.shows("#flow-text", "probability")
+    page.locator("#flow-mean input").check()
+    visit.shows("#flow-mean", "each name")
+    # What is not a token is said where it was typed, and the graph stays.
+    submit(box(page, "token"), "zebra")
+    visit.shows("#flow-token", "single token")
+    assert "kite" in page.locator("#flow-text").inner_text()
+    assert box(page, "token").input_value() == "zebra"
+    visit.fits_a_phone()
 
 
 @pytest.fixture
@@ -190,61 +173,57 @@ def gate(monkeypatch):
     may_end.set()
 
 
-def test_text_that_is_typed_during_a_computation_stays(language_site, browser, gate):
+LAST = "[...document.querySelectorAll('#flow text.token')].at(-1)?.firstChild?.textContent"
+ASKED = "new URLSearchParams(location.search).get('flow_prompt')"
+
+
+def test_text_that_is_typed_during_a_computation_stays(language_site, visit, gate):
     begun, may_end = gate
-    with visiting(browser) as visit:
-        page = visit.open(language_site + "?flow_against=", "#flow svg .node")
-        prompt, against = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "against"))
+    page = visit.open(language_site + "?flow_against=", NODE)
+    prompt, against = box(page, "prompt"), box(page, "against")
+    begun.clear(), may_end.clear()
+    submit(prompt, TEXT)
+    assert begun.wait(30)
+    prompt.type(" the")
+    against.fill("once tom")
+    may_end.set()
+    visit.wait(f"{ASKED} === {TEXT!r}")
+    page.wait_for_timeout(500)
+    assert (prompt.input_value(), against.input_value()) == (f"{TEXT} the", "once tom")
+
+
+def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_site, visit, gate):
+    begun, may_end = gate
+    page = visit.open(language_site + "?flow_token=kite&flow_against=", NODE)
+    prompt, token = box(page, "prompt"), box(page, "token")
+    start = prompt.input_value()
+    submit(prompt, TEXT)
+    visit.wait(f"{ASKED} === {TEXT!r}")
+    for step in (page.go_back, page.reload):
         begun.clear(), may_end.clear()
-        prompt.fill("once lily ate")
-        prompt.press("Enter")
+        step()
+        visit.wait(f"document.querySelector('#flow-prompt textarea')?.value === {start!r}")
         assert begun.wait(30)
-        prompt.type(" the")
-        against.fill("once tom")
+        assert token.input_value() == "kite"
+        token.fill("lily")
         may_end.set()
-        visit.wait("new URLSearchParams(location.search).get('flow_prompt') === 'once lily ate'")
+        visit.wait(f"{LAST} === '\"{start.split()[-1]}\"'")
         page.wait_for_timeout(500)
-        assert prompt.input_value() == "once lily ate the"
-        assert against.input_value() == "once tom"
+        assert token.input_value() == "lily"
+    token.press("Enter")
+    visit.shows("#flow-text", "lily")
 
 
-def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_site, browser, gate):
-    begun, may_end = gate
-    with visiting(browser) as visit:
-        page = visit.open(language_site + "?flow_token=kite&flow_against=", "#flow svg .node")
-        direction = "document.querySelector('#flow-text').innerText"
-        prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
-        start = prompt.input_value()
-        prompt.fill("once lily ate")
-        prompt.press("Enter")
-        visit.wait("new URLSearchParams(location.search).get('flow_prompt') === 'once lily ate'")
-        for step in (page.go_back, page.reload):
-            begun.clear(), may_end.clear()
-            step()
-            visit.wait(f"document.querySelector('#flow-prompt textarea')?.value === '{start}'")
-            assert begun.wait(30)
-            assert token.input_value() == "kite"
-            token.fill("lily")
-            may_end.set()
-            last = "[...document.querySelectorAll('#flow text.token')].at(-1)?.firstChild"
-            visit.wait(f"{last}?.textContent === '\"{start.split()[-1]}\"'")
-            page.wait_for_timeout(500)
-            assert token.input_value() == "lily"
-        token.press("Enter")
-        visit.wait(f"{direction}.includes('lily')")
-
-
-def test_pinned_nodes_are_pinned_after_a_reload(language_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(language_site, "#flow svg .node")
-        page.locator("#flow details").evaluate("(e) => { e.open = true; }")
-        page.locator("#flow .list tr[data-node]").nth(1).click()
-        page.locator("#flow [data-do=pin]").click()
-        (name,) = page.locator("#flow .pinned title").all_text_contents()
-        page.reload()
-        page.wait_for_selector("#flow svg .pinned")
-        assert page.locator("#flow .pinned title").all_text_contents() == [name]
-        page.locator("#flow [data-do=clear]").click()
-        page.reload()
-        page.wait_for_selector("#flow svg .node")
-        assert page.locator("#flow svg .pinned").count() == 0
+def test_pinned_nodes_are_pinned_after_a_reload(language_site, visit):
+    page = visit.open(language_site, NODE)
+    visit.open_details()
+    page.locator("#flow .list tr[data-node]").nth(1).click()
+    page.locator("#flow [data-do=pin]").click()
+    (name,) = page.locator("#flow .pinned title").all_text_contents()
+    page.reload()
+    page.wait_for_selector("#flow svg .pinned")
+    assert page.locator("#flow .pinned title").all_text_contents() == [name]
+    page.locator("#flow [data-do=clear]").click()
+    page.reload()
+    page.wait_for_selector(NODE)
+    assert page.locator("#flow svg .pinned").count() == 0

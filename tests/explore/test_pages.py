@@ -21,7 +21,7 @@ from bilens.read.bonds import BONDS_NAME
 from bilens.read.flow import Question, circuit
 from bilens.residual import ResidualModel
 from bilens.sections import Picture
-from tests.explore.browser import visiting
+from tests.explore.browser import submit
 from tests.families import tiny
 from tests.models import digit_model, digits, grammar_view, small_corpus, small_model
 
@@ -63,9 +63,7 @@ def test_the_explorer_draws_the_networks_of_the_report(tmp_path, monkeypatch):
     write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
     small_model(n_layers=2).save_files(tmp_path)
     made = []
-    monkeypatch.setattr(
-        pages, "ImagePage", lambda *given: made.append(ImagePage(*given)) or made[0]
-    )
+    monkeypatch.setattr(pages, "ImagePage", lambda *args: made.append(ImagePage(*args)) or made[0])
     explorer(tmp_path, data="digits")
     (page,) = made
     of_report, *_ = report_readings(bilens.load(tmp_path), {"data": "digits"}, source=tmp_path)
@@ -90,8 +88,8 @@ def test_texts_after_figures_without_a_place_are_shown(monkeypatch):
     assert any(texts[2:])
     updates = show(page.start)
     assert len(updates) == len(places)
-    shown = [update for update in updates if isinstance(update, str)]
-    assert "".join(shown) == sections_html(sections, "bonds")
+    shown = "".join(update for update in updates if isinstance(update, str))
+    assert shown == sections_html(sections, "bonds")
 
 
 def test_the_page_of_a_bilinear_model_reads_its_weights():
@@ -106,13 +104,6 @@ def test_the_page_of_a_bilinear_model_reads_its_weights():
     assert "N-grams of lily minus tom, ben" in sections_html(sections, "ngrams")
 
 
-def test_it_opens_with_two_texts_of_as_many_tokens():
-    page = language_page()
-    ids = [page.model.ids(text) for text in (page.start.flow_prompt, page.start.flow_against)]
-    assert len(ids[0]) == len(ids[1])
-    assert not torch.equal(*ids)
-
-
 def test_without_texts_it_has_flows_and_circuits(tmp_path):
     view = grammar_view()
     page = LanguagePage(view, None)
@@ -124,13 +115,16 @@ def test_without_texts_it_has_flows_and_circuits(tmp_path):
         explorer(tmp_path, data_dir=tmp_path)
 
 
-def test_it_opens_with_the_circuit_of_both_texts():
+def test_it_opens_with_the_circuit_of_two_texts_of_as_many_tokens():
     page = language_page(n_layers=2)
-    assert page.start.circuit
-    direction = page.flows.direction(page.start.flow)
-    texts = page.start.flow_prompt, page.start.flow_against
-    expected = circuit(page.model, [Question.of(texts[0], direction, (), texts[1])])
-    assert page.flows.circuit(page.start.flow).record() == expected.record()
+    start, direction = page.start, page.flows.direction(page.start.flow)
+    assert start.circuit
+    ids = [page.model.ids(text) for text in (start.flow_prompt, start.flow_against)]
+    assert len(ids[0]) == len(ids[1])
+    assert not torch.equal(*ids)
+    question = Question.of(start.flow_prompt, direction, (), start.flow_against)
+    expected = circuit(page.model, [question])
+    assert page.flows.circuit(start.flow).record() == expected.record()
     with gr.Blocks():
         screen = page.screen()
     show = next(show for names, show in screen.parts if "circuit" in names)
@@ -145,8 +139,7 @@ def test_it_opens_with_the_circuit_of_both_texts():
 
 
 def test_what_needs_a_tensor_has_no_panel_and_no_control():
-    corpus = small_corpus()
-    model = tiny("llama")
+    corpus, model = small_corpus(), tiny("llama")
     model.resize_token_embeddings(len(corpus.tokenizer))
     page = LanguagePage(ResidualModel(model, corpus.tokenizer), corpus)
     with gr.Blocks():
@@ -157,21 +150,17 @@ def test_what_needs_a_tensor_has_no_panel_and_no_control():
     assert [panel.analysis.name for panel in added.panels] == ["heads"]
 
 
-def test_a_language_model_in_the_browser(language_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(language_site, "#reading-ngrams table")
-        token = page.get_by_label("The next token")
-        token.fill("kit")
-        page.get_by_role("option", name="kite").click()
-        visit.wait("document.querySelector('#reading-ngrams').innerText.includes('of kite')")
-        visit.wait("location.search.includes('token=kite')")
-        token.fill("zebra")
-        token.press("Enter")
-        page.wait_for_selector("text=expected a single token of the vocabulary")
-        assert token.input_value() == "zebra"
-        with page.expect_download() as download:
-            page.locator("#reading-ngrams .save").first.click()
-        assert download.value.suggested_filename.startswith("ngrams-N-grams-of-kite")
-        page.set_viewport_size({"width": 390, "height": 900})
-        page.wait_for_timeout(300)
-        visit.fits()
+def test_a_language_model_in_the_browser(language_site, visit):
+    page = visit.open(language_site, "#reading-ngrams table")
+    token = page.get_by_label("The next token")
+    token.fill("kit")
+    page.get_by_role("option", name="kite").click()
+    visit.shows("#reading-ngrams", "of kite")
+    visit.wait("location.search.includes('token=kite')")
+    submit(token, "zebra")
+    page.wait_for_selector("text=expected a single token of the vocabulary")
+    assert token.input_value() == "zebra"
+    with page.expect_download() as download:
+        page.locator("#reading-ngrams .save").first.click()
+    assert download.value.suggested_filename.startswith("ngrams-N-grams-of-kite")
+    visit.fits_a_phone()

@@ -1,6 +1,7 @@
 """What the explorer refuses of addresses and of what is typed."""
 
 from functools import cache
+from unittest.mock import Mock
 
 from PIL import Image
 
@@ -34,13 +35,20 @@ def typed(*pairs):
     return lambda: page().checked(read_address(page().start, pairs))
 
 
+def launched(**place):
+    return lambda image_run: explorer(image_run).launch(**place, wait=False)
+
+
+def launched_on_a_taken_port(image_run, monkeypatch):
+    taken = Mock(side_effect=OSError("address already in use"))
+    monkeypatch.setattr("gradio.Blocks.launch", taken)
+    launched(port=80)(image_run)
+
+
 TYPED = {
     "flow_token: expected a single token of the vocabulary": asked(TEXT, "lilly", ()),
     "flow_minus: expected a single token of the vocabulary": asked(TEXT, "lily", ("<b>",)),
-    "flow_prompt: .*holds no token that the model knows": [
-        asked("  ", "lily", ()),
-        state("lily", (), 0, "  "),
-    ],
+    "flow_prompt: .*holds no token that the model knows": [asked("  "), state("lily", (), 0, "  ")],
     "flow_replace: .*'tom', which is not a word of": asked(TEXT, "", (), "", "tom=ben"),
     "flow_replace: replace='lily', expected words as keys=key": asked(TEXT, "", (), "", "lily"),
     "flow_replace: .*each name the second run": asked(TEXT, "", (), "once tom ate", "lily=ben"),
@@ -55,6 +63,10 @@ TYPED = {
         lambda text=text: unpack_input(text, digits())
         for text in ("test-360", "test-²", "../../etc/passwd", "drawn-!!!", "drawn-AAAA")
     ],
+    "saved: .* is not a whole number": [
+        lambda number=number: read_address(State(), [("saved", number)])
+        for number in ("", "x", "-1", "1e3", "٣", "1" * 5000)
+    ],
     "input: the drawing is not a picture of up to 1024 pixels": [
         lambda sheet=sheet: read_sketch(sheet, digits())
         for sheet in (
@@ -66,22 +78,11 @@ TYPED = {
     ],
 }
 test_what_is_not_there_is_said_where_it_was_typed = refused(TYPED, StateError)
-test_where_it_cannot_listen_it_says_so = refused(
-    {
-        f"{words}": lambda image_run, place=place: explorer(image_run).launch(**place, wait=False)
-        for words, place in (
-            ("port=99999, expected a whole number, 1 to 65535", {"port": 99999}),
-            ("port=0, expected a whole number, 1 to 65535", {"port": 0}),
-            ("host=nope.invalid, port=None cannot be listened on: ", {"host": "nope.invalid"}),
-            ("port=7999 cannot be listened", {"host": "203.0.113.1", "port": 7999}),
-        )
-    }
-)
-test_what_is_no_number_is_refused = refused(
-    {
-        "saved: .* is not a whole number": [
-            lambda number=number: read_address(State(), [("saved", number)])
-            for number in ("", "x", "-1", "1e3", "٣", "1" * 5000)
-        ]
-    }
-)
+ADDRESSES = {
+    "port=99999, expected a whole number, 1 to 65535": launched(port=99999),
+    "port=0, expected a whole number, 1 to 65535": launched(port=0),
+    "host=nope.invalid, port=None cannot be listened on: ": launched(host="nope.invalid"),
+    "port=7999 cannot be listened": launched(host="203.0.113.1", port=7999),
+    "port=80 cannot be listened on: address already in use. Another": launched_on_a_taken_port,
+}
+test_where_it_cannot_listen_it_says_so = refused(ADDRESSES)

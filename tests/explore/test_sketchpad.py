@@ -5,10 +5,7 @@ import io
 import json
 import time
 import tracemalloc
-import urllib.error
-import urllib.request
 import zlib
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
@@ -19,7 +16,8 @@ from bilens.data.images import ink_of
 from bilens.errors import BilensError
 from bilens.explore.panels import ReadingPanel
 from bilens.explore.sketchpad import pack_drawing, read_sketch, unpack_input
-from tests.explore.browser import visiting
+from tests.explore.browser import submit, visiting
+from tests.explore.test_request_guard import ask
 from tests.models import digit_model, digits
 
 
@@ -31,6 +29,9 @@ def sketch(picture: Image.Image, kind: str = "PNG") -> str:
 
 
 def test_a_drawing_has_an_address():
+    levels = torch.arange(64) / 63
+    packed = unpack_input(pack_drawing(levels), digits())
+    assert torch.allclose(packed, levels, atol=0.5 / 255 + 1e-6)
     picture = Image.new("L", (50, 50), 255)
     picture.paste(0, (20, 10, 25, 40))
     text = read_sketch(sketch(picture), digits())
@@ -53,28 +54,17 @@ def test_an_address_cannot_fill_the_memory():
     assert most < 10**6
 
 
-def test_a_packed_drawing_is_exact_to_a_level():
-    x = torch.arange(64) / 63
-    assert torch.allclose(unpack_input(pack_drawing(x), digits()), x, atol=0.5 / 255 + 1e-6)
-
-
-def status(address: str) -> int:
-    try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return int(error.code)
-
-
 SHEET = "document.querySelector('#sketchpad canvas').toDataURL('image/png')"
 READY = "#explain-0 .main-svg"
 INPUT = "new URLSearchParams(location.search).get('input')"
 
 
 def draw_three(page, steps: int, pause: int) -> None:
-    """Draw a 3 in one stroke, with n moves of the pointer on each of its lines."""
-    page.locator("#sketchpad canvas").scroll_into_view_if_needed()
-    box = page.locator("#sketchpad canvas").bounding_box()
+    """Draw a 3 on an empty sheet in one stroke, with n moves of the pointer on each line."""
+    page.locator("#sketchpad .clear").click()
+    sheet = page.locator("#sketchpad canvas")
+    sheet.scroll_into_view_if_needed()
+    box = sheet.bounding_box()
     first, *others = [(70, 60), (200, 60), (130, 130), (200, 190), (130, 240), (70, 210)]
     page.mouse.move(box["x"] + first[0], box["y"] + first[1])
     page.mouse.down()
@@ -85,7 +75,7 @@ def draw_three(page, steps: int, pause: int) -> None:
 
 
 @pytest.mark.parametrize(("steps", "pause", "taken"), [(8, 60, 0.0), (4, 150, 0.9)])
-def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
+def test_the_last_state_of_the_sheet_wins(image_site, visit, monkeypatch, steps, pause, taken):
     """The explanation and the address are those of the final drawing, also if answers are slow."""
     plain = ReadingPanel.reading
 
@@ -94,79 +84,69 @@ def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, step
         return plain(panel, state)
 
     monkeypatch.setattr(ReadingPanel, "reading", slow)
-    with visiting(browser) as visit:
-        page = visit.open(image_site, READY)
-        page.locator("#sketchpad .clear").click()
-        draw_three(page, steps, pause)
-        page.wait_for_timeout(400)
-        text = read_sketch(page.evaluate(SHEET), digits())
-        visit.wait(f"{INPUT} === '{text}'")
-        logits = digit_model()(unpack_input(text, digits())).detach()
-        shown = f"logit of class {int(logits.argmax())} {float(logits.max()):.4g}"
-        visit.wait(f"document.querySelector('#reading-explain').innerText.includes('{shown}')")
-        page.wait_for_timeout(500)
-        assert page.evaluate(INPUT) == text
+    page = visit.open(image_site, READY)
+    draw_three(page, steps, pause)
+    page.wait_for_timeout(400)
+    text = read_sketch(page.evaluate(SHEET), digits())
+    visit.wait(f"{INPUT} === '{text}'")
+    logits = digit_model()(unpack_input(text, digits())).detach()
+    shown = f"logit of class {int(logits.argmax())} {float(logits.max()):.4g}"
+    visit.shows("#reading-explain", shown)
+    page.wait_for_timeout(500)
+    assert page.evaluate(INPUT) == text
 
 
-def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(image_site, READY)
-        page.locator("#sketchpad .clear").click()
-        draw_three(page, 5, 0)
-        visit.wait(f"({INPUT} ?? '').length > 30")
-        address = page.url
-    (text,) = parse_qs(urlsplit(address).query)["input"]
-    with visiting(browser) as visit:
-        page = visit.open(address, READY)
+def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser, visit):
+    drawn = visit.open(image_site, READY)
+    draw_three(drawn, 5, 0)
+    visit.wait(f"({INPUT} ?? '').length > 30")
+    x = unpack_input(drawn.evaluate(INPUT), digits()).reshape(8, 8)
+    with visiting(browser) as other:
+        page = other.open(drawn.url, READY)
         page.wait_for_timeout(300)
-        x = unpack_input(text, digits()).reshape(8, 8)
         shown = base64.b64decode(page.evaluate(SHEET).partition(",")[2])
-        ink = ink_of(Image.open(io.BytesIO(shown)))
-        cells = torch.tensor(ink).reshape(8, 35, 8, 35).mean((1, 3))
-        assert torch.allclose(cells.float(), x, atol=0.02)
+    ink = ink_of(Image.open(io.BytesIO(shown)))
+    cells = torch.tensor(ink).reshape(8, 35, 8, 35).mean((1, 3))
+    assert torch.allclose(cells.float(), x, atol=0.02)
 
 
-def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_path):
-    with visiting(browser) as visit:
-        page = visit.open(image_site, READY)
-        page.locator("#sketchpad input[type=number]").fill("5")
-        visit.wait("location.search === '?input=test-5'")
-        before = page.evaluate(SHEET)
-        page.locator("#sketchpad .clear").click()
-        visit.wait("location.search.startsWith('?input=drawn-')")
-        page.locator("#sketchpad input[type=range]").fill("5")
-        visit.wait(f"{SHEET} === '{before}'")
-        picture = Image.new("L", (120, 60), 255)
-        picture.paste(0, (20, 10, 100, 20))
-        picture.save(tmp_path / "bar.png")
-        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
-        visit.wait("location.search.startsWith('?input=drawn-')")
-        assert page.evaluate(INPUT) == read_sketch(page.evaluate(SHEET), digits())
-        (tmp_path / "bar.png").write_text("<svg onload=alert(1)>")
-        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
-        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('not a')")
-        page.locator("#sketchpad input[type=number]").fill("360")
-        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('0 to 359')")
-        assert page.locator("#sketchpad input[type=number]").input_value() == "5"
+def test_test_images_and_pictures_are_put_on_the_sheet(image_site, visit, tmp_path):
+    page = visit.open(image_site, READY)
+    number, file = (page.locator(f"#sketchpad input[type={kind}]") for kind in ("number", "file"))
+    number.fill("5")
+    visit.wait("location.search === '?input=test-5'")
+    before = page.evaluate(SHEET)
+    page.locator("#sketchpad .clear").click()
+    visit.wait("location.search.startsWith('?input=drawn-')")
+    page.locator("#sketchpad input[type=range]").fill("5")
+    visit.wait(f"{SHEET} === '{before}'")
+    picture = Image.new("L", (120, 60), 255)
+    picture.paste(0, (20, 10, 100, 20))
+    picture.save(tmp_path / "bar.png")
+    file.set_input_files(tmp_path / "bar.png")
+    visit.wait("location.search.startsWith('?input=drawn-')")
+    assert page.evaluate(INPUT) == read_sketch(page.evaluate(SHEET), digits())
+    (tmp_path / "bar.png").write_text("<svg onload=alert(1)>")
+    file.set_input_files(tmp_path / "bar.png")
+    visit.shows("#sketchpad .message", "not a")
+    number.fill("360")
+    visit.shows("#sketchpad .message", "0 to 359")
+    assert number.input_value() == "5"
 
 
-def test_a_setting_that_is_refused_is_said_where_it_was_typed(image_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(image_site, READY)
-        box = page.locator("#explain_k input")
-        for typed in ("2.5", "1e9999"):
-            box.fill(typed)
-            box.press("Enter")
-            visit.wait("document.querySelector('#explain_k').innerText.includes('is not a')")
-        box.fill("2")
-        box.press("Enter")
-        visit.wait("location.search === '?explain_k=2'")
-        page.go_back()
-        visit.wait("location.search === ''")
-        for width in (1400, 390):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(700)
-            visit.fits()
+def test_a_setting_that_is_refused_is_said_where_it_was_typed(image_site, visit):
+    page = visit.open(image_site, READY)
+    for typed in ("2.5", "1e9999"):
+        submit(page.locator("#explain_k input"), typed)
+        visit.shows("#explain_k", "is not a")
+    submit(page.locator("#explain_k input"), "2")
+    visit.wait("location.search === '?explain_k=2'")
+    page.go_back()
+    visit.wait("location.search === ''")
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(700)
+        visit.fits()
 
 
 @pytest.mark.parametrize("folder", ["image_run", "/etc"])
@@ -174,11 +154,9 @@ def test_files_outside_of_the_page_are_refused(image_site, image_run, folder):
     name = str(image_run / "model.safetensors") if folder == "image_run" else "/etc/hostname"
     for path in (name, "../../../../../../../" + name, "..%2f..%2f..%2f" + name, name + "%00"):
         for route in ("gradio_api/file=", "file=", "gradio_api/file/", "assets/../", "static/"):
-            assert status(f"{image_site}{route}{path}") in (400, 403, 404), route + path
+            assert ask(image_site, route + path)[0] in (400, 403, 404), route + path
 
 
 def test_the_page_tells_nobody_of_itself(image_site):
-    with urllib.request.urlopen(image_site + "config", timeout=60) as answer:
-        config = json.load(answer)
-    assert config["analytics_enabled"] is False
+    assert json.loads(ask(image_site, "config")[1])["analytics_enabled"] is False
     assert image_site.startswith("http://127.0.0.1:")

@@ -1,7 +1,7 @@
 """The folder of a Space: its contents, and that it runs."""
 
 import runpy
-import urllib.request
+from contextlib import closing
 
 import pytest
 from huggingface_hub import RepoCard
@@ -11,6 +11,7 @@ from bilens.errors import BilensError
 from bilens.explore import write_space
 from bilens.explore.app import Explorer
 from tests.command_line import in_json
+from tests.explore.test_request_guard import ask
 
 
 def test_the_folder_runs(image_run, tmp_path, monkeypatch, capsys):
@@ -30,11 +31,8 @@ def test_the_folder_runs(image_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(space)
     runpy.run_path("app.py")
     ((app, address),) = served
-    try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            assert b"digits, read from its weights" in answer.read()
-    finally:
-        app.close()
+    with closing(app):
+        assert "digits, read from its weights" in ask(address)[1]
     assert load_file(space / "model" / image_run.name / "model.safetensors")
 
 
@@ -42,8 +40,8 @@ def test_names_of_the_hub_stay_and_texts_are_copied(tmp_path):
     texts = tmp_path / "stories.txt"
     texts.write_text("once upon a time")
     write_space(tmp_path / "space", "you/name", data=str(texts))
-    app = (tmp_path / "space" / "app.py").read_text()
-    assert 'explorer("you/name", data="data/stories.txt").launch()' in app
+    call = 'explorer("you/name", data="data/stories.txt").launch()'
+    assert call in (tmp_path / "space" / "app.py").read_text()
     assert (tmp_path / "space" / "data" / "stories.txt").read_text() == "once upon a time"
     with pytest.raises(BilensError, match="space is there already; choose another folder"):
         write_space(tmp_path / "space", "you/name")

@@ -1,9 +1,10 @@
 """What people type into the explorer stays, and both texts change together, in a browser."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tests.explore.browser import visiting
+from tests.explore.browser import NODE, box
 
 START = "?flow_prompt=once+lily+ate&flow_against=once+tom+ate&flow_token=kite&flow_minus=ball"
 QUESTION = "document.querySelector('#flow-text h3')?.innerText ?? ''"
@@ -11,43 +12,50 @@ FIRST = {"prompt": "once lily ate", "against": "once tom ate", "token": "kite", 
 Do = Callable[[Any], None]
 
 
-def box(page: Any, name: str) -> Any:
-    return page.locator(f"#flow-{name} textarea")
-
-
-def write(name: str, text: str, *keys: str) -> Do:
-    """Click into a box, replace its text key by key, and press keys."""
-
+def in_turn(*steps: Do) -> Do:
     def do(page: Any) -> None:
-        box(page, name).click()
-        page.keyboard.press("Control+A")
-        page.keyboard.press("Delete")
-        page.keyboard.type(text)
-        for key in keys:
-            page.keyboard.press(key)
+        for step in steps:
+            step(page)
 
     return do
 
 
-def paste(name: str, text: str, *keys: str) -> Do:
+def press(*keys: str) -> Do:
+    return in_turn(*(lambda page, key=key: page.keyboard.press(key) for key in keys))
+
+
+def click(selector: str) -> Do:
+    return lambda page: page.locator(selector).click()
+
+
+def keys(text: str, delay: float = 0) -> Do:
+    return lambda page: page.keyboard.type(text, delay=delay)
+
+
+def insert(text: str) -> Do:
     """Put a text in at once, as the clipboard does."""
+    return lambda page: page.keyboard.insert_text(text)
 
-    def do(page: Any) -> None:
-        box(page, name).click()
-        page.keyboard.press("Control+A")
-        page.keyboard.insert_text(text)
-        for key in keys:
-            page.keyboard.press(key)
 
-    return do
+def choose(name: str) -> Do:
+    """Click into a box and select its text."""
+    return in_turn(click(f"#flow-{name} textarea"), press("Control+A"))
+
+
+def write(name: str, text: str, *last: str) -> Do:
+    """Replace the text of a box key by key, and press keys."""
+    return in_turn(choose(name), press("Delete"), keys(text), press(*last))
+
+
+def enter(name: str, text: str) -> Do:
+    return write(name, text, "Enter")
 
 
 def compose(name: str, *states: str, end: str) -> Do:
     """Replace a text by an input method: its states under way, then the word that is chosen."""
 
     def do(page: Any) -> None:
-        box(page, name).click()
-        page.keyboard.press("Control+A")
+        choose(name)(page)
         session = page.context.new_cdp_session(page)
         for state in states:
             ends = {"selectionStart": len(state), "selectionEnd": len(state)}
@@ -59,225 +67,97 @@ def compose(name: str, *states: str, end: str) -> Do:
     return do
 
 
-def press(*keys: str) -> Do:
-    def do(page: Any) -> None:
-        for key in keys:
-            page.keyboard.press(key)
-
-    return do
-
-
-def click(selector: str) -> Do:
-    return lambda page: page.locator(selector).click()
-
-
 def pause(page: Any) -> None:
     """Wait for the answer of the server, as a reader does."""
     page.wait_for_timeout(700)
 
 
-def check(page: Any) -> None:
-    page.locator("#circuit input").click()
+ENTER, INTO_PROMPT, SHOW = press("Enter"), click("#flow-prompt textarea"), click("#flow-show")
+CIRCUIT = click("#circuit input")
+OLD, BEN = FIRST["prompt"], "once ben ate"
+LONG, SECOND = "once lily saw the kite", "once tom saw the kite"
 
 
-LONGER = "once lily saw the kite", "once tom saw the kite"
-WAYS: dict[str, tuple[list[Do], dict[str, str], str]] = {
-    # What is done; what the boxes hold after it; words of the question that is shown, and of a
-    # message in a box.
-    "first text, Enter": ([write("prompt", "once ben ate", "Enter")], {}, "once ben ate"),
-    "second text, Enter": ([write("against", "once ben ate", "Enter")], {}, "once ben ate"),
-    "first text, Show": (
-        [write("prompt", "once ben ate"), click("#flow-show")],
-        {},
-        "once ben ate",
+def row(*steps: Do, shown: str, **texts: str) -> Any:
+    """Return what is done, words of the question that is shown, and texts of boxes after it."""
+    return steps, shown, FIRST | texts
+
+
+new, waits = partial(row, shown=BEN, prompt=BEN), partial(row, shown=OLD, prompt=LONG)
+both = partial(row, shown=SECOND, prompt=LONG, against=SECOND)
+WAYS = {
+    "first text, Enter": new(enter("prompt", BEN)),
+    "second text, Enter": row(enter("against", BEN), shown=BEN, against=BEN),
+    "first text, Show": new(write("prompt", BEN), SHOW),
+    "longer first text, Enter": waits(enter("prompt", LONG), pause),
+    "longer second text, Enter": row(enter("against", SECOND), pause, shown=OLD, against=SECOND),
+    "both longer, Enter after each": both(enter("prompt", LONG), pause, enter("against", SECOND)),
+    "both longer, second first": both(enter("against", SECOND), pause, enter("prompt", LONG)),
+    "both longer, Tab between": both(
+        write("prompt", LONG, "Tab"), press("Control+A"), keys(SECOND), ENTER
     ),
-    "longer first text, Enter": (
-        [write("prompt", LONGER[0], "Enter"), pause],
-        {"prompt": LONGER[0], "against": "once tom ate"},
-        "once lily ate",
+    "both longer, Show": both(write("prompt", LONG), write("against", SECOND), SHOW),
+    "both pasted, no pause": both(
+        choose("prompt"), insert(LONG), ENTER, choose("against"), insert(SECOND), ENTER
     ),
-    "longer second text, Enter": (
-        [write("against", LONGER[1], "Enter"), pause],
-        {"prompt": "once lily ate", "against": LONGER[1]},
-        "once lily ate",
+    "Enter twice": waits(write("prompt", LONG, "Enter", "Enter"), pause),
+    "a word that the model does not know": row(
+        enter("prompt", "once zebra ate"), pause, shown="", prompt="once zebra ate"
     ),
-    "both longer, Enter after each": (
-        [write("prompt", LONGER[0], "Enter"), pause, write("against", LONGER[1], "Enter")],
-        {"prompt": LONGER[0], "against": LONGER[1]},
-        LONGER[1],
+    "an unknown token": row(enter("token", "zebra"), pause, shown=OLD, token="zebra"),
+    "an unknown token, put right letter by letter": row(
+        *(enter("token", "balloon"), pause, press(*["Backspace"] * 7), keys("rice"), ENTER),
+        **{"shown": "rice", "token": "rice"},
     ),
-    "both longer, second first": (
-        [write("against", LONGER[1], "Enter"), pause, write("prompt", LONGER[0], "Enter")],
-        {"prompt": LONGER[0], "against": LONGER[1]},
-        LONGER[1],
+    "a token to subtract that is the token": row(
+        enter("minus", "kite"), pause, shown=OLD, minus="kite"
     ),
-    "both longer, Tab between": (
-        [
-            write("prompt", LONGER[0], "Tab"),
-            press("Control+A"),
-            lambda page: page.keyboard.type(LONGER[1]),
-            press("Enter"),
-        ],
-        {"prompt": LONGER[0], "against": LONGER[1]},
-        LONGER[1],
+    "both tokens exchanged": row(
+        *(enter("token", "ball"), pause, enter("minus", "kite")),
+        **{"shown": "ball", "token": "ball", "minus": "kite"},
     ),
-    "both longer, Show": (
-        [write("prompt", LONGER[0]), write("against", LONGER[1]), click("#flow-show")],
-        {"prompt": LONGER[0], "against": LONGER[1]},
-        LONGER[1],
+    "texts and token, one Enter": both(
+        *(write("prompt", LONG), write("against", SECOND), enter("token", "rice")),
+        **{"shown": "rice", "token": "rice"},
     ),
-    "both pasted, no pause": (
-        [paste("prompt", LONGER[0], "Enter"), paste("against", LONGER[1], "Enter")],
-        {"prompt": LONGER[0], "against": LONGER[1]},
-        LONGER[1],
+    "a token while the texts wait": waits(
+        enter("prompt", LONG), pause, enter("token", "rice"), pause, token="rice"
     ),
-    "Enter twice": (
-        [write("prompt", LONGER[0], "Enter", "Enter"), pause],
-        {"prompt": LONGER[0]},
-        "once lily ate",
+    "the second text is emptied": row(
+        enter("against", ""), shown="after “once lily ate”?", against=""
     ),
-    "a word that the model does not know": (
-        [write("prompt", "once zebra ate", "Enter"), pause],
-        {"prompt": "once zebra ate"},
-        "",
+    "the first text is emptied": row(enter("prompt", ""), pause, shown="", prompt=""),
+    "an edit in the middle": new(
+        INTO_PROMPT, press("End", *["ArrowLeft"] * 4, *["Backspace"] * 4), keys("ben"), ENTER
     ),
-    "an unknown token": (
-        [write("token", "zebra", "Enter"), pause],
-        {"token": "zebra"},
-        "once lily ate",
+    "undone": row(enter("prompt", LONG), pause, enter("prompt", OLD), pause, shown=OLD),
+    "slowly, with a pause within a word": new(
+        write("prompt", "once b"), pause, pause, keys("en ate", delay=250), ENTER
     ),
-    "an unknown token, put right letter by letter": (
-        [
-            write("token", "balloon", "Enter"),
-            pause,
-            press(*["Backspace"] * 7),
-            lambda page: page.keyboard.type("rice"),
-            press("Enter"),
-        ],
-        {"token": "rice"},
-        "rice",
+    "wiped out by Backspace and typed anew": new(
+        INTO_PROMPT, press("End", *["Backspace"] * len(OLD)), pause, keys(BEN, delay=40), ENTER
     ),
-    "a token to subtract that is the token": (
-        [write("minus", "kite", "Enter"), pause],
-        {"minus": "kite", "token": "kite"},
-        "once lily ate",
+    "by an input method": new(compose("prompt", "on", "once", "once be", end=BEN), ENTER),
+    "by an input method, while the other box is computed": new(
+        *(write("token", "ball"), enter("minus", "kite")),
+        *(compose("prompt", "o", "once b", end=BEN), pause, ENTER),
+        **{"token": "ball", "minus": "kite"},
     ),
-    "both tokens exchanged": (
-        [write("token", "ball", "Enter"), pause, write("minus", "kite", "Enter")],
-        {"token": "ball", "minus": "kite"},
-        "ball",
+    "a word pasted into the middle": new(
+        INTO_PROMPT,
+        press("Home", *["ArrowRight"] * len("once "), *["Shift+ArrowRight"] * len("lily")),
+        *(insert("ben"), ENTER),
     ),
-    "texts and token, one Enter": (
-        [write("prompt", LONGER[0]), write("against", LONGER[1]), write("token", "rice", "Enter")],
-        {"prompt": LONGER[0], "against": LONGER[1], "token": "rice"},
-        "rice",
+    "Enter is held down": row(write("against", BEN, *["Enter"] * 6), pause, shown=BEN, against=BEN),
+    "typed on after Enter": new(
+        enter("prompt", BEN), keys(" the", delay=120), pause, prompt="once ben ate the"
     ),
-    "a token while the texts wait": (
-        [write("prompt", LONGER[0], "Enter"), pause, write("token", "rice", "Enter"), pause],
-        {"prompt": LONGER[0], "token": "rice"},
-        "once lily ate",
-    ),
-    "the second text is emptied": (
-        [write("against", "", "Enter")],
-        {"prompt": "once lily ate", "against": ""},
-        "after “once lily ate”?",
-    ),
-    "the first text is emptied": ([write("prompt", "", "Enter"), pause], {"prompt": ""}, ""),
-    "an edit in the middle": (
-        [
-            click("#flow-prompt textarea"),
-            press("End", *["ArrowLeft"] * 4),
-            *[press("Backspace")] * 4,
-            lambda page: page.keyboard.type("ben"),
-            press("Enter"),
-        ],
-        {"prompt": "once ben ate"},
-        "once ben ate",
-    ),
-    "undone": (
-        [
-            write("prompt", LONGER[0], "Enter"),
-            pause,
-            write("prompt", "once lily ate", "Enter"),
-            pause,
-        ],
-        {"prompt": "once lily ate", "against": "once tom ate"},
-        "once lily ate",
-    ),
-    "slowly, with a pause within a word": (
-        [
-            write("prompt", "once b"),
-            pause,
-            pause,
-            lambda page: page.keyboard.type("en ate", delay=250),
-            press("Enter"),
-        ],
-        {"prompt": "once ben ate"},
-        "once ben ate",
-    ),
-    "wiped out by Backspace and typed anew": (
-        [
-            click("#flow-prompt textarea"),
-            press("End", *["Backspace"] * len("once lily ate")),
-            pause,
-            lambda page: page.keyboard.type("once ben ate", delay=40),
-            press("Enter"),
-        ],
-        {"prompt": "once ben ate"},
-        "once ben ate",
-    ),
-    "by an input method": (
-        [compose("prompt", "on", "once", "once be", end="once ben ate"), press("Enter")],
-        {"prompt": "once ben ate"},
-        "once ben ate",
-    ),
-    "by an input method, while the other box is computed": (
-        [
-            write("token", "ball"),
-            write("minus", "kite", "Enter"),
-            compose("prompt", "o", "once b", end="once ben ate"),
-            pause,
-            press("Enter"),
-        ],
-        {"prompt": "once ben ate", "token": "ball", "minus": "kite"},
-        "once ben ate",
-    ),
-    "a word pasted into the middle": (
-        [
-            click("#flow-prompt textarea"),
-            press("Home", *["ArrowRight"] * len("once "), *["Shift+ArrowRight"] * len("lily")),
-            lambda page: page.keyboard.insert_text("ben"),
-            press("Enter"),
-        ],
-        {"prompt": "once ben ate"},
-        "once ben ate",
-    ),
-    "Enter is held down": (
-        [write("against", "once ben ate", *["Enter"] * 6), pause],
-        {"against": "once ben ate"},
-        "once ben ate",
-    ),
-    "typed on after Enter": (
-        [
-            write("prompt", "once ben ate", "Enter"),
-            lambda page: page.keyboard.type(" the", delay=120),
-            pause,
-        ],
-        {"prompt": "once ben ate the", "against": "once tom ate"},
-        "once ben ate",
-    ),
-    "a circuit is asked for while texts wait": (
-        [write("prompt", LONGER[0], "Enter"), pause, check, pause],
-        {"prompt": LONGER[0]},
-        "once lily ate",
-    ),
+    "a circuit is asked for while texts wait": waits(enter("prompt", LONG), pause, CIRCUIT, pause),
 }
-WAITING = {
+TOO_LONG = "The first text has 3 tokens"
+MESSAGES = {
     "longer first text, Enter": ("prompt", "The picture waits until both have as many"),
-    "longer second text, Enter": (
-        "against",
-        "The first text has 3 tokens |once|lily|ate|, the second 5 tokens",
-    ),
+    "longer second text, Enter": ("against", f"{TOO_LONG} |once|lily|ate|, the second 5 tokens"),
     "an unknown token": ("token", "single token"),
     "a token while the texts wait": ("token", "Waits until the other boxes fit"),
     "a token to subtract that is the token": ("minus", "the token 'kite' itself"),
@@ -286,67 +166,51 @@ WAITING = {
 
 def lost(page: Any, visit: Any, way: str) -> list[str]:
     """Go one way, and return what is not as it should be."""
-    steps, boxes, shown = WAYS[way]
-    for step in steps:
-        step(page)
+    steps, shown, expected = WAYS[way]
+    in_turn(*steps)(page)
     visit.wait(f"({QUESTION}).includes({shown!r})")
     pause(page)
-    faults = []
-    for name, text in boxes.items():
-        value = box(page, name).input_value()
-        if value != text:
-            faults.append(f"{way}: {name} is {value!r}, expected {text!r}")
-    name, message = WAITING.get(way, ("prompt", ""))
-    if message not in page.locator(f"#flow-{name}").inner_text():
-        faults.append(f"{way}: {name} does not say {message!r}")
-    if way == "undone" and "waits" in page.locator("#flow-prompt").inner_text():
-        faults.append(f"{way}: a message stays")
-    return faults
+    texts = {name: box(page, name).input_value() for name in FIRST}
+    name, message = MESSAGES.get(way, ("prompt", ""))
+    said = page.locator(f"#flow-{name}").inner_text()
+    stays = way == "undone" and "waits" in said
+    is_right = texts == expected and message in said and not stays
+    return [] if is_right else [f"{way}: {texts} with {said!r} at {name}"]
 
 
 def begin_again(page: Any, visit: Any) -> None:
     """Write the first texts and tokens, and leave the circuit out."""
     if page.locator("#circuit input").is_checked():
-        check(page)
+        CIRCUIT(page)
     for name, text in FIRST.items():
         box(page, name).fill(text)
     box(page, "token").press("Enter")
-    visit.wait(
-        f"['kite', 'ball', 'once lily ate', 'once tom ate'].every((x) => ({QUESTION}).includes(x))"
-    )
+    visit.wait(f"{[*FIRST.values()]}.every((x) => ({QUESTION}).includes(x))")
     pause(page)
 
 
-def test_what_is_typed_stays_and_is_shown_when_it_fits(language_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(language_site + START + "&circuit=False", "#flow svg .node")
-        faults = []
-        for way in WAYS:
-            faults += lost(page, visit, way)
-            begin_again(page, visit)
-    assert len(WAYS) >= 20
+def test_what_is_typed_stays_and_is_shown_when_it_fits(language_site, visit):
+    page = visit.open(language_site + START + "&circuit=False", NODE)
+    faults = []
+    for way in WAYS:
+        faults += lost(page, visit, way)
+        begin_again(page, visit)
     assert faults == []
 
 
-def test_a_circuit_is_that_of_the_texts_on_the_page(language_site, browser):
-    with visiting(browser) as visit:
-        page = visit.open(language_site + START + "&circuit=False", "#flow svg .node")
-        write("prompt", LONGER[0], "Enter")(page)
-        pause(page)
-        check(page)
-        pause(page)
-        assert page.locator("#circuit-text").inner_text() == ""
-        write("against", LONGER[1], "Enter")(page)
-        visit.wait("document.querySelector('#circuit-text').innerText.includes('parts')")
-        text = page.locator("#circuit-text").inner_text()
-        assert LONGER[0] in text
-        assert LONGER[1] in text
+def test_a_circuit_is_that_of_the_texts_on_the_page(language_site, visit):
+    page = visit.open(language_site + START + "&circuit=False", NODE)
+    in_turn(enter("prompt", LONG), pause, CIRCUIT, pause)(page)
+    visit.wait("document.querySelector('#circuit-text').innerText === ''")
+    enter("against", SECOND)(page)
+    visit.shows("#circuit-text", "parts")
+    text = page.locator("#circuit-text").inner_text()
+    assert LONG in text
+    assert SECOND in text
 
 
-def test_the_picture_is_on_the_first_screen_of_a_phone(language_site, browser):
-    with visiting(browser, width=390) as visit:
-        page = visit.open(language_site + START + "&circuit=False", "#flow svg .node")
-        page.set_viewport_size({"width": 390, "height": 844})
-        pause(page)
-        top = page.locator("#flow svg").bounding_box()["y"]
-        assert top < 844 - 150, top
+def test_the_picture_is_on_the_first_screen_of_a_phone(language_site, visit):
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    page = visit.open(language_site + START + "&circuit=False", NODE)
+    pause(page)
+    assert page.locator("#flow svg").bounding_box()["y"] < 844 - 150

@@ -42,14 +42,9 @@ def sent(screen: Screen, field: str, value: object) -> tuple[object, str]:
     return updates.get(screen.seen, start), beside.get("info") or beside.get("message") or ""
 
 
-VALUES = [(value, ()) for value in (*NOTHING, *UNHASHABLE)]
-VALUES += [
-    (1e300, (float,)),
-    (True, (bool,)),
-    (False, (bool,)),
-    (1, (int, float)),
-    (0, (int, float)),
-]
+NUMBER, YES_OR_NO = (int, float), (bool,)
+TAKEN = [(1e300, (float,)), (True, YES_OR_NO), (False, YES_OR_NO), (1, NUMBER), (0, NUMBER)]
+VALUES = [*((value, ()) for value in (*NOTHING, *UNHASHABLE)), *TAKEN]
 
 
 @pytest.mark.parametrize(("value", "kinds"), VALUES, ids=lambda value: f"{value!r:.20}")

@@ -8,18 +8,17 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.layers import ScalarNorm
 from bilens.tensor import bonds
 
-configs = st.fixed_dictionaries(
-    {
-        "n_inputs": st.just(12),
-        "n_classes": st.integers(1, 5),
-        "d_model": st.integers(1, 6),
-        "n_layers": st.integers(1, 3),
-        "d_hidden": st.one_of(st.none(), st.integers(1, 7)),
-        "bias": st.booleans(),
-        "residual": st.booleans(),
-        "norm": st.sampled_from(["none", "scalar"]),
-        "image_shape": st.just((3, 4)),
-    }
+configs = st.builds(
+    ClassifierConfig,
+    n_inputs=st.just(12),
+    n_classes=st.integers(1, 5),
+    d_model=st.integers(1, 6),
+    n_layers=st.integers(1, 3),
+    d_hidden=st.one_of(st.none(), st.integers(1, 7)),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    norm=st.sampled_from(["none", "scalar"]),
+    image_shape=st.just((3, 4)),
 )
 
 
@@ -33,10 +32,9 @@ def build(config: ClassifierConfig) -> ImageClassifier:
 
 
 @given(configs)
-def test_the_chain_of_tensors_is_the_model(settings):
-    model = build(ClassifierConfig(**settings)).double()
-    x = torch.randn(5, 12, dtype=torch.float64)
-    hidden = x
+def test_the_chain_of_tensors_is_the_model(config):
+    model = build(config).double()
+    x = hidden = torch.randn(5, 12, dtype=torch.float64)
     for tensor in model.tensors():
         hidden = tensor(hidden)
     assert torch.allclose(hidden, model(x), rtol=1e-10, atol=1e-12)
@@ -53,9 +51,8 @@ def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_i
     squares = [float(x.square().mean()) for x in batches]
     mean = sum(a * b for a, b in zip(shares, squares, strict=True)) / sum(shares)
     assert torch.allclose(norm.eval()(batches[0]), batches[0] / mean**0.5, rtol=1e-4)
-    assert torch.autograd.gradcheck(
-        ScalarNorm().double(), (torch.randn(3, 2).double().requires_grad_(),)
-    )
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(ScalarNorm().double(), (x,))
 
 
 def test_a_normalised_model_runs_and_its_layer_is_a_tensor():
@@ -66,8 +63,7 @@ def test_a_normalised_model_runs_and_its_layer_is_a_tensor():
 
 
 @given(configs)
-def test_saved_and_loaded_models_have_the_same_weights(tmp_path_factory, settings):
-    config = ClassifierConfig(**settings)
+def test_saved_and_loaded_models_have_the_same_weights(tmp_path_factory, config):
     run = tmp_path_factory.mktemp("run")
     model = build(config)
     model.save_pretrained(run)
@@ -77,11 +73,7 @@ def test_saved_and_loaded_models_have_the_same_weights(tmp_path_factory, setting
         for name, weight in model.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], weight)
         assert torch.allclose(loaded(x), model(x), rtol=1e-4, atol=1e-6)
-    assert sorted(p.name for p in run.iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    assert {p.name for p in run.iterdir()} == {"README.md", "config.json", "model.safetensors"}
 
 
 def test_accuracy_counts():
@@ -93,17 +85,15 @@ def test_accuracy_counts():
 
 
 @given(configs, st.integers(1, 4))
-def test_a_cut_model_is_an_ordinary_one(settings, k):
-    model = build(ClassifierConfig(**settings)).double()
-    reading = bonds(
-        model.layer_tensors(), torch.eye(settings["n_classes"]), embedding=model.embedding()
-    )
+def test_a_cut_model_is_an_ordinary_one(config, k):
+    model = build(config).double()
+    reading = bonds(model.layer_tensors(), torch.eye(config.n_classes), embedding=model.embedding())
     cut = reading.cut(k)
     small = ImageClassifier.from_cut(cut, model.config).double()
     x = torch.randn(5, 12, dtype=torch.float64)
     scale = cut(x).abs().max().clamp_min(1e-6)
     assert (small(x) - cut(x)).abs().max() <= 1e-4 * scale
-    assert small.config.d_model == max(*cut.ranks, settings["n_classes"])
+    assert small.config.d_model == max(*cut.ranks, config.n_classes)
     assert small.config.class_names == model.config.class_names
     # All directions are the whole model, also when it is read and cut again.
     full = ImageClassifier.from_cut(reading.cut(100), model.config).double()

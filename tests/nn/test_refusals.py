@@ -19,7 +19,6 @@ from tests.models import random_model, random_text
 from tests.refusals import refused
 
 X = torch.randn(1, 3, 16).double()
-TOO_LONG = torch.arange(13)[None]
 MIXED = random_model(value_mix=True, embed_mix=True)
 LEARNED = random_model(positions="learned")
 MASK = torch.ones(1, 1, 9, 9, dtype=torch.bool)
@@ -48,33 +47,26 @@ def run(attention, cached=None, **options):
     return random_model(attention=attention)(random_text()[None], **options)
 
 
-test_a_classifier_is_used_wrongly = refused(
-    {
-        r"labels is a tensor of shape \(4,\)": lambda: accuracy(0, 0, 0, 0),
-        "labels holds 0 to 3, expected numbers of classes, 0 to 2": lambda: accuracy(0, 1, 2, 3, 0),
-        "cut has 4 inputs and 2 outputs; expected 5 and 2": cut_to_other_sizes,
-    }
-)
-test_a_part_that_is_not_there_is_named = refused(
-    {
-        "d_in and d_out to be equal; they are 3 and 4": lambda: GatedLayer(3, 4, residual=True),
-        "name='tanh', expected one of identity, sigmoid, relu": lambda: Gate("tanh"),
-        "name='batch', expected one of none, scalar, rms": lambda: make_norm("batch", 4),
-        "name='cubic', expected one of bilinear": lambda: make_mlp("cubic", 4, 4, bias=False),
-        "heads of even width": lambda: rotation(X[:, :, 0], 5, 100.0, torch.zeros(1)),
-    }
-)
-test_a_transformer_is_given_the_wrong_inputs = refused(
-    {
-        "attention without softmax, which keeps no keys": lambda: run("softmax", "squared"),
-        "keeps a DynamicLayer for layer 0, expected a StateLay": lambda: run("squared", "softmax"),
-        "squared attention can mask tokens, not pairs": lambda: run("squared", attention_mask=MASK),
-        "x0=None, but with embed_mix a block reads a x": lambda: MIXED.blocks[0](X),
-        "v_first=None, but with value_mix the values of the fir": lambda: MIXED.blocks[0].attn(X),
-        "reaches position 12; learned positions end at n_ctx=12": lambda: LEARNED(TOO_LONG),
-        "layer=1, expected 0 to 0": lambda: LEARNED.mlp(1),
-    }
-)
+MISUSE = {
+    r"labels is a tensor of shape \(4,\)": lambda: accuracy(0, 0, 0, 0),
+    "labels holds 0 to 3, expected numbers of classes, 0 to 2": lambda: accuracy(0, 1, 2, 3, 0),
+    "cut has 4 inputs and 2 outputs; expected 5 and 2": cut_to_other_sizes,
+    "d_in and d_out to be equal; they are 3 and 4": lambda: GatedLayer(3, 4, residual=True),
+    "name='tanh', expected one of identity, sigmoid, relu": lambda: Gate("tanh"),
+    "name='batch', expected one of none, scalar, rms": lambda: make_norm("batch", 4),
+    "name='cubic', expected one of bilinear": lambda: make_mlp("cubic", 4, 4, bias=False),
+    "heads of even width": lambda: rotation(X[:, :, 0], 5, 100.0, torch.zeros(1)),
+    "attention without softmax, which keeps no keys": lambda: run("softmax", "squared"),
+    "keeps a DynamicLayer for layer 0, expected a StateLay": lambda: run("squared", "softmax"),
+    "squared attention can mask tokens, not pairs": lambda: run("squared", attention_mask=MASK),
+    "x0=None, but with embed_mix a block reads a x": lambda: MIXED.blocks[0](X),
+    "v_first=None, but with value_mix the values of the fir": lambda: MIXED.blocks[0].attn(X),
+    "reaches position 12; learned positions end at n_ctx=12": lambda: LEARNED(
+        random_text(13)[None]
+    ),
+    "layer=1, expected 0 to 0": lambda: LEARNED.mlp(1),
+}
+test_misuse_of_a_model_is_said = refused(MISUSE)
 test_what_has_no_tensor_says_so = refused(
     {
         r"2 layers.*degree 4.*model.tensors\(\)": lambda: classifier(n_layers=2).tensor(),

@@ -1,7 +1,6 @@
 """Attribution graphs have the fields that Neuronpedia and circuit-tracer ask for."""
 
 import json
-import re
 
 import jsonschema
 import pytest
@@ -10,46 +9,44 @@ from bilens.errors import BilensError
 from bilens.pages.exporters import attribution_graph, write_viewer_files
 from bilens.read.flow import flow
 from bilens.read.flow.reading import flow_page
-from bilens.residual import ResidualModel
-from tests.models import random_model, random_text
+from tests.models import random_text, view_of
 
 STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))
+NUMBER_OR_NULL = {"type": ["number", "null"]}
+NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$"}
 
 
-def record(required, **properties):
-    return {"type": "object", "required": required.split(), "properties": properties}
+def record(optional="", **properties):
+    required = [name for name in properties if name not in optional.split()]
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def list_of(items):
+    return {"type": "array", "items": items}
 
 
 NODE = record(
-    "node_id feature layer ctx_idx feature_type jsNodeId clerp influence activation",
-    node_id=STRING,
+    **dict.fromkeys(["node_id", "jsNodeId", "clerp"], STRING),
+    **dict.fromkeys(["influence", "activation"], NUMBER_OR_NULL),
     feature={"type": ["integer", "null"]},
     layer={"type": ["string", "integer"]},
     ctx_idx=INTEGER,
     feature_type={"enum": ["cross layer transcoder", "lorsa", "embedding", "logit", "bias"]},
-    jsNodeId=STRING,
-    clerp=STRING,
-    influence={"type": ["number", "null"]},
-    activation={"type": ["number", "null"]},
 )
 # What Neuronpedia's validator asks for, and the letters that its server takes in names.
 SCHEMA = record(
-    "metadata qParams nodes links",
     metadata=record(
-        "slug scan prompt_tokens prompt",
-        slug={"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$"},
-        scan={"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$"},
-        prompt_tokens={"type": "array", "items": STRING},
+        "node_threshold info",
+        slug=NAME,
+        scan=NAME,
+        prompt_tokens=list_of(STRING),
         prompt=STRING,
         node_threshold=NUMBER,
-        info=record("generator", generator=record("name version", name=STRING)),
+        info=record(generator=record(name=STRING, version={})),
     ),
-    qParams=record("", pinnedIds={"type": "array", "items": STRING}, linkType=STRING),
-    nodes={"type": "array", "items": NODE},
-    links={
-        "type": "array",
-        "items": record("source target weight", source=STRING, target=STRING, weight=NUMBER),
-    },
+    qParams=record("pinnedIds linkType", pinnedIds=list_of(STRING), linkType=STRING),
+    nodes=list_of(NODE),
+    links=list_of(record(source=STRING, target=STRING, weight=NUMBER)),
 )
 # Those of circuit-tracer's own model, which is stricter.
 TRACER = {"token_prob", "is_target_logit", "run_idx", "reverse_ctx_idx", *NODE["required"]}
@@ -63,8 +60,7 @@ KINDS = {
 @pytest.fixture(scope="module", params=KINDS)
 def content(request):
     model, options = KINDS[request.param]
-    view = ResidualModel(random_model(**model))
-    flows = flow(view, random_text(), view.direction(3), **options)
+    flows = flow(view_of(**model), random_text(), "t3", **options)
     return flow_page(flows, number='a "b"', k=60)
 
 
@@ -85,30 +81,24 @@ def test_a_graph_is_valid_and_opens(content):
     layers = {int(n["layer"]) for n in nodes.values() if n["layer"] != "E" and n is not logit}
     assert min(layers) == 1
     assert max(layers) < int(logit["layer"]) == content.layers + 1
-    assert all(
-        re.fullmatch(f"{node['layer']}_{node['feature']}_{node['ctx_idx']}", name)
-        for name, node in nodes.items()
-    )
+    for name, node in nodes.items():
+        assert name == f"{node['layer']}_{node['feature']}_{node['ctx_idx']}"
     influences = [node["influence"] for node in graph["nodes"]]
     assert influences == sorted(influences)
-    assert influences[-1] == pytest.approx(
-        sum(abs(n.flow) for n in content.nodes[1:]) / content.absolute
-    )
+    shown = sum(abs(node.flow) for node in content.nodes[1:])
+    assert influences[-1] == pytest.approx(shown / content.absolute)
 
 
 def test_links_are_the_edges(content):
     graph = graph_of(content)
-    nodes = graph["nodes"]
-    into = {(link["target"], link["source"]): link["weight"] for link in graph["links"]}
-    assert into == {
-        (nodes[a]["node_id"], nodes[b]["node_id"]): flow_ for a, b, flow_ in content.edges
-    }
+    links = {(link["target"], link["source"]): link["weight"] for link in graph["links"]}
+    names = [node["node_id"] for node in graph["nodes"]]
+    assert links == {(names[a], names[b]): value for a, b, value in content.edges}
 
 
 def test_a_folder_lists_each_graph_once(content, tmp_path):
     for slug in ("one", "two", "one"):
-        graph = graph_of(content, slug)
-        write_viewer_files(tmp_path, graph)
+        write_viewer_files(tmp_path, graph := graph_of(content, slug))
     listed = json.loads((tmp_path / "graph-metadata.json").read_text())["graphs"]
     assert [entry["slug"] for entry in listed] == ["two", "one"]
     assert json.loads((tmp_path / "one.json").read_text()) == graph

@@ -9,8 +9,6 @@ from bilens.read import BondReading
 from bilens.read.cuts import LEAST_DRAWN, chosen_edges
 from tests.models import digit_bonds
 
-SHAPE = (8, 8)
-
 
 def test_spectra_mark_where_the_cut_ends():
     figure = bond_figure(digit_bonds())
@@ -36,15 +34,13 @@ def test_a_network_has_the_largest_products():
     plain = (products.layer == 1) & (products.output == 6)
     strongest = torch.nonzero(plain).flatten()[0]
     assert top[0].coefficient == float(products.coefficient[strongest])
-    assert top[0].sources == (
-        (1, int(products.first[strongest])),
-        (1, int(products.second[strongest])),
-    )
+    pair = products.first[strongest], products.second[strongest]
+    assert top[0].sources == tuple((1, int(number)) for number in pair)
     assert 0 < sum(edge.part for edge in top) <= 1
     # Every node that is read is also explained, down to the pixels.
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
-    figure = network_figure(digit_bonds().cut_reading, 6, SHAPE)
+    figure = network_figure(digit_bonds().cut_reading, 6, (8, 8))
     share = f"{sum(edge.part for edge in top):.0%} of its squared norm"
     assert figure.layout.title.text.replace("<br>", " ").endswith(share)
     shown = {note.text for note in figure.layout.annotations}
@@ -56,7 +52,7 @@ def test_a_network_has_the_largest_products():
 def test_each_direction_has_a_row_and_each_layer_its_matrices():
     ranks = digit_bonds().cut.ranks
     for bond, pictures in enumerate((1 + 8, 2 + 8)):
-        figure = directions_figure(digit_bonds().cut_reading, bond, SHAPE)
+        figure = directions_figure(digit_bonds().cut_reading, bond, (8, 8))
         assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
         arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
         assert len(arrows) >= ranks[bond]
@@ -64,13 +60,14 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
     assert len(matrices_figure(digit_bonds().cut_reading, 1).layout.images) == 10 + 1
 
 
-def test_a_page_says_which_numbers_directions_have():
-    def text(result: BondReading) -> str:
-        return " ".join(section.text for section in result.sections())
+def text_of(reading: BondReading) -> str:
+    return " ".join(section.text for section in reading.sections())
 
-    assert "measured over the training images, the largest first" in text(digit_bonds())
+
+def test_a_page_says_which_numbers_directions_have():
+    assert "measured over the training images, the largest first" in text_of(digit_bonds())
     other = replace(digit_bonds(), metric="weights")
-    assert "measured over standard normal inputs, the largest first" in text(other)
+    assert "measured over standard normal inputs, the largest first" in text_of(other)
 
 
 def test_the_answer_says_what_few_directions_keep():
@@ -81,6 +78,6 @@ def test_the_answer_says_what_few_directions_keep():
     assert f"{result.few} keep {few:.1%} of test images right" in answer
     assert f"{' + '.join(map(str, result.cut.ranks))}, chosen on training images" in answer
     # One set of numbers: those of the kind of bonds that is used.
-    assert "tree" not in " ".join(section.text for section in result.sections())
+    assert "tree" not in text_of(result)
     at_chance = replace(result, accuracy=0.1)
     assert "always naming" in at_chance.sections()[0].text

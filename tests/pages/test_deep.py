@@ -35,7 +35,6 @@ def test_the_report_of_a_deep_model(tmp_path):
     assert " + ".join(map(str, bonds.cut.ranks)) in page
     assert page.count('class="figure"') == len(figures)
     assert reading.figures().keys() < figures.keys()
-    assert (
-        page.count("<details><summary><h2>") == len(bonds.sections()) + len(reading.sections()) - 2
-    )
+    folded = len(bonds.sections()) + len(reading.sections()) - 2
+    assert page.count("<details><summary><h2>") == folded
     assert "tree-0" in figures

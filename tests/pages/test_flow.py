@@ -15,7 +15,7 @@ from bilens.read.flow.question import Question
 from bilens.read.flow.reading import FlowReading, flow_page
 from bilens.read.language.names import token_text
 from bilens.residual.changes import Part
-from tests.explore.browser import visiting
+from tests.explore.browser import DRAWN, visiting
 from tests.models import random_text, view_of
 
 TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
@@ -34,17 +34,17 @@ def content(split_flow):
 
 
 def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
-    flows = [abs(node.flow) for node in content.nodes]
-    assert content.nodes[0].kind == "output"
-    assert len(flows) == 26
-    assert flows[1:] == sorted(flows[1:], reverse=True)
+    output, *nodes = content.nodes
+    assert output.kind == "output"
+    assert [node.flow for node in nodes] == [node.flow for node in split_flow.nodes[:25]]
+    flows = [abs(node.flow) for node in nodes]
+    assert flows == sorted(flows, reverse=True)
     for count, share in content.shares:
         assert share == pytest.approx(split_flow.top(count).share_of_logit)
     assert content.shares[-1][0] == 25
     # A page opens with the nodes of a picture.
     assert content.shares[content.start][0] == 20
-    assert content.n_nodes == len(split_flow.nodes)
-    assert [node.flow for node in content.nodes[1:]] == [n.flow for n in split_flow.nodes[:25]]
+    assert content.n_nodes == len(split_flow.nodes) > 25
 
 
 def test_edges_are_those_of_the_graph(split_flow, content):
@@ -59,17 +59,16 @@ def test_edges_are_those_of_the_graph(split_flow, content):
 
 
 def test_every_table_adds_up(split_flow, content):
-    flows = [node.flow for node in split_flow.nodes]
-    assert node_table(split_flow, content)["flow"].sum() == pytest.approx(sum(flows))
+    total = sum(node.flow for node in split_flow.nodes)
+    assert node_table(split_flow, content)["flow"].sum() == pytest.approx(total)
     starts = start_table(content)["flow"].tolist()
     assert sum(starts[:-1]) == pytest.approx(starts[-1]) == pytest.approx(split_flow.value)
 
 
 def test_names_are_addresses_with_tokens_in_quotes(content):
-    names = [node.name for node in content.nodes]
-    heads = [name for name in names if name.startswith("head.")]
-    assert all(re.fullmatch(r'head\.\d\.\d@\d "[^"]+" → "[^"]+"', name) for name in heads)
+    heads = [node.name for node in content.nodes if node.name.startswith("head.")]
     assert heads
+    assert all(re.fullmatch(r'head\.\d\.\d@\d "[^"]+" → "[^"]+"', name) for name in heads)
 
 
 def reading_of(split, content):
@@ -82,21 +81,19 @@ def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     assert first.title == 'Where does "t3" minus "t4" after “<i>a</i>” come from?'
     assert len(f"{first.title} {first.text}".split()) <= 40
     value = split_flow.value
-    preference = f'The model prefers "t4" over "t3", by {-value:.3g}.'
-    assert first.text.startswith(f"{preference} The value starts")
+    preference = f'The model prefers "t4" over "t3", by {-value:.3g}. The value starts'
+    assert first.text.startswith(preference)
     left = f"without the 2 strongest parts the value is {value - 0.9:+.3g}, not {value:+.3g}."
     assert first.text.endswith(left)
-    assert (
-        "All 2 heads and MLPs of the picture at once, heads with all of their sources: -0.9."
-        in holds.text
-    )
+    at_once = "All 2 heads and MLPs of the picture at once, heads with all of their sources: -0.9."
+    assert at_once in holds.text
     assert all(section.folded for section in others)
 
 
 def test_the_page_holds_everything_and_escapes_it(split_flow, content, tmp_path):
-    reading = reading_of(split_flow, content)
-    write_report(tmp_path / "flow.html", [reading], title=reading.title)
-    page = (tmp_path / "flow.html").read_text()
+    reading, path = reading_of(split_flow, content), tmp_path / "flow.html"
+    write_report(path, [reading], title=reading.title)
+    page = path.read_text()
     [packed] = re.findall(r'<div class="flow"><script type="application/json">(.*?)</script>', page)
     assert json.loads(packed)["nodes"] == json.loads(json.dumps(asdict(content)))["nodes"]
     assert "</script><b>" not in page
@@ -151,10 +148,8 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
 @pytest.mark.parametrize("count", [3, 12, 25])
 def test_labels_have_room_and_can_be_read(split_flow, points, count):
     pixels = round(points * 96 / 72)
-    named = tuple(
-        replace(node, raises=("understanding", "the"), measured=node.flow)
-        for node in split_flow.strongest(count)
-    )
+    words, strongest = ("understanding", "the"), split_flow.strongest(count)
+    named = tuple(replace(node, raises=words, measured=node.flow) for node in strongest)
     graph = replace(split_flow, named=named).top(count)
     with own_style():
         sheet = paper_figure(graph.plot(width=pixels), pixels)
@@ -163,7 +158,7 @@ def test_labels_have_room_and_can_be_read(split_flow, points, count):
         boxes = [text.get_window_extent() for text in labels]
     assert len(labels) == min(count, 20) + 1
     assert min(text.get_fontsize() for text in [*labels, *axes.get_xticklabels()]) >= 6
-    assert all(box.x0 >= 0 and box.x1 <= pixels for box in boxes)
+    assert all(0 <= box.x0 <= box.x1 <= pixels for box in boxes)
     marks = axes.transData.transform(axes.collections[-1].get_offsets())
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
@@ -172,8 +167,8 @@ def test_labels_have_room_and_can_be_read(split_flow, points, count):
 
 
 def test_the_figure_is_a_file(split_flow, tmp_path):
-    tokens = (token_text("\x0b"), *TOKENS[1:])
-    save_figure(replace(split_flow, tokens=tokens).top(9).plot(), tmp_path / "flow.svg")
+    split = replace(split_flow, tokens=(token_text("\x0b"), *TOKENS[1:]))
+    save_figure(split.top(9).plot(), tmp_path / "flow.svg")
     assert "&lt;/script&gt;&lt;b&gt;" in (tmp_path / "flow.svg").read_text()
 
 
@@ -194,7 +189,7 @@ CROSSED = """[...document.querySelectorAll('.graph .label')].flatMap((label, i, 
         ...others.filter((o) => over(o.x, o.x + o.width, o.y + o.height / 2, 12))]
         .map(() => label.textContent);
 })"""
-CELLS = ".list tbody tr:not(.sum) td"
+READY, CELLS = ".flow svg .node", ".list tbody tr:not(.sum) td"
 
 
 @pytest.fixture(scope="module")
@@ -203,75 +198,74 @@ def page_of_two_texts(view, tmp_path_factory):
     content = flow_page(split, number="t3 minus t4", k=40)
     path = tmp_path_factory.mktemp("page") / "flow.html"
     write_report(path, [reading_of(split, content)], title="a")
-    return split, content, path.as_uri()
+    return split, path.as_uri()
 
 
-def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
-    split, _, address = page_of_two_texts
+@pytest.fixture
+def visit(page_of_two_texts, browser):
     with visiting(browser, width=1400) as visit:
-        page = visit.open(address, ".flow svg .node")
-        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
-        values = page.locator(".panel table").first.locator("td:first-child").all()
-        *parts, total = [float(cell.text_content()) for cell in values]
-        # Numbers have three digits.
-        assert sum(parts) == pytest.approx(total, abs=0.01 * sum(map(abs, parts)))
-        assert total == pytest.approx(split.value, rel=0.01)
-        page.locator(".list th button", has_text="node").click()
-        names = page.locator(f"{CELLS}:first-child").all_text_contents()
-        assert names == page.evaluate("(names) => names.sort((a, b) => a.localeCompare(b))", names)
-        page.locator(".list th button", has_text="flow").click()
-        flows = page.locator(f"{CELLS}:nth-child(2)").all_text_contents()
-        sizes = [abs(float(value)) for value in flows]
-        assert len(sizes) > 10
-        assert sizes == sorted(sizes, reverse=True)
-        assert "sorted by |flow|" in page.locator(".list caption").text_content()
-        visit.fits()
+        visit.open(page_of_two_texts[1], READY)
+        yield visit
 
 
-def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, browser):
-    with visiting(browser, width=1400) as visit:
-        page = visit.open(page_of_two_texts[2], ".flow svg .node")
-        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
-        graph, panel = (
-            page.locator(f".flow .{part}").bounding_box() for part in ("graph", "panel")
-        )
-        assert graph["x"] + graph["width"] <= panel["x"]
-        gaps = page.evaluate(GAPS)
-        assert gaps
-        assert all(gaps)
-        assert page.locator(".ways path").count() > 5
-        assert page.locator(".graph .label").count() == 21
-        # Also where labels of nodes at one position are many.
-        page.locator("input[type=range]").press("End")
-        for number in range(30):
-            page.locator(".list tr[data-node]").nth(number).click()
-            page.locator("[data-do=pin]").click()
-        assert page.locator(".graph .label").count() > 25
-        assert page.evaluate(CROSSED) == []
-        scale = page.locator(".graph svg > g").first.get_attribute("transform")
-        page.locator("[data-do=in]").click()
-        assert page.locator(".graph svg > g").first.get_attribute("transform") != scale
-        with page.expect_download() as download:
-            page.locator("[data-do=svg]").click()
-        assert "stroke-width" in download.value.path().read_text()
-        page.set_viewport_size({"width": 390, "height": 900})
-        visit.fits()
+def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, visit):
+    page = visit.page
+    visit.open_details()
+    values = page.locator(".panel table").first.locator("td:first-child").all()
+    *parts, total = [float(cell.text_content()) for cell in values]
+    # Numbers have three digits.
+    assert sum(parts) == pytest.approx(total, abs=0.01 * sum(map(abs, parts)))
+    assert total == pytest.approx(page_of_two_texts[0].value, rel=0.01)
+    page.locator(".list th button", has_text="node").click()
+    names = page.locator(f"{CELLS}:first-child").all_text_contents()
+    assert names == page.evaluate("(names) => names.sort((a, b) => a.localeCompare(b))", names)
+    page.locator(".list th button", has_text="flow").click()
+    flows = page.locator(f"{CELLS}:nth-child(2)").all_text_contents()
+    sizes = [abs(float(value)) for value in flows]
+    assert len(sizes) > 10
+    assert sizes == sorted(sizes, reverse=True)
+    assert "sorted by |flow|" in page.locator(".list caption").text_content()
+    visit.fits()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
+def test_the_graph_shows_movement_and_nothing_covers_it(visit):
+    page = visit.page
+    visit.open_details()
+    graph, panel = (page.locator(f".flow .{part}").bounding_box() for part in ("graph", "panel"))
+    assert graph["x"] + graph["width"] <= panel["x"]
+    gaps = page.evaluate(GAPS)
+    assert gaps
+    assert all(gaps)
+    assert page.locator(".ways path").count() > 5
+    assert page.locator(".graph .label").count() == 21
+    # Also where labels of nodes at one position are many.
+    page.locator("input[type=range]").press("End")
+    for number in range(30):
+        page.locator(".list tr[data-node]").nth(number).click()
+        page.locator("[data-do=pin]").click()
+    assert page.locator(".graph .label").count() > 25
+    assert page.evaluate(CROSSED) == []
+    scale = page.locator(".graph svg > g").first.get_attribute("transform")
+    page.locator("[data-do=in]").click()
+    assert page.locator(".graph svg > g").first.get_attribute("transform") != scale
+    with page.expect_download() as download:
+        page.locator("[data-do=svg]").click()
+    assert "stroke-width" in download.value.path().read_text()
+    visit.fits_a_phone()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_no_text_is_covered_cut_off_or_hard_to_read(page_of_two_texts, browser, width, scheme):
     """Wherever the slider is, and with all sections and the table open."""
     with visiting(browser, width, scheme) as visit:
-        page = visit.open(page_of_two_texts[2], ".flow svg .node")
-        slider = page.locator("input[type=range]")
+        page = visit.open(page_of_two_texts[1], READY)
         for place in ("Home", "End"):
-            slider.press(place)
+            page.locator("input[type=range]").press(place)
             assert visit.faults() == []
         page.locator(".list tr[data-node]").first.evaluate("(row) => row.click()")
-        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
-        page.wait_for_selector(".js-plotly-plot .main-svg")
+        visit.open_details()
+        page.wait_for_selector(DRAWN)
         page.wait_for_timeout(500)
         assert visit.faults() == []
 
@@ -283,45 +277,41 @@ PAPER = """() => {
 }"""
 
 
-def test_on_paper_everything_is_open_and_as_wide_as_paper(page_of_two_texts, browser):
-    with visiting(browser, width=1400) as visit:
-        page = visit.open(page_of_two_texts[2], ".flow svg .node")
-        page.wait_for_selector(".js-plotly-plot .main-svg", state="attached")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.locator("section > details:not([open])").count() == 0
-        assert page.evaluate(PAPER) == 680
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert page.locator("section > details[open]").count() == 0
-        assert page.locator("main").bounding_box()["width"] > 1000
+def test_on_paper_everything_is_open_and_as_wide_as_paper(visit):
+    page = visit.page
+    page.wait_for_selector(DRAWN, state="attached")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("section > details:not([open])").count() == 0
+    assert page.evaluate(PAPER) == 680
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("section > details[open]").count() == 0
+    assert page.locator("main").bounding_box()["width"] > 1000
 
 
-def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
-    split, _, address = page_of_two_texts
-    with visiting(browser, width=1400) as visit:
-        page = visit.open(address, ".flow svg .node")
-        page.locator("details").evaluate_all("(all) => all.forEach((e) => { e.open = true; })")
-        page.on("dialog", lambda dialog: dialog.accept("both of them"))
-        page.locator("input[type=range]").press("End")
-        for _ in range(2):
-            page.locator(".list tr[data-node]:not(.done)").first.click()
-            page.locator("[data-do=pin]").click()
-            page.evaluate("document.querySelectorAll('.list tr.chosen').forEach((t) => t.remove())")
-        page.locator("[data-do=group]").click()
-        visit.wait("document.querySelector('.node.group') !== null")
-        page.locator(".node.group").click()
-        message = page.locator(".panel h3").text_content()
-        assert "both of them" in message
-        names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
-        pair = [node for node in split.nodes if node.name(split.tokens) in names]
-        assert len(pair) == 2
-        # A group's flow is that which leaves it.
-        inside = float(split.edges(pair).sum())
-        expected = sum(node.flow for node in pair) - inside
-        assert float(message.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
-        page.locator("[data-do=only]").click()
-        assert page.locator(".graph .node").count() == 2  # the group and the logit
-        page.locator("[data-do=clear]").click()
-        page.locator("input[type=search]").fill("head.")
-        missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
-        assert heads
-        assert missed + heads == page.locator(".graph .node").count()
+def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, visit):
+    split, page = page_of_two_texts[0], visit.page
+    visit.open_details()
+    page.on("dialog", lambda dialog: dialog.accept("both of them"))
+    page.locator("input[type=range]").press("End")
+    for _ in range(2):
+        page.locator(".list tr[data-node]:not(.done)").first.click()
+        page.locator("[data-do=pin]").click()
+        page.evaluate("document.querySelectorAll('.list tr.chosen').forEach((t) => t.remove())")
+    page.locator("[data-do=group]").click()
+    page.wait_for_selector(".node.group", state="attached")
+    page.locator(".node.group").click()
+    message = page.locator(".panel h3").text_content()
+    assert "both of them" in message
+    names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
+    pair = [node for node in split.nodes if node.name(split.tokens) in names]
+    assert len(pair) == 2
+    # A group's flow is that which leaves it.
+    expected = sum(node.flow for node in pair) - float(split.edges(pair).sum())
+    assert float(message.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
+    page.locator("[data-do=only]").click()
+    assert page.locator(".graph .node").count() == 2  # the group and the logit
+    page.locator("[data-do=clear]").click()
+    page.locator("input[type=search]").fill("head.")
+    missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
+    assert heads
+    assert missed + heads == page.locator(".graph .node").count()

@@ -34,11 +34,9 @@ def test_no_room_that_computes_draws():
     for path, nodes in nodes_of_files().items():
         if path.relative_to(SOURCE).parts[0] not in COMPUTES:
             continue
-        for node in nodes:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
+        for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (start + alias.name for alias in node.names):
                 assert not name.startswith(DRAWS), (path, name)
                 assert name.rpartition(".")[2] not in ("go", "px"), (path, name)
 

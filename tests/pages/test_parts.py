@@ -29,10 +29,8 @@ def test_contexts_are_escaped_and_coloured():
     line = ContextLine(0.5, [(EVIL, 0.5), ("b", -0.25)], focal=0)
     page = contexts_html(ContextList(EVIL, [line]))
     assert EVIL not in page
-    assert re.findall(r'class="(up|down)" style="--share: ([\d.]+)"', page) == [
-        ("up", "1.000"),
-        ("down", "0.500"),
-    ]
+    shares = re.findall(r'class="(up|down)" style="--share: ([\d.]+)"', page)
+    assert shares == [("up", "1.000"), ("down", "0.500")]
 
 
 def test_what_tokens_contribute_can_be_read_without_colours_and_without_a_mouse():

@@ -41,9 +41,7 @@ def test_the_section_says_how_much_is_shared():
     assert "make 7 features. 1 of them" in section.text
     assert "50% of the weight. These are shown" in section.text
     many = SharedFeatures(13 * shared.features, compared=1200, groups=40)
-    section = shared_section(many, (2, 2), ["a", "b"], "ends of paths")
-    assert "The first 12 are shown" in section.text
-    few = SharedFeatures((), compared=20, groups=20)
-    none = shared_section(few, (2, 2), ["a", "b"], "eigenvectors")
+    assert "The first 12 are shown" in shared_section(many, (2, 2), ["a", "b"], "ends").text
+    none = shared_section(SharedFeatures((), 20, 20), (2, 2), ["a", "b"], "eigenvectors")
     assert none.text == "None: no two of the 20 eigenvectors compared are alike."
     assert not none.rows

@@ -3,6 +3,7 @@
 import re
 import zlib
 from dataclasses import replace
+from functools import partial
 
 import matplotlib
 import plotly.express as px
@@ -40,14 +41,10 @@ def demo(tmp_path_factory):
             pictures.update({f"{path.parent.name}-{part.name}": part for part in some})
         return {}
 
-    small = {
-        "DEEP": {"d_model": 6},
-        "SMALL": {"d_model": 16, "d_hidden": 20},
-        "IMAGES": {"epochs": 1},
-        "WORDS": {"epochs": 0.1},
-    }
+    sizes = {"DEEP": {"d_model": 6}, "SMALL": {"d_model": 16, "d_hidden": 20}}
+    epochs = {"IMAGES": {"epochs": 1}, "WORDS": {"epochs": 0.1}}
     with pytest.MonkeyPatch.context() as patch:
-        for name, change in small.items():
+        for name, change in (sizes | epochs).items():
             patch.setattr(running, name, replace(getattr(running, name), **change))
         patch.setattr(bilens.pages, "write_report", collect)
         main(["demo", "--output", str(tmp_path_factory.mktemp("demo"))])
@@ -89,11 +86,9 @@ def test_one_of_each_kind_is_drawn(demo, one_of_each, tmp_path, kind):
 def test_nothing_is_cut_off(one_of_each):
     for name, figure in one_of_each.items():
         sheet = paper_figure(figure)
-        box = sheet.get_tightbbox()
-        width, height = sheet.get_size_inches()
-        assert min(box.x0, box.y0) >= 0, name
-        assert box.x1 <= width, name
-        assert box.y1 <= height, name
+        box, (width, height) = sheet.get_tightbbox(), sheet.get_size_inches()
+        assert 0 <= box.x0 <= box.x1 <= width, name
+        assert 0 <= box.y0 <= box.y1 <= height, name
 
 
 def test_a_legend_in_a_row_is_below_the_axes():
@@ -105,20 +100,18 @@ def test_a_legend_in_a_row_is_below_the_axes():
     assert inner.x0 <= legend.x0 < legend.x1 <= inner.x1
 
 
-def matrix(**texts):
-    names = {"rows": ["head one", "<b>"], "columns": ["x", "$y$"], "title": "A matrix", **texts}
-    return heat_figure(torch.tensor([[1.0, -1.0], [0.5, float("nan")]]), **names)
+def matrix():
+    values = torch.tensor([[1.0, -1.0], [0.5, torch.nan]])
+    return heat_figure(values, ["head one", "<b>"], ["x", "$y$"], title="A matrix")
 
 
 def pdf_texts(raw):
     """Return the texts of a PDF whose fonts are numbered by their letters."""
     streams = re.findall(rb"stream\r?\n(.*?)endstream", raw, re.DOTALL)
     pages = [zlib.decompress(stream) for stream in streams if stream[:1] == b"x"]
-    texts = []
-    for shown in re.findall(rb"\[([^\]]*)\]\s*TJ", b"".join(pages)):
-        letters = b"".join(re.findall(rb"\((.*?)\)", shown, re.DOTALL))
-        texts.append(letters.decode("utf-16-be"))
-    return texts
+    shown = re.findall(rb"\[([^\]]*)\]\s*TJ", b"".join(pages))
+    letters = [b"".join(re.findall(rb"\((.*?)\)", text, re.DOTALL)) for text in shown]
+    return {text.decode("utf-16-be") for text in letters}
 
 
 def test_text_is_text_in_svg_and_pdf(tmp_path):
@@ -127,7 +120,7 @@ def test_text_is_text_in_svg_and_pdf(tmp_path):
     svg = (tmp_path / "matrix.svg").read_text()
     assert expected <= {plain(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)}
     save_figure(matrix(), tmp_path / "matrix.pdf")
-    assert expected <= set(pdf_texts((tmp_path / "matrix.pdf").read_bytes()))
+    assert expected <= pdf_texts((tmp_path / "matrix.pdf").read_bytes())
 
 
 @pytest.mark.parametrize("kind", nightly(STARTS, ["svg"]))
@@ -152,22 +145,21 @@ def axes_of(figure):
     return paper_figure(figure).axes[0]
 
 
+def bars_of(figure):
+    return [bar.get_bbox().bounds for bar in axes_of(figure).patches]
+
+
 def test_bars_are_beside_each_other_or_stacked():
     beside = dress(go.Figure(), height=260).update_layout(barmode="group")
     beside.update_xaxes(type="category")
     for name, color, values in (("a", BLUE, [1.0, 2.0]), ("b", RED, [3.0, -4.0])):
         beside.add_bar(x=["7", "9"], y=values, name=name, marker={"color": color})
-    boxes = [bar.get_bbox().bounds for bar in axes_of(beside).patches]
-    assert boxes == [
-        pytest.approx(box)
-        for box in ((-0.4, 0, 0.4, 1), (0.6, 0, 0.4, 2), (0, 0, 0.4, 3), (1, 0, 0.4, -4))
-    ]
-    rows = {"x": ["u", "u", "u"], "y": [1.0, 2.0, -3.0], "of": ["p", "q", "r"]}
-    axes = axes_of(px.bar(rows, x="x", y="y", color="of"))
-    stacked = [bar.get_bbox().bounds for bar in axes.patches]
+    expected = (-0.4, 0, 0.4, 1), (0.6, 0, 0.4, 2), (0, 0, 0.4, 3), (1, 0, 0.4, -4)
+    assert bars_of(beside) == [*map(pytest.approx, expected)]
+    stacked = bars_of(px.bar(x=["u"] * 3, y=[1.0, 2.0, -3.0], color=["p", "q", "r"]))
     assert stacked == [pytest.approx((-0.4, y, 0.8, h)) for y, h in ((0, 1), (1, 2), (0, -3))]
-    (across,) = axes_of(px.bar(x=[5.0], y=["name"], orientation="h")).patches
-    assert across.get_bbox().bounds == pytest.approx((0, -0.4, 5, 0.8))
+    across = bars_of(px.bar(x=[5.0], y=["name"], orientation="h"))
+    assert across == [pytest.approx((0, -0.4, 5, 0.8))]
 
 
 def test_shapes_and_labels_are_where_they_are_in_the_page():
@@ -213,36 +205,30 @@ def test_words_in_cells_and_figures_from_json():
     assert axes_of(packed).lines[0].get_xydata().tolist() == [[1, 3], [2, 5]]
 
 
-@pytest.mark.parametrize(
-    ("figure", "message"),
-    [
-        (go.Figure(go.Pie(values=[1])), "of type 'pie'; expected scatter, bar or heatmap"),
-        (go.Figure(go.Scatter(x=[1], y=[1], xaxis="x2")), "the axes x2; expected one pair"),
-        (go.Figure(go.Scatter(x=[1], y=[1], fill="tozeroy")), "fill='tozeroy' of a scatter"),
-        (
-            go.Figure(go.Scatter(x=[1], y=[1], mode="markers", marker_symbol="hexagon")),
-            "marker.symbol='hexagon', expected one of circle, square",
-        ),
-        (go.Figure(go.Scatter(x=[1], y=[1], line_dash="5px")), "line.dash='5px', expected one of"),
-        (
-            go.Figure(go.Scatter(x=[1], y=[1], mode="markers", marker_color=[3])),
-            "a colour is 3; expected a name",
-        ),
-        (
-            dress(go.Figure(go.Heatmap(z=[[1.0]])), height=300),
-            "a heatmap has no colorscale; set one",
-        ),
-        (go.Figure(layout={"shapes": [{"type": "circle"}]}), "is of type 'circle'; expected path"),
-        (
-            go.Figure(layout={"shapes": [{"type": "path", "path": "M 0,0 Q 1,1 2,2"}]}),
-            "the command 'Q'; expected one of M, L, C and Z",
-        ),
-        (
-            go.Figure(layout={"images": [{"source": "https://a.example/b.png", "x": 0, "y": 0}]}),
-            "a picture comes from https://a.example/b.png; expected a data address",
-        ),
-    ],
-)
+def scatter(**how):
+    return go.Figure(go.Scatter(x=[1], y=[1], **how))
+
+
+marks = partial(scatter, mode="markers")
+CURVE = {"type": "path", "path": "M 0,0 Q 1,1 2,2"}
+FAR = {"source": "https://a.example/b.png", "x": 0, "y": 0}
+NOT_DRAWN = {
+    "of type 'pie'; expected scatter, bar or heatmap": go.Figure(go.Pie(values=[1])),
+    "the axes x2; expected one pair": scatter(xaxis="x2"),
+    "fill='tozeroy' of a scatter": scatter(fill="tozeroy"),
+    "marker.symbol='hexagon', expected one of circle, square": marks(marker_symbol="hexagon"),
+    "line.dash='5px', expected one of": scatter(line_dash="5px"),
+    "a colour is 3; expected a name": marks(marker_color=[3]),
+    "a heatmap has no colorscale; set one": dress(go.Figure(go.Heatmap(z=[[1.0]])), height=300),
+    "is of type 'circle'; expected path": go.Figure(layout={"shapes": [{"type": "circle"}]}),
+    "the command 'Q'; expected one of M, L, C and Z": go.Figure(layout={"shapes": [CURVE]}),
+    "a picture comes from https://a.example/b.png; expected a data address": go.Figure(
+        layout={"images": [FAR]}
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "figure"), NOT_DRAWN.items(), ids=NOT_DRAWN)
 def test_what_cannot_be_drawn_is_refused_by_name(tmp_path, figure, message):
     with pytest.raises(BilensError, match=re.escape(message)):
         save_figure(figure, tmp_path / "a.svg")
