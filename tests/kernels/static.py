@@ -11,8 +11,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +33,7 @@ NUMBERS = {"time", "length", "segments", "heads", "key_heads"} | {
     for axis in ("batch", "head", "time")
 }
 """Arguments of the kernels that are numbers at run time."""
-NEEDS = ("shared", "registers", "spilled")
+SIZES = ("BT", "BS", "BI", "BJ", "BK", "BN", "num_warps", "num_stages")
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
 
@@ -58,32 +56,25 @@ class Card(NamedTuple):
         return name if name in TILES else OTHER
 
 
-def _card(
-    kind: str,
-    arch: int | str,
-    tera: tuple[float, float],
-    bandwidth: float,
-    processors: int,
-    shared: int,
-) -> Card:
-    rates = {torch.bfloat16: tera[0] * 1e12, torch.float32: tera[1] * 1e12}
-    target = GPUTarget(kind, arch, 32 if kind == "cuda" else 64)
-    return Card(target, rates, bandwidth, processors, shared * 1024)
+def _card(arch: int | str, tera: tuple[float, float], *limits: Any) -> Card:
+    """Return a card; its limits are bytes a second, processors, and bytes of shared memory."""
+    rates = dict(zip((torch.bfloat16, torch.float32), (1e12 * x for x in tera), strict=True))
+    target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
+    return Card(target, rates, *limits)
 
 
 CARDS = {
-    "sm_80 (A100)": _card("cuda", 80, (312, 156 / 3), 2.04e12, 108, 163),
-    "sm_89 (RTX 4090)": _card("cuda", 89, (165, 82.6 / 3), 1.01e12, 128, 99),
-    "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12, 132, 227),
-    "sm_100 (B200)": _card("cuda", 100, (2250, 1100 / 3), 8e12, 148, 227),
-    "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12, 304, 64),
+    "sm_80 (A100)": _card(80, (312, 156 / 3), 2.04e12, 108, 163 * 1024),
+    "sm_89 (RTX 4090)": _card(89, (165, 82.6 / 3), 1.01e12, 128, 99 * 1024),
+    "sm_90 (H100)": _card(90, (989, 495 / 3), 3.35e12, 132, 227 * 1024),
+    "sm_100 (B200)": _card(100, (2250, 1100 / 3), 8e12, 148, 227 * 1024),
+    "gfx942 (MI300X)": _card("gfx942", (1307, 163), 5.3e12, 304, 64 * 1024),
 }
-"""Shared memory is the limit of a block, in kB. An L4 takes the code of an RTX 4090, and an H200
-that of an H100."""
+"""Shared memory is the limit of a block. An L4 takes the code of an RTX 4090, and an H200 that of
+an H100."""
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """A launch of a kernel with its arguments."""
 
     name: str
@@ -122,8 +113,7 @@ class Launch:
         return float(sum(x.numel() * x.element_size() for x in tensors.values()))
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """Resources of a kernel on a card.
 
     These are bytes of shared memory of a block, registers and spilled bytes of a thread,
@@ -172,30 +162,25 @@ def launches(
                 given = dict(zip(self.kernel.arg_names, arguments, strict=False))
                 if "SQUARED" in constants:
                     name = QUADRATIC[self.kernel]
-                    recorded.append(Launch(name, self.kernel, given | constants))
-                    return
-                states = "sums" if constants.get("TOTALS") else "states"
-                states = f"d{states}" if constants["REVERSE"] else states
-                name = f"read {names.pop(0)}" if "BK" in constants else states
+                elif "BK" in constants:
+                    name = f"read {names.pop(0)}"
+                else:
+                    name = "sums" if constants.get("TOTALS") else "states"
+                    name = f"d{name}" if constants["REVERSE"] else name
                 recorded.append(Launch(name, self.kernel, given | constants))
 
             return record
 
     names = ["y", "dq", "dk", "dv"] if squared else ["y", "dq1", "dk1", "dv", "dq2", "dk2"]
-    shape = (1, HEADS, length, width)
-    count = 3 if squared else 5
-    given = [torch.empty(shape, device="meta", dtype=dtype) for _ in range(count)]
-    q1, k1, v, *second = given
-    q2, k2 = second or (None, None)
-    inputs = q1, k1, v, q2, k2
+    empty = torch.empty(1, HEADS, length, width, device="meta", dtype=dtype)
+    q1, k1, v, q2, k2 = (torch.empty_like(empty) for _ in range(5))
+    inputs = (q1, k1, v, None, None) if squared else (q1, k1, v, q2, k2)
     constant = torch.empty(HEADS, device="meta") if normalised else None
-    with ExitStack() as stack:
-        for kernel in (read_kernel, states_kernel, *QUADRATIC):
-            patched = patch.object(triton_chunked, kernel.__name__, Recorder(kernel))
-            stack.enter_context(patched)
-        tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
-        stack.enter_context(patch.object(triton_chunked, "card_name", lambda device: tiles))
-        stack.enter_context(patch.object(triton_chunked, "processors", lambda device: processors))
+    tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
+    kernels = (read_kernel, states_kernel, *QUADRATIC)
+    instead: dict[str, Any] = {kernel.__name__: Recorder(kernel) for kernel in kernels}
+    instead |= {"card_name": lambda device: tiles, "processors": lambda device: processors}
+    with patch.multiple(triton_chunked, **instead):
         y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, None, normalised=normalised)
         triton_chunked.gradients(inputs, y, constant, None, sums)
     return recorded
@@ -206,19 +191,18 @@ def compiled(launch: Launch, target: GPUTarget) -> Compiled:
     options = {name: launch.arguments[name] for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
     for place, name in enumerate(launch.kernel.arg_names):
-        value = launch.arguments[name]
+        value, divisible = launch.arguments[name], False
         if name == "PRECISION" and target.backend == "hip":
             value = "ieee"
         if isinstance(value, torch.Tensor):
-            signature[name] = POINTERS[value.dtype]
+            signature[name], divisible = POINTERS[value.dtype], True
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif is_number(name, value):
-            signature[name] = "i32" if value < 2**31 else "i64"
+            signature[name], divisible = "i32" if value < 2**31 else "i64", value % 16 == 0
         else:
             signature[name], constants[place,] = "constexpr", value
-        # As the launcher says of pointers, and of numbers where it is so.
-        if isinstance(value, torch.Tensor) or (is_number(name, value) and value % 16 == 0):
+        if divisible:  # as the launcher says of pointers, and of numbers where it is so
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     start = time.perf_counter()
@@ -250,22 +234,19 @@ def _loop_length(sass: str) -> int:
         target = re.search(r"\bBRA\S*\s+(?:\S+,\s*)*`?\(?0x([0-9a-f]+)", text)
         start = places.get(int(target[1], 16), number) if target else number
         body = [text for _, text in lines[start : number + 1]]
+        products = sum(bool(re.search("HGMMA|HMMA|UTCHMMA|UTCQMMA", text)) for text in body)
         # What waits stands after the end of a kernel, and jumps back over all of it.
-        if start < number and not any("EXIT" in text for text in body):
-            products = sum(bool(re.search("HGMMA|HMMA|UTCHMMA|UTCQMMA", text)) for text in body)
-            if products:
-                loops.append((len(body), products))
+        if start < number and products and not any("EXIT" in text for text in body):
+            loops.append((-products, len(body)))
     # Loops of masked blocks have as many products and more instructions.
-    most = max((products for _, products in loops), default=0)
-    return min((length for length, products in loops if products == most), default=0)
+    return min(loops, default=(0, 0))[1]
 
 
 def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int, int]:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", asm["amdgcn"])[-1])
 
-    spilled = 4 * number("vgpr_spill_count")
-    return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma"), 0
+    return number("vgpr_count"), 4 * number("vgpr_spill_count"), asm["amdgcn"].count("v_mfma"), 0
 
 
 class Table:
@@ -288,15 +269,13 @@ class Table:
             if constants in self.seen:
                 continue
             result = self.seen[constants] = compiled(launch, card.target)
-            tiles = " ".join(
-                f"{name} {launch.arguments[name]}"
-                for name in ("BT", "BS", "BI", "BJ", "BK", "BN", "num_warps", "num_stages")
-                if name in launch.arguments
-            )
+            tiles = [
+                f"{name} {launch.arguments[name]}" for name in SIZES if name in launch.arguments
+            ]
             print(
                 f"{kind} {launch.name:7} {result.shared / 1024:5.0f} kB {result.registers:10}"
                 f" {result.spilled:6} B {result.products:9} {result.loop:6} {result.seconds:8.1f} s"
-                f" {1e3 * work:8.3f} {1e3 * memory:8.3f}  {tiles}"
+                f" {1e3 * work:8.3f} {1e3 * memory:8.3f}  {' '.join(tiles)}"
                 + (" DOES NOT FIT" if result.shared > card.shared else ""),
                 flush=True,
             )
@@ -304,11 +283,12 @@ class Table:
 
     def summary(self) -> str:
         """Return the most of each resource over all kernels, beside the card's limit."""
-        most = [max(getattr(x, name) for x in self.seen.values()) for name in NEEDS]
+        numbers = zip(*self.seen.values(), strict=True)
+        shared, registers, spilled, *_ = (max(several) for several in numbers)
         limit = self.card.shared / 1024
         return (
-            f"{len(self.seen)} kernels: at most {most[0] / 1024:.0f} of {limit:.0f} kB shared, "
-            f"{most[1]} registers, {most[2]} B spilled; tiles: {TILES[self.card.tiles].source}"
+            f"{len(self.seen)} kernels: at most {shared / 1024:.0f} of {limit:.0f} kB shared, "
+            f"{registers} registers, {spilled} B spilled; tiles: {TILES[self.card.tiles].source}"
         )
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import bilens.kernels
 from bilens.errors import BilensError
-from bilens.kernels import bilinear_attention, resume_attention
-from bilens.kernels.attention import TRITON, reference
+from bilens.kernels import attention, bilinear_attention, resume_attention
+from bilens.kernels.attention import reference
 from bilens.kernels.products import row_length
-from tests.kernels.inputs import error, random_inputs, results, shapes, skip_untested_triton
-from tests.nightly import nightly
+from tests.kernels.inputs import cases, each, error, need_triton, random_inputs, results, shapes
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +29,7 @@ def fresh_memory_holds_nan(monkeypatch):
 
 
 def test_the_names_of_the_kernels_room():
-    names = ["bilinear_attention", "resume_attention", "triton_problem"]
-    assert sorted(bilens.kernels.__all__) == names
+    assert {*bilens.kernels.__all__} == {"bilinear_attention", "resume_attention", "triton_problem"}
 
 
 @given(**{**shapes, "time": st.integers(1, 12)})
@@ -50,27 +48,19 @@ def test_the_reference_is_the_equation(squared, **sizes):
     torch.testing.assert_close(reference(inputs, 0.3), y)
 
 
-@given(**shapes, kernel=st.sampled_from(["auto", "chunked", "recurrent"]))
-def test_kernels_are_the_reference(kernel, **sizes):
-    inputs = random_inputs(**sizes)
-    y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
-    assert error(results(y, inputs), inputs, 0.3) < 1e-10
+SHAPES = st.fixed_dictionaries(shapes)
 
 
-@given(
-    **shapes,
-    chunk=st.integers(1, 50),
-    numbers=st.sampled_from([1, 300, 10_000]),
-    threads=st.integers(1, 5),
-)
-def test_chunks_of_any_size_are_the_reference(chunk, numbers, threads, **sizes):
+@given(st.integers(1, 50), st.sampled_from([1, 300, 10_000]), st.integers(1, 5), SHAPES)
+def test_kernels_are_the_reference(chunk, numbers, threads, sizes):
     inputs = random_inputs(**sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bilens.kernels.chunked.CHUNK", chunk)
         patch.setattr("bilens.kernels.chunked.FEATURES", numbers)
         patch.setattr("torch.get_num_threads", lambda: threads)
-        y = bilinear_attention(*inputs, scale=0.3, kernel="chunked")
-        assert error(results(y, inputs), inputs, 0.3) < 1e-10
+        for kernel in ("auto", "chunked", "recurrent"):
+            y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
+            assert error(results(y, inputs), inputs, 0.3) < 1e-10
 
 
 SIZES = [(1, 8, 1), (255, 8, 3), (257, 16, 2), (513, 32, 1), (300, 64, 2), (301, 128, 1)]
@@ -80,25 +70,18 @@ PRECISIONS = [(*case, *sizes) for sizes in SIZES for case in product([False, Tru
 
 
 # Each size by day, and each type with both scores.
-@pytest.mark.parametrize(
-    ("squared", "dtype", "time", "width", "sharing"), nightly(PRECISIONS, PRECISIONS[::5])
-)
+@cases("squared dtype time width sharing", PRECISIONS, PRECISIONS[::5])
 def test_precision(squared, dtype, time, width, sharing):
-    inputs = random_inputs(
-        time=time, width=width, d_value=width, sharing=sharing, squared=squared, dtype=dtype
-    )
+    sizes = {"time": time, "width": width, "d_value": width, "sharing": sharing}
+    inputs = random_inputs(squared=squared, dtype=dtype, **sizes)
     for kernel in ("chunked", "reference"):
-        y = bilinear_attention(*inputs, kernel=kernel)
-        result = results(y, inputs)
+        result = results(bilinear_attention(*inputs, kernel=kernel), inputs)
         assert {x.dtype for x in result} == {dtype}
         assert error(result, inputs, width**-2) < BOUNDS[dtype]
 
 
 # Squares of an odd and of an even number of features have other layouts; products have one.
-@pytest.mark.parametrize(
-    ("width", "squared"),
-    nightly(product([3, 4], [False, True]), [(3, False), (3, True), (4, True)]),
-)
+@cases("width squared", product([3, 4], [False, True]), [(3, False), (3, True), (4, True)])
 def test_gradients_are_finite_differences(width, squared, monkeypatch):
     monkeypatch.setattr("bilens.kernels.chunked.CHUNK", 2)
     inputs = random_inputs(time=3, kv_heads=1, width=width, d_value=2, sharing=2, squared=squared)
@@ -114,39 +97,37 @@ def test_gradients_are_finite_differences(width, squared, monkeypatch):
 @given(**{**shapes, "time": st.integers(1, 10), "width": st.integers(1, 6)})
 def test_gradients_of_gradients_are_those_of_the_reference(**sizes):
     inputs = random_inputs(**sizes)
-    given = [x for x in inputs if x is not None]
-    result = []
+    given, result = [x for x in inputs if x is not None], []
     for kernel in ("reference", "chunked", "recurrent"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("bilens.kernels.chunked.CHUNK", 7)
-            y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
-            orders = [[y]]
+            orders = [[bilinear_attention(*inputs, scale=0.3, kernel=kernel)]]
             for _ in range(3):
                 power = sum(x.square().sum() for x in orders[-1])
                 orders.append(torch.autograd.grad(power, given, create_graph=True))
             result.append([x.detach() for order in orders for x in order])
-    for single in result[1:]:
-        for a, b in zip(single, result[0], strict=True):
-            assert (a - b).norm() <= 1e-10 * b.norm()
+    for expected, *others in zip(*result, strict=True):
+        assert all((x - expected).norm() <= 1e-10 * expected.norm() for x in others)
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("kernel", ["chunked", "reference"])
+BOTH = [False, True]
+
+
+@pytest.mark.parametrize(("kernel", "squared"), [*product(["chunked", "reference"], BOTH)])
 def test_what_a_mask_hides_may_overflow(kernel, squared):
     """A later token's key, or the product of the scores that nobody has with it."""
     inputs = random_inputs(time=30, width=4, squared=squared, dtype=torch.float32)
     plain = bilinear_attention(*inputs, kernel=kernel)[:, :, :29].detach()
     for large in (1e30, torch.inf):
-        changed = [None if x is None else x.detach().clone() for x in inputs]
+        changed = each(inputs, lambda x: x.detach().clone())
         for place, number in ((0, 0), (3, 0), (1, large), (4, large)):
             if changed[place] is not None:
                 changed[place][:, :, 29] = number
-        changed = [None if x is None else x.requires_grad_() for x in changed]
+        given = [x.requires_grad_() for x in changed if x is not None]
         y = bilinear_attention(*changed, kernel=kernel)[:, :, :29]
         torch.testing.assert_close(y, plain)
         if large < torch.inf:
             # A finite key has a gradient, and so has whatever does not look at it.
-            given = [x for x in changed if x is not None]
             assert all(x.isfinite().all() for x in torch.autograd.grad(y.sum(), given))
 
 
@@ -157,19 +138,16 @@ def padding(k):
     return seen
 
 
-@given(
-    **{**shapes, "squared": st.just(True)},
-    kernel=st.sampled_from(["reference", "chunked", "recurrent", "auto"]),
-    normalised=st.booleans(),
-    with_constant=st.booleans(),
-    padded=st.booleans(),
-)
-def test_constants_and_normalised_rows(kernel, normalised, with_constant, padded, **sizes):
+KERNELS = st.sampled_from(["reference", "chunked", "recurrent", "auto"])
+
+
+@given(KERNELS, st.booleans(), st.booleans(), st.booleans(), SHAPES)
+def test_constants_and_normalised_rows(kernel, normalised, with_constant, padded, sizes):
     """Against the whole pattern in float64: outputs, and gradients of inputs and constants."""
-    q, k, v, _, _ = random_inputs(**sizes)
+    q, k, v, _, _ = random_inputs(**{**sizes, "squared": True})
     constant = torch.randn(q.shape[1], generator=torch.Generator().manual_seed(3)).double()
     constant = constant.requires_grad_() if with_constant else None
-    seen = padding(k) if padded else torch.ones(k.shape[0], k.shape[2], dtype=torch.bool)
+    seen = padding(k) | (not padded)
     options = {"constant": constant, "normalised": normalised, "seen": seen if padded else None}
     y = bilinear_attention(q, k, v, scale=0.3, kernel=kernel, **options)
     keys, values = (x.repeat_interleave(sizes["sharing"], 1) for x in (k, v))
@@ -198,7 +176,7 @@ def test_a_text_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
     y, state = [], None
     # The last token alone goes through the recurrence.
     for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
-        parts = [None if x is None else x[:, :, span] for x in inputs]
+        parts = each(inputs, lambda x, span=span: x[:, :, span])
         if parts[0].shape[2]:
             out, state = resume_attention(*parts, state=state, seen=seen[:, span], **options)
             y.append(out)
@@ -213,7 +191,7 @@ def test_a_text_goes_on_from_its_state(cut, normalised, with_constant, **sizes):
 
 # A model compiles by day, with such attention; see tests/nn/test_language.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(("time", "squared"), [*product([20, 300], [False, True])])
+@pytest.mark.parametrize(("time", "squared"), [*product([20, 300], BOTH)])
 def test_attention_compiles_as_one_graph(squared, time):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""
     inputs = random_inputs(time=time, squared=squared, sharing=2)
@@ -223,7 +201,7 @@ def test_attention_compiles_as_one_graph(squared, time):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("everything", nightly([False, True], [False]))
+@cases("everything", BOTH, [False])
 def test_the_operators_keep_the_rules_of_torch(everything):
     inputs = random_inputs(time=5, width=4)
     state = torch.randn_like(resume_attention(*inputs)[1])
@@ -246,48 +224,38 @@ def test_mixed_precision_leaves_the_arithmetic_alone():
 
 def test_memory_is_that_of_inputs_and_outputs():
     """Autograd keeps the inputs only, neither a pattern nor states of tokens."""
-    inputs, remaining = random_inputs(time=2000, width=8, dtype=torch.float32), []
-
-    def keep(x):
-        remaining.append(x.untyped_storage().nbytes())
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    inputs, kept = random_inputs(time=2000, width=8, dtype=torch.float32), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         bilinear_attention(*inputs, kernel="chunked")
-    assert sum(remaining) < 1.1 * sum(x.untyped_storage().nbytes() for x in inputs)
+    sizes = [sum(x.untyped_storage().nbytes() for x in tensors) for tensors in (kept, inputs)]
+    assert sizes[0] < 1.1 * sizes[1]
 
 
-class OnDevice:
-    """The attributes of a tensor that decide on its kernel."""
-
-    def __init__(self, device, dtype=torch.float32, width=64, time=100):
-        self.device, self.dtype = torch.device(device), dtype
-        self.shape = (1, 1, time, width)
-
-
-def choice(*args, **sizes):
-    return bilens.kernels.attention._choose((OnDevice(*args, **sizes),) * 5)
+def choice(device, dtype=torch.float32, width=64, time=100):
+    """Return the kernel of inputs, by those attributes of them that decide."""
+    shape, device = (1, 1, time, width), torch.device(device)
+    return attention._choose((SimpleNamespace(device=device, dtype=dtype, shape=shape),) * 5)
 
 
 @pytest.fixture
 def triton_of(monkeypatch):
     """Install a Triton of some version, or none."""
-    caches = bilens.kernels.attention.triton_problem, bilens.kernels.attention._warn_once
 
-    def install(version):
-        monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: version)
-        module = SimpleNamespace(__version__=version)
-        monkeypatch.setattr("bilens.kernels.attention.import_module", lambda name: module)
-        for cached in caches:
+    def forget():
+        for cached in (attention.triton_problem, attention._warn_once):
             cached.cache_clear()
 
+    def install(version):
+        module = SimpleNamespace(__version__=version)
+        monkeypatch.setattr(attention, "find_spec", lambda name: version)
+        monkeypatch.setattr(attention, "import_module", lambda name: module)
+        forget()
+
     yield install
-    for cached in caches:
-        cached.cache_clear()
+    forget()
 
 
-def on_a_gpu():
-    """Return the name of the kernel that runs on a GPU."""
+def kernel_of_a_gpu():
     kernels = bilens.kernels.products.KERNELS
     return "chunked" if kernels["gpu"]() is kernels["chunked"]() else "triton"
 
@@ -303,29 +271,31 @@ def test_a_gpu_takes_a_triton_that_was_tested(triton_of, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention._import_triton", lambda: None)
     for version in ("3.9.0", "3.9.0+git1234"):
         triton_of(version)
-        assert on_a_gpu() == "triton"
+        assert kernel_of_a_gpu() == "triton"
+        with pytest.raises(BilensError, match=r"not torch\.float64 on cpu, 8 and 8; take 'chun"):
+            bilinear_attention(*random_inputs(), kernel="triton")
     assert choice("cuda") == choice("cuda", torch.bfloat16, time=10_000) == "gpu"
     assert choice("cuda", torch.float64, time=10_000) == choice("mps", time=10_000) == "chunked"
     assert choice("cuda", width=129) == choice("mps", time=64**2) == "reference"
     assert choice("cuda", width=129, time=129**2 + 1) == "chunked"
 
 
-@pytest.mark.parametrize(
-    ("version", "problem"),
-    [
-        (None, "Triton is missing"),
-        ("3.6.0", "Triton 3.6.0 is untested, expected 3.9.0"),
-        ("3.9.0.dev1", "Triton 3.9.0.dev1 is untested, expected 3.9.0"),
-    ],
-)
-def test_any_other_triton_is_left_out_with_a_single_warning(triton_of, version, problem):
+@pytest.mark.parametrize("version", [None, "3.6.0", "3.9.0.dev1"])
+def test_any_other_triton_is_left_out_with_a_single_warning(triton_of, version):
+    problem = f"Triton {version} is untested, expected 3.9.0" if version else "Triton is missing"
     triton_of(version)
     with pytest.warns(UserWarning, match=f"{problem}.* takes the chunked kernel; pip install trit"):
-        assert on_a_gpu() == "chunked"
+        assert kernel_of_a_gpu() == "chunked"
     # A second warning would be an error.
-    assert on_a_gpu() == "chunked"
+    assert kernel_of_a_gpu() == "chunked"
     with pytest.raises(BilensError, match=f"kernel='triton', but {problem}"):
         bilinear_attention(*random_inputs(), kernel="triton")
+
+
+def patch_gpu(monkeypatch, **values):
+    """Let the benchmark of a GPU run the chunked kernel here."""
+    for name, value in {"DEVICE": "cpu", "KERNEL": "chunked", **values}.items():
+        monkeypatch.setattr(gpu, name, value)
 
 
 @pytest.mark.parametrize("place", [None, 0, 3])
@@ -338,10 +308,7 @@ def test_the_benchmark_of_a_gpu_compares_graphs_with_eager_launches(monkeypatch,
             outputs[place] = outputs[place] * (1 + 2**-22)
         return (lambda: None), outputs
 
-    monkeypatch.setattr(gpu, "DEVICE", "cpu")
-    monkeypatch.setattr(gpu, "KERNEL", "chunked")
-    monkeypatch.setattr(gpu, "HEADS", 1)
-    monkeypatch.setattr(gpu, "recorded", recorded)
+    patch_gpu(monkeypatch, HEADS=1, recorded=recorded)
     if place is None:
         gpu.check(8, torch.float32)
         return
@@ -349,19 +316,10 @@ def test_the_benchmark_of_a_gpu_compares_graphs_with_eager_launches(monkeypatch,
         gpu.check(8, torch.float32)
 
 
-def test_what_triton_does_not_take_is_named(triton_of):
-    # The release that is tested, whatever is installed: builds of torch for CUDA bring another one.
-    triton_of(TRITON[-1])
-    with pytest.raises(BilensError, match=r"not torch\.float64 on cpu, 8 and 8; take 'chun"):
-        bilinear_attention(*random_inputs(), kernel="triton")
-
-
 def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys):
     """All but the clocks, the card and the kernels of others is run here."""
-    skip_untested_triton()
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpu, "DEVICE", "cpu")
-    monkeypatch.setattr(gpu, "KERNEL", "chunked")
+    need_triton()
+    patch_gpu(monkeypatch, find_spec=lambda name: None)
     for clock in ("milliseconds", "graph_milliseconds"):
         monkeypatch.setattr(gpu, clock, lambda call: float(call() is None) + 1)
     gpu.row(64, 32, 1e12)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.inputs import skip_untested_triton
-from tests.nightly import nightly
+from tests.kernels.inputs import cases, need_triton
 
 COMPILE = """
 import json, sys, torch
@@ -24,26 +23,17 @@ for kernel in sys.argv[3:]:
     needs = compiled(kernels[kernel], card.target)
     print(json.dumps([needs.shared / card.shared, needs.spilled, needs.products]))
 """
-SMALL, LARGE = ("sm_89 (RTX 4090)", "float32"), ("sm_90 (H100)", "bfloat16")
 KERNELS = ("read y", "states", "read dk1", "whole y", "whole dq", "whole dk, dv")
+CASES = [("sm_89 (RTX 4090)", "float32", kernels) for kernels in (KERNELS[:1], KERNELS)]
 
 
-@pytest.mark.parametrize(
-    ("card", "dtype", "kernels"),
-    nightly([(*SMALL, KERNELS[:1]), (*SMALL, KERNELS), (*LARGE, KERNELS)], [(*SMALL, KERNELS[:1])]),
-)
+@cases("card dtype kernels", [*CASES, ("sm_90 (H100)", "bfloat16", KERNELS)], CASES[:1])
 def test_kernels_fit_a_card_and_use_its_tensor_cores(card, dtype, kernels):
-    skip_untested_triton()
+    need_triton()
     # In a process of its own, since here the kernels are Python functions of the interpreter.
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
-    shown = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE, card, dtype, *kernels],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    words = [sys.executable, "-W", "ignore", "-c", COMPILE, card, dtype, *kernels]
+    shown = subprocess.check_output(words, cwd=Path(__file__).parents[2], env=environment)
     needs = [json.loads(line) for line in shown.splitlines()]
     assert len(needs) == len(kernels)
     for shared, spilled, products in needs:
@@ -58,14 +48,15 @@ def test_every_card_has_tiles_for_every_launch():
     quadratic = pytest.importorskip("bilens.kernels.triton_quadratic")
     for card in (*sizes.TILES, "sm_75"):
         for itemsize, width, half in product((2, 4), (16, 32, 64, 128), (False, True)):
-            widths = (width,) * 3
-            read = sizes.tile_sizes("read", widths, itemsize, half=half, card=card)
+            read, states = (
+                sizes.tile_sizes(name, (width,) * 3, itemsize, half=half, card=card)
+                for name in ("read", "states")
+            )
             assert width % read["BN"] == width % read["BK"] == width % read["BI"] == 0
+            assert width % states["BI"] == width % states["BJ"] == width % states["BN"] == 0
             # Blocks end where chunks do.
-            assert sizes.LENGTHS[width] % read["BT"] == 0
+            length = sizes.LENGTHS[width]
+            assert length % read["BT"] == 0
             for gradients in (False, True):
                 tiles = quadratic.quadratic_sizes(width, itemsize, gradients=gradients)
-                assert sizes.LENGTHS[width] % tiles["BT"] == 0
-                assert sizes.LENGTHS[width] % tiles["BS"] == 0
-            states = sizes.tile_sizes("states", widths, itemsize, half=half, card=card)
-            assert width % states["BI"] == width % states["BJ"] == width % states["BN"] == 0
+                assert length % tiles["BT"] == length % tiles["BS"] == 0

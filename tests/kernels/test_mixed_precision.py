@@ -8,8 +8,8 @@ import torch
 
 from bilens.nn.language import LanguageModel
 from bilens.nn.settings import ATTENTIONS, PositionName
+from tests.kernels.inputs import cases
 from tests.models import small_config
-from tests.nightly import nightly
 
 
 def language_model(attention, positions="rotary", *, mixes=False):
@@ -36,10 +36,7 @@ POSITIONS = get_args(PositionName)
 DAILY = [(name, POSITIONS[i % 4], i % 2 == 0) for i, name in enumerate(ATTENTIONS)]
 
 
-@pytest.mark.parametrize(
-    ("attention", "positions", "mixes"),
-    nightly(product(ATTENTIONS, POSITIONS, [False, True]), DAILY),
-)
+@cases("attention positions mixes", product(ATTENTIONS, POSITIONS, [False, True]), DAILY)
 def test_models_in_bfloat16_are_nearly_those_in_float32(attention, positions, mixes):
     model, ids = language_model(attention, positions, mixes=mixes)
     exact = results(model, ids)

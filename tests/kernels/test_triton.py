@@ -3,13 +3,13 @@
 import importlib.util
 import sys
 from itertools import product
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from bilens.kernels import bilinear_attention, resume_attention
-from tests.kernels.inputs import error, random_inputs, results, skip_untested_triton
-from tests.nightly import nightly
+from tests.kernels.inputs import cases, each, error, need_triton, random_inputs, results
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -17,7 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(scope="module", autouse=True)
 def kernels_as_they_are_written():
     """Triton reads the source of its kernels, which the tests' check of shapes would wrap."""
-    skip_untested_triton()
+    need_triton()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("bilens.kernels.triton_kernels", "bilens.kernels.triton_quadratic"):
             origin = importlib.util.find_spec(name).origin
@@ -30,10 +30,20 @@ def kernels_as_they_are_written():
 
 
 def on_device(**sizes):
-    return [
-        None if x is None else x.detach().to(DEVICE).requires_grad_()
-        for x in random_inputs(**{"kv_heads": 1, "dtype": torch.float32, **sizes})
-    ]
+    inputs = random_inputs(**{"kv_heads": 1, "dtype": torch.float32, **sizes})
+    return each(inputs, lambda x: x.detach().to(DEVICE).requires_grad_())
+
+
+def check(inputs, width, given=None):
+    """Compare the kernels with the reference, on the inputs or on others of the same numbers."""
+    dtype = inputs[0].dtype
+    y = bilinear_attention(*(given or inputs), kernel="triton")
+    assert y.dtype == dtype
+    assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
+
+
+def cut_into_chunks(monkeypatch, length):
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
 
 
 def padding(k):
@@ -46,92 +56,58 @@ def padding(k):
 # The interpreter multiplies in float32 whatever the inputs are; a GPU, bf16 in bf16, and float32
 # by three products of tf32.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-3 if DEVICE == "cpu" else 2e-2}
-
-
+BOTH, TYPES = [False, True], [torch.float32, torch.bfloat16]
 # The interpreter runs each program of a kernel by itself: by day some cases, each with both scores.
-SIZES = [
-    (1, 8, 8, 1, torch.float32),
-    # Up to 16^2 tokens are one chunk, and more are chunks of 128.
-    (37, 20, 24, 1, torch.float32),
-    (260, 16, 12, 2, torch.float32),
-    (260, 16, 16, 1, torch.bfloat16),
-]
+# Up to 16^2 tokens are one chunk, and more are chunks of 128.
+SIZES = [(1, 8, 8, 1, TYPES[0]), (37, 20, 24, 1, TYPES[0]), (260, 16, 12, 2, TYPES[0])]
+SIZES += [(260, 16, 16, 1, TYPES[1])]
+ALL = [(*sizes, squared) for sizes, squared in product(SIZES, BOTH)]
 
 
-@pytest.mark.parametrize(
-    ("time", "width", "d_value", "sharing", "dtype", "squared"),
-    nightly(
-        ((*sizes, squared) for sizes, squared in product(SIZES, [False, True])),
-        [(*SIZES[0], False), (*SIZES[1], True), (*SIZES[3], True)],
-    ),
-)
+@cases("time width d_value sharing dtype squared", ALL, [ALL[0], ALL[3], ALL[7]])
 def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
-    inputs = on_device(
-        time=time, width=width, d_value=d_value, sharing=sharing, squared=squared, dtype=dtype
-    )
-    y = bilinear_attention(*inputs, kernel="triton")
-    assert y.dtype == dtype
-    assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
+    sizes = {"time": time, "width": width, "d_value": d_value, "sharing": sharing}
+    check(on_device(squared=squared, dtype=dtype, **sizes), width)
 
 
-@pytest.mark.parametrize(
-    ("width", "d_value", "dtype", "squared"),
-    nightly(
-        product((64, 16), (64, 128), (torch.float32, torch.bfloat16), (False, True)),
-        [(16, 128, torch.float32, True)],
-    ),
-)
+WIDE = product((64, 16), (64, 128), TYPES, BOTH)
+
+
+@cases("width d_value dtype squared", WIDE, [(16, 128, torch.float32, True)])
 def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
     """Cut into two chunks of as few tokens as tiles allow, instead of one."""
     length = 64 if dtype == torch.float32 else 128
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
-    time = length + 12
-    inputs = on_device(time=time, width=width, d_value=d_value, squared=squared, dtype=dtype)
-    y = bilinear_attention(*inputs, kernel="triton")
-    assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
+    cut_into_chunks(monkeypatch, length)
+    sizes = {"time": length + 12, "width": width, "d_value": d_value}
+    check(on_device(squared=squared, dtype=dtype, **sizes), width)
 
 
-@pytest.mark.parametrize(
-    ("time", "segments", "squared"),
-    nightly(product([140, 290], [2, 3, 5], [False, True]), [(140, 3, True)]),
-)
+@cases("time segments squared", product([140, 290], [2, 3, 5], BOTH), [(140, 3, True)])
 def test_segments_of_a_text_are_summed_side_by_side(time, segments, squared, monkeypatch):
     """Three or five chunks; of as many segments each is one, and of two the last is shorter."""
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
+    cut_into_chunks(monkeypatch, 64)
     monkeypatch.setattr("bilens.kernels.triton_chunked.segment_count", lambda *_: segments)
-    inputs = on_device(time=time, width=8, d_value=8, squared=squared)
-    y = bilinear_attention(*inputs, kernel="triton")
-    assert error(results(y, inputs), inputs, 8**-2) < BOUNDS[torch.float32]
+    check(on_device(time=time, width=8, d_value=8, squared=squared), 8)
 
 
-@pytest.mark.parametrize(
-    ("one_chunk", "squared"), nightly(product([False, True], repeat=2), [(True, False)])
-)
+@cases("one_chunk squared", product(BOTH, BOTH), [(True, False)])
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
     """Lay heads side by side in a row of the stream, as a model does."""
     length, time = (1000, 20) if one_chunk else (64, 70)
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
+    cut_into_chunks(monkeypatch, length)
     inputs = on_device(batch=2, kv_heads=2, time=time, width=12, d_value=20, squared=squared)
-    side_by_side = [
-        None if x is None else x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs
-    ]
+    side_by_side = each(inputs, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
     assert not side_by_side[0].is_contiguous()
-    y = bilinear_attention(*side_by_side, kernel="triton")
-    assert error(results(y, inputs), inputs, 12**-2) < BOUNDS[torch.float32]
+    check(inputs, 12, side_by_side)
 
 
-@pytest.mark.parametrize(
-    ("constant", "normalised", "length", "padded"),
-    nightly(
-        product((False, True), (False, True), (64, 256), (False, True)),
-        [(False, True, 256, False), (True, False, 256, True), (True, True, 64, True)],
-    ),
-)
-def test_constants_and_sums_of_rows_are_inside_the_kernels(
-    constant, normalised, length, padded, monkeypatch
-):
+DAILY = [(False, True, 256, False), (True, False, 256, True), (True, True, 64, True)]
+
+
+@cases("constant normalised length padded", product(BOTH, BOTH, (64, 256), BOTH), DAILY)
+def test_constants_and_sums_of_rows(constant, normalised, length, padded, monkeypatch):
     """Outputs, gradients, and gradients of gradients, of one chunk or two, in float64 too."""
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
+    cut_into_chunks(monkeypatch, length)
     plain = on_device(batch=2, time=70, width=12, d_value=10, sharing=2, squared=True)[:3]
     seen = padding(plain[1]) if padded else None
     # Neither the constants nor, in a model, the gradients of outputs are numbers in a row.
@@ -154,40 +130,25 @@ def test_constants_and_sums_of_rows_are_inside_the_kernels(
 @pytest.mark.parametrize("length", [256, 64])
 def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
     """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
-    from bilens.kernels import triton_chunked  # noqa: PLC0415
-
-    monkeypatch.setattr(triton_chunked, "chunk_length", lambda time, width: length)
-    launched = {}
-
-    def recorded(name):
-        class Recorder:
-            def __getitem__(self, grid):
-                def record(*arguments, **constants):
-                    sizes = [
-                        constants[size] for size in ("WK", "DK", "WA", "DA") if size in constants
-                    ]
-                    launched.setdefault(name, []).append(sizes)
-
-                return record
-
-        return Recorder()
-
-    for name in ("attend_kernel", "states_kernel", "read_kernel"):
-        monkeypatch.setattr(triton_chunked, name, recorded(name))
+    cut_into_chunks(monkeypatch, length)
+    kernels = {name: MagicMock() for name in ("attend_kernel", "states_kernel", "read_kernel")}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(f"bilens.kernels.triton_chunked.{name}", kernel)
     q, k, v = on_device(time=70, width=128, d_value=128, squared=True)[:3]
     constant = torch.ones(1, device=DEVICE)
     bilinear_attention(q, k, v, constant=constant, normalised=True, kernel="triton")
     # States hold squares of keys alone, without a coordinate for the constant.
-    states = {} if length > 70 else {"states_kernel": [[128, 128]], "read_kernel": [[128, 128]]}
-    assert launched == {"attend_kernel": [[128, 128]], **states}
+    for name, kernel in kernels.items():
+        launches = [call.kwargs for call in kernel.__getitem__.return_value.call_args_list]
+        sizes = [[of[x] for x in ("WK", "DK", "WA", "DA") if x in of] for of in launches]
+        assert sizes == ([] if length > 70 and name != "attend_kernel" else [[128, 128]]), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("squared", BOTH)
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
     inputs = on_device(time=20, width=4, d_value=3, sharing=2, squared=squared)
-    given = [x for x in inputs if x is not None]
-    result = []
+    given, result = [x for x in inputs if x is not None], []
     for kernel in ("reference", "triton"):
         y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
         first = torch.autograd.grad(y.square().sum(), given, create_graph=True)
@@ -196,33 +157,27 @@ def test_gradients_of_gradients_are_those_of_the_reference(squared):
         assert (a - b).norm() < BOUNDS[torch.float32] * a.norm()
 
 
-@pytest.mark.parametrize(
-    ("squared", "constant", "normalised"),
-    nightly(
-        [(False, False, False), *product([True], [False, True], [False, True])],
-        [(False, False, False), (True, True, True)],
-    ),
-)
-def test_a_text_goes_on_from_a_state(squared, constant, normalised, monkeypatch):
-    """By the kernels twice and by the recurrence once, from and to the same form of a state.
+OPTIONS = [(False, False, False), *product([True], BOTH, BOTH)]
 
-    It begins with padding.
-    """
+
+@cases("squared constant normalised", OPTIONS, [OPTIONS[0], OPTIONS[-1]])
+def test_a_text_goes_on_from_a_state(squared, constant, normalised, monkeypatch):
+    """It begins with padding, by the kernels twice and by the recurrence once, from one state."""
     take = "bilens.kernels.attention._linear"
     monkeypatch.setattr(take, lambda inputs: "gpu")
-    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
+    cut_into_chunks(monkeypatch, 64)
     inputs = on_device(time=76, width=6, d_value=5, sharing=1 + squared, squared=squared)
     if squared:  # what has gradients is not resumed inside the kernels
-        inputs = [None if x is None else x.detach() for x in inputs]
+        inputs = each(inputs, torch.Tensor.detach)
     seen = padding(inputs[1])
     offsets = torch.tensor([0.5, -1.0], device=DEVICE) if constant else None
     y, state = [], None
     for span in (slice(0, 10), slice(10, 11), slice(11, 76)):
-        parts = [None if x is None else x[:, :, span] for x in inputs]
+        parts = each(inputs, lambda x, span=span: x[:, :, span])
         options = {"scale": 0.3, "normalised": normalised, "seen": seen[:, span]}
         out, state = resume_attention(*parts, state=state, constant=offsets, **options)
         y.append(out)
-    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    exact = each(inputs, lambda x: x.detach().double().requires_grad_())
     offsets = None if offsets is None else offsets.double()
     options = {"scale": 0.3, "constant": offsets, "normalised": normalised, "seen": seen}
     whole = bilinear_attention(*exact, **options, kernel="reference")

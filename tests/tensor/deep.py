@@ -5,17 +5,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bilens.tensor import BilinearTensor
-from tests.tensor.factors import close, dense, normal, random_tensor
+from tests.tensor.factors import SEEDS, dense, normal, random_tensor
 
 KINDS = ("plain", "low rank", "bias", "residual", "bias and residual")
-
+FEW = st.integers(1, 3)
 chains = st.fixed_dictionaries(
-    {
-        "depth": st.integers(1, 3),
-        "kind": st.sampled_from(KINDS),
-        "width": st.integers(1, 3),
-        "seed": st.integers(0, 10_000),
-    }
+    {"depth": FEW, "kind": st.sampled_from(KINDS), "width": FEW, "seed": SEEDS}
 )
 
 
@@ -29,8 +24,7 @@ def random_chain(
     for i in range(depth):
         layer = random_tensor(width, rank, width, seed + i)
         if bias:
-            left, right, out = (normal(n, seed=seed + i) for n in (rank, rank, width))
-            layer = layer.with_bias(left, right, out)
+            layer = layer.with_bias(*(normal(n, seed=seed + i) for n in (rank, rank, width)))
         layers.append(layer.with_residual() if residual else layer)
     layers[0] = layers[0].change_basis(inputs=normal(width, n_in, seed=seed + 8))
     layers[-1] = layers[-1].change_basis(outputs=normal(n_out, width, seed=seed + 9))
@@ -48,8 +42,7 @@ def dense_chain(chain: list[BilinearTensor]) -> list[Tensor]:
     arrays = [dense(tensor) for tensor in chain]
     for i, above in enumerate(chain[1:]):
         if above.constant:
-            n_in = arrays[i].shape[1]
-            single = torch.zeros(1, n_in, n_in, dtype=torch.float64)
+            single = torch.zeros_like(arrays[i][:1])
             single[0, -1, -1] = 1
             arrays[i] = torch.cat([arrays[i], single])
     return arrays
@@ -69,16 +62,10 @@ def effective_by_hand(arrays: list[Tensor], u: Tensor) -> list[float]:
     ]
 
 
-def same_strengths(actual: Tensor, expected: Tensor, depth: int) -> bool:
-    """Equal but for rounding, which the roots of equation 4 magnify at eigenvalues of 0."""
-    power = 2 ** (depth - 1)
-    return close(actual.abs() ** power, expected**power)
-
-
 def strongest_by_hand(arrays: list[Tensor], directions: Tensor, k: int) -> Tensor:
     every = [value for u in directions for value in effective_by_hand(arrays, u)]
     return torch.tensor(sorted(every, reverse=True)[:k], dtype=torch.float64)
 
 
-def widened(chain: list[BilinearTensor], embedding: torch.Tensor) -> list[BilinearTensor]:
+def widened(chain: list[BilinearTensor], embedding: Tensor) -> list[BilinearTensor]:
     return [chain[0].change_basis(inputs=embedding), *chain[1:]]

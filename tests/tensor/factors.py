@@ -6,27 +6,24 @@ from torch import Tensor
 
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
-shapes = st.fixed_dictionaries(
-    {
-        "n_in": st.integers(1, 9),
-        "rank": st.integers(1, 11),
-        "n_out": st.integers(1, 8),
-        "seed": st.integers(0, 10_000),
-    }
-)
+SEEDS = st.integers(0, 10_000)
+BATCHES = st.sampled_from([(), (3,), (2, 3)])
+SIZES = {"n_in": st.integers(1, 9), "rank": st.integers(1, 11), "n_out": st.integers(1, 8)}
+shapes = st.fixed_dictionaries({**SIZES, "seed": SEEDS})
 
 
 def random_tensor(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
-    generator = torch.Generator().manual_seed(seed)
-    left, right = (
-        torch.randn(rank, n_in, generator=generator, dtype=torch.float64) for _ in range(2)
-    )
-    out = torch.randn(n_out, rank, generator=generator, dtype=torch.float64)
-    return BilinearTensor(left, right, out)
+    kind = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    sizes = (rank, n_in), (rank, n_in), (n_out, rank)
+    return BilinearTensor(*(torch.randn(size, **kind) for size in sizes))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def eye(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64)
 
 
 def random_matrix(n_rows, n_columns, rank, batch=(), seed=0) -> FactoredMatrix:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -6,13 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, FactoredMatrix, affine, decompile, with_constant
-from tests.tensor.factors import close, dense, normal, random_tensor, shapes
-
-
-def quadratic(B: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([torch.stack([row @ M @ row for M in B]) for row in x])
+from tests.tensor.factors import BATCHES, close, dense, eye, normal, random_tensor, shapes
 
 
 @given(shapes)
@@ -34,55 +30,25 @@ def test_a_layer_without_an_output_map_has_its_hidden_units_as_outputs(dtype):
     assert tensor.n_out == tensor.rank == 7
     assert tensor.out.dtype == dtype
     torch.testing.assert_close(tensor(x), (x @ W.T) * (x @ V.T))
-    with pytest.raises(BilensError, match="out=None, expected a tensor of real"):
-        BilinearTensor(W, V, None)
 
 
-@given(shapes)
-def test_evaluation(shape):
-    tensor = random_tensor(**shape)
-    x = normal(4, tensor.n_in)
-    assert close(tensor(x), quadratic(dense(tensor), x))
-    assert close(tensor(x[0]), tensor(x)[0])
-    assert close(tensor.interaction(output=0)(x[0]), tensor(x)[0, 0])
-    assert close(tensor(x.reshape(2, 2, -1)), tensor(x).reshape(2, 2, -1))
-
-
-@given(shapes, st.sampled_from([(), (3,), (2, 3)]))
-def test_two_inputs(shape, batch):
+@given(shapes, BATCHES)
+def test_one_and_two_inputs(shape, batch):
     tensor = random_tensor(**shape)
     B, x, y = dense(tensor), normal(*batch, tensor.n_in), normal(4, *batch, tensor.n_in, seed=1)
     expected = torch.einsum("oij,...i,s...j->s...o", B, x, y)
     assert close(tensor(x, y), expected)
     assert close(tensor(y, x), expected)
-    assert close(tensor(x, x), tensor(x))
+    for z in (x, y):
+        assert close(tensor(z), torch.einsum("oij,...i,...j->...o", B, z, z))
+        assert close(tensor(z, z), tensor(z))
     matrix = tensor.contract(x)
     assert matrix.batch_shape == batch
     assert close(matrix.dense(), torch.einsum("oij,...i->...oj", B, x))
     assert close(matrix.apply(y.movedim(0, -2)).movedim(-2, 0), expected)
 
 
-def test_two_inputs_and_the_constant():
-    tensor = random_tensor(4, 6, 3, 0).with_bias(normal(6), normal(6, seed=1))
-    x, y = normal(5, 4), normal(5, 4, seed=2)
-    assert close(tensor(x, with_constant(y)), tensor(with_constant(x), y))
-    assert close(tensor.contract(x).apply(with_constant(y)[:, None])[:, 0], tensor(x, y))
-
-
-@given(shapes, st.integers(1, 7))
-def test_sums_and_differences(shape, rank):
-    a = random_tensor(**shape)
-    b = random_tensor(a.n_in, rank, a.n_out, shape["seed"] + 1)
-    A, B, x = dense(a), dense(b), normal(3, a.n_in)
-    assert close((a + b).dense(), A + B)
-    assert close((a - b).dense(), A - B)
-    assert close((a - b)(x), a(x) - b(x))
-    assert (a + b).rank == a.rank + rank
-    assert close((a - b).norm(), (A - B).norm())
-    assert (a - a).norm() <= 1e-7 * A.norm()
-
-
-@given(shapes, st.sampled_from([(), (3,), (2, 3)]))
+@given(shapes, BATCHES)
 def test_directions(shape, batch):
     tensor = random_tensor(**shape)
     u = normal(*batch, tensor.n_out, seed=1)
@@ -99,7 +65,7 @@ def test_directions(shape, batch):
 
 def test_classes_are_unit_directions():
     tensor = random_tensor(4, 6, 5, 0)
-    third = tensor.interaction(torch.eye(5, dtype=torch.float64)[2]).dense()
+    third = tensor.interaction(eye(5)[2]).dense()
     for output in (2, np.int64(2)):
         assert close(tensor.interaction(output=output).dense(), third)
     for outputs in ([4, 2], range(1, 3), np.arange(1, 3), torch.tensor([1, 2])):
@@ -115,6 +81,9 @@ def test_biases(shape):
     biased = tensor.with_bias(left, right)
     assert close(biased(x), expected)
     assert close(biased(with_constant(x)), expected)
+    y = normal(5, tensor.n_in, seed=5)
+    assert close(biased(x, with_constant(y)), biased(with_constant(x), y))
+    assert close(biased.contract(x).apply(with_constant(y)[:, None])[:, 0], biased(x, y))
     assert close(biased.with_bias(out=out)(x), expected + out)
     assert close(tensor.with_bias(left).with_bias(right=right, out=out)(x), expected + out)
 
@@ -131,49 +100,41 @@ def test_an_affine_map_before_the_layer(shape):
     tensor = random_tensor(**shape).with_bias()
     weight, bias = normal(tensor.n_in - 1, 3, seed=1), normal(tensor.n_in - 1, seed=2)
     z = normal(4, 3, seed=3)
-    before = tensor.change_basis(inputs=affine(weight, bias))
-    assert close(before(z), tensor(z @ weight.T + bias))
+    assert close(tensor.change_basis(inputs=affine(weight, bias))(z), tensor(z @ weight.T + bias))
     assert close(tensor.change_basis(inputs=weight)(z), tensor(z @ weight.T))
 
 
 @given(shapes, st.integers(1, 7))
-def test_inner_product(shape, rank):
+def test_sums_differences_and_inner_products(shape, rank):
     a = random_tensor(**shape)
     b = random_tensor(a.n_in, rank, a.n_out, shape["seed"] + 1)
-    A, B = dense(a), dense(b)
+    A, B, x = dense(a), dense(b), normal(3, a.n_in)
+    assert close((a + b).dense(), A + B)
+    assert close((a - b).dense(), A - B)
+    assert close((a - b)(x), a(x) - b(x))
+    assert (a + b).rank == a.rank + rank
+    assert close((a - b).norm(), (A - B).norm())
+    assert (a - a).norm() <= 1e-7 * A.norm()
     assert torch.allclose(a.inner(b), (A * B).sum(), rtol=1e-10, atol=1e-10 * A.norm() * B.norm())
     assert close(a.norm(), A.norm())
     assert torch.allclose(a.cosine(b), (A * B).sum() / (A.norm() * B.norm()), atol=1e-10)
-    flipped = BilinearTensor(a.right, a.left, a.out)
-    assert torch.allclose(a.cosine(flipped), torch.ones((), dtype=torch.float64))
-    assert a.cosine(BilinearTensor(a.left, a.right, torch.zeros_like(a.out))) == 0
+    assert a.cosine(BilinearTensor(a.right, a.left, a.out)).item() == pytest.approx(1)
+    assert a.cosine(replace(a, out=0 * a.out)) == 0
 
 
-def test_float32_grams_are_formed_in_float64():
-    tensor = random_tensor(6, 5, 4, 0)
-    single = tensor.to(torch.float32)
-    assert single.output_gram().dtype == torch.float64
-    assert close(single.output_gram(), tensor.output_gram(), 1e-6)
-    assert single(torch.ones(6)).dtype == torch.float32
+KEEP_OUTPUTS = [
+    *(BilinearTensor.with_residual, lambda t: t + t, lambda t: t.to(torch.float32)),
+    *(lambda t: t - replace(t, names=()), lambda t: t.with_bias(out=normal(4))),
+    lambda t: t.change_basis(inputs=normal(4, 2)),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: t + t,
-        lambda t: t - BilinearTensor(t.left, t.right, t.out),
-        lambda t: t.change_basis(inputs=normal(4, 2)),
-        lambda t: t.with_bias(out=normal(4)),
-        lambda t: t.with_residual(),
-        lambda t: t.to(torch.float32),
-    ],
-)
+@pytest.mark.parametrize("change", KEEP_OUTPUTS)
 def test_outputs_that_stay_keep_their_names(change):
-    names = ("a", "b", "c", "d")
-    tensor = change(replace(random_tensor(4, 6, 4, 0), names=names))
-    for number, name in enumerate(names):
-        form = tensor.interaction(output=name)
-        assert torch.equal(form.weights, tensor.interaction(output=number).weights)
+    tensor = change(replace(random_tensor(4, 6, 4, 0), names=tuple("abcd")))
+    for number, name in enumerate("abcd"):
+        named, numbered = (tensor.interaction(output=output) for output in (name, number))
+        assert torch.equal(named.weights, numbered.weights)
 
 
 OTHER = {
@@ -189,10 +150,8 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-@pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
-def test_arrays_of_another_dtype_are_brought_to_that_of_the_factors(name, kinds):
-    """The result has the dtype of the tensor, whatever it meets."""
-    dtype, other = kinds
+@pytest.mark.parametrize(("dtype", "other"), [*permutations([torch.float32, torch.float64])])
+def test_arrays_of_another_dtype_are_brought_to_that_of_the_factors(name, dtype, other):
     tensor = random_tensor(4, 6, 3, 0)
     moved = OTHER[name](tensor.to(dtype), lambda *shape: normal(*shape, seed=1).to(other))
     expected = OTHER[name](tensor, lambda *shape: normal(*shape, seed=1))
@@ -209,22 +168,20 @@ def test_inputs_of_another_dtype_are_brought_to_that_of_the_factors():
         assert close(of_x(x).double(), of_x(x.float()).double(), 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_read_in_single(dtype):
-    tensor = random_tensor(6, 8, 4, 0)
-    half = tensor.to(dtype)
-    exact = half.to(torch.float64)
-    spectrum, expected = (
-        single_part.interaction(output=[0, 1]).eigh() for single_part in (half, exact)
-    )
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision_is_read_in_single_and_its_sums_in_double(dtype):
+    low = random_tensor(6, 8, 4, 0).to(dtype)
+    exact = low.to(torch.float64)
+    spectrum = low.interaction(output=[0, 1]).eigh()
     assert spectrum.values.dtype == spectrum.vectors.dtype == torch.float32
-    assert close(spectrum.values.double(), expected.values, 1e-5)
-    assert close(half.svd().values.double(), exact.svd().values, 1e-5)
-    assert close(half.norm(), exact.norm())
+    assert close(spectrum.values.double(), exact.interaction(output=[0, 1]).eigh().values, 1e-5)
+    assert close(low.svd().values.double(), exact.svd().values, 1e-5)
+    for number, expected in ((low.norm(), exact.norm()), (low.output_gram(), exact.output_gram())):
+        assert number.dtype == torch.float64
+        assert close(number, expected)
     many = random_tensor(300, 400, 2, 0).to(dtype).interaction(output=[0, 1])
     assert many.eigh(1).values.dtype == torch.float32
-    chain = [half.change_basis(outputs=normal(6, 4)), half]
-    paths = decompile(chain, torch.ones(4, dtype=dtype))
+    paths = decompile([low.change_basis(outputs=normal(6, 4)), low], torch.ones(4, dtype=dtype))
     assert paths.eigenvalues.dtype == torch.float32
 
 

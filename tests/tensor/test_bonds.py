@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,20 +10,21 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, affine, bonds
 from tests.tensor.deep import chains, dense_chain, forward, random_chain
-from tests.tensor.factors import close, normal, random_tensor
+from tests.tensor.factors import SEEDS, close, eye, normal, random_tensor
 
 N_IN, N_OUT = 3, 3
+Case = tuple[list[BilinearTensor], Tensor, Tensor | None]
 
-cases = st.fixed_dictionaries({"chain": chains, "with_metric": st.booleans()})
 
-
-def case(chain: dict, with_metric: bool) -> tuple[list[BilinearTensor], Tensor, Tensor | None]:
+def make_case(chain: dict, with_metric: bool) -> Case:
+    """Return a chain, directions of its outputs, and a metric of its inputs."""
     tensors = random_chain(**chain, n_in=N_IN, n_out=N_OUT)
-    metric = None
-    if with_metric:
-        x = normal(8, tensors[0].n_in, seed=chain["seed"])
-        metric = x.T @ x / 8
-    return tensors, normal(2, N_OUT, seed=chain["seed"]), metric
+    x = normal(8, tensors[0].n_in, seed=chain["seed"])
+    return tensors, normal(2, N_OUT, seed=chain["seed"]), x.T @ x / 8 if with_metric else None
+
+
+cases = st.builds(make_case, chains, st.booleans())
+LONG = make_case({"depth": 3, "kind": "residual", "width": 1, "seed": 0}, with_metric=False)
 
 
 def whole_tree(tensors: list[BilinearTensor], directions: Tensor, metric: Tensor | None) -> Tensor:
@@ -47,56 +49,38 @@ def unfolded(T: Tensor, leaves: int) -> Tensor:
 
 
 @given(cases)
-def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> None:
-    tensors, directions, metric = case(**given_case)
-    T = whole_tree(tensors, directions, metric)
-    reading = bonds(tensors, directions, metric)
+def test_singular_values_are_those_of_the_unfolded_tree(case: Case) -> None:
+    T, reading = whole_tree(*case), bonds(*case)
     assert reading.norm == pytest.approx(float(T.norm()), rel=1e-10)
     for i, bond in enumerate(reading.bonds):
         squares = torch.linalg.svdvals(unfolded(T, 2**i)) ** 2 / T.norm() ** 2
         both = torch.zeros(2, max(len(squares), bond.k), dtype=torch.float64)
         both[0, : len(squares)], both[1, : bond.k] = squares, bond.shares
         assert (both[0] - both[1]).abs().max() < 1e-12
-        assert bond.uses == 2 ** (len(tensors) - i)
+        assert bond.uses == 2 ** (len(case[0]) - i)
+        # In whitened coordinates of what is below, projectors are orthogonal.
+        assert close(bond.read @ bond.write, eye(bond.k), 1e-8)
+        for k in range(1, bond.k + 1):
+            projector = bond.projector(k)
+            assert close(projector @ projector, projector, 1e-8)
 
 
-@given(cases, st.integers(1, 3))
-def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
-    """Cutting one use of one bond leaves the best approximation of the tree unfolded there."""
-    tensors, directions, metric = case(**given_case)
-    reading = bonds(tensors, directions, metric)
-    for i, bond in enumerate(reading.bonds):
-        projector = bond.projector(min(k, bond.k))
-        assert close(projector @ projector, projector, 1e-8)
-        # In whitened coordinates of what is below, the projector is an orthogonal one.
-        assert close(bond.read @ bond.write, torch.eye(bond.k, dtype=torch.float64), 1e-8)
-        lost = float(bond.shares[min(k, bond.k) :].sum())
-        squares = torch.linalg.svdvals(unfolded(whole_tree(tensors, directions, metric), 2**i)) ** 2
-        best = float(squares[min(k, bond.k) :].sum() / squares.sum())
-        assert lost == pytest.approx(best, abs=1e-12)
-
-
-@given(cases, st.integers(0, 10_000))
-def test_no_cut_loses_more_than_its_certificate(given_case: dict, seed: int) -> None:
-    tensors, directions, metric = case(**given_case)
-    reading = bonds(tensors, directions, metric)
-    generator = torch.Generator().manual_seed(seed)
+@given(cases, SEEDS)
+def test_no_cut_loses_more_than_its_certificate(case: Case, seed: int) -> None:
+    reading, generator = bonds(*case), torch.Generator().manual_seed(seed)
     ranks = [int(torch.randint(1, b.k + 1, (), generator=generator)) for b in reading.bonds]
-    cut = reading.cut(ranks)
-    T = whole_tree(tensors, directions, metric)
-    lost = (T - whole_tree(cut.tensors(), directions, metric)).norm() / T.norm()
+    cut, T = reading.cut(ranks), whole_tree(*case)
+    lost = (T - whole_tree(cut.tensors(), *case[1:])).norm() / T.norm()
     assert reading.error(ranks) == pytest.approx(float(lost), abs=1e-6)
     assert cut.certificate**2 >= float(lost) ** 2 - 1e-12
     assert cut.certificate == reading.certificate(ranks)
 
 
 @given(cases)
-def test_all_directions_are_the_model(given_case: dict) -> None:
-    tensors, directions, metric = case(**given_case)
-    reading = bonds(tensors, directions, metric)
-    x = normal(6, N_IN, seed=1)
-    cut = reading.cut(100)
-    expected = forward(tensors, x) @ directions.T
+def test_all_directions_are_the_model(case: Case) -> None:
+    tensors, directions, _ = case
+    reading, x = bonds(*case), normal(6, N_IN, seed=1)
+    cut, expected = reading.cut(100), forward(tensors, x) @ directions.T
     assert close(cut(x) @ directions.T, expected, 1e-8)
     assert close(forward(cut.tensors(), x) @ directions.T, expected, 1e-8)
     assert cut.certificate == 0
@@ -104,16 +88,14 @@ def test_all_directions_are_the_model(given_case: dict) -> None:
 
 
 @given(cases)
-def test_coordinates_are_of_unit_size(given_case: dict) -> None:
+def test_coordinates_are_of_unit_size(case: Case) -> None:
     """Below every bond P is the identity, above it U is diagonal: the shares."""
-    tensors, directions, metric = case(**given_case)
-    reading = bonds(tensors, directions, metric)
+    reading = bonds(*case)
     for core, bond in zip(reading.cores, reading.bonds[1:], strict=False):
-        assert close(core.output_gram(), torch.eye(bond.k, dtype=torch.float64), 1e-6)
+        assert close(core.output_gram(), eye(bond.k), 1e-6)
     weights = reading.directions / reading.norm
     for core, bond in zip(reversed(reading.cores), reversed(reading.bonds), strict=True):
-        U = core.change_basis(outputs=weights).input_gram()
-        assert close(U, bond.shares.diag(), 1e-6)
+        assert close(core.change_basis(outputs=weights).input_gram(), bond.shares.diag(), 1e-6)
         weights = bond.shares.sqrt().diag()
 
 
@@ -125,11 +107,9 @@ def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
         E = affine(E, normal(5, seed=3))
     x = normal(9, E.shape[1], seed=2)
     metric = x.T @ x / 9 if with_metric else None
-    directions = torch.eye(N_OUT, dtype=torch.float64)
-    apart = bonds(tensors, directions, metric, E)
-    first = tensors[0]
-    folded = BilinearTensor(first.left @ E, first.right @ E, first.out, first.constant)
-    together = bonds([folded, *tensors[1:]], directions, metric)
+    apart, first = bonds(tensors, eye(N_OUT), metric, E), tensors[0]
+    folded = replace(first, left=first.left @ E, right=first.right @ E)
+    together = bonds([folded, *tensors[1:]], eye(N_OUT), metric)
     assert apart.norm == pytest.approx(together.norm, rel=1e-8)
     for a, b in zip(apart.bonds, together.bonds, strict=True):
         k = min(a.k, b.k)
@@ -139,12 +119,9 @@ def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
 
 
 @given(cases, st.floats(0, 2))
-@example(
-    {"chain": {"depth": 3, "kind": "residual", "width": 1, "seed": 0}, "with_metric": False}, 2.0
-)
-def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
-    tensors, directions, metric = case(**given_case)
-    reading = bonds(tensors, directions, metric)
+@example(LONG, 2.0)
+def test_ranks_within_are_the_fewest(case: Case, error: float) -> None:
+    reading = bonds(*case)
     ranks = reading.ranks_within(error)
     assert reading.certificate(ranks) <= error + 1e-9
     every = product(*(range(1, bond.k + 1) for bond in reading.bonds))
@@ -154,8 +131,7 @@ def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
 
 
 def test_ranks_scoring_leaves_out_what_the_score_can_do_without() -> None:
-    tensors = random_chain(2, "plain", width=3, n_in=3, n_out=2, seed=4)
-    reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
+    reading = bonds(random_chain(2, "plain", width=3, n_in=3, n_out=2, seed=4), eye(2))
     asked = []
 
     def score(cut: object) -> float:
@@ -169,12 +145,9 @@ def test_ranks_scoring_leaves_out_what_the_score_can_do_without() -> None:
 
 
 def test_float32_is_computed_in_float64() -> None:
-    tensors = random_chain(3, "bias and residual", seed=3)
-    directions = torch.eye(4)
-    small = [tensor.to(torch.float32) for tensor in tensors]
-    reading = bonds(small, directions)
-    same = bonds([tensor.to(torch.float64) for tensor in small], directions.double())
-    for a, b in zip(reading.bonds, same.bonds, strict=True):
+    small = [t.to(torch.float32) for t in random_chain(3, "bias and residual", seed=3)]
+    same = bonds([tensor.to(torch.float64) for tensor in small], eye(4))
+    for a, b in zip(bonds(small, torch.eye(4)).bonds, same.bonds, strict=True):
         assert a.shares.dtype == torch.float64
         assert torch.equal(a.shares, b.shares)
 
@@ -182,18 +155,15 @@ def test_float32_is_computed_in_float64() -> None:
 def test_deep_models_stay_within_the_range_of_numbers() -> None:
     """Ten layers square sizes ten times: the model's norm is then beyond float64."""
     layer = random_tensor(2, 2, 2, seed=1)
-    tame = [BilinearTensor(layer.left, layer.right, layer.out / layer.norm())] * 6
-    assert bonds(tame, torch.eye(2, dtype=torch.float64)).norm > 0
-    wild = [BilinearTensor(layer.left * 1e3, layer.right, layer.out)] * 9
+    assert bonds([replace(layer, out=layer.out / layer.norm())] * 6, eye(2)).norm > 0
     with pytest.raises(BilensError, match="outside of the range of float64; scale its weights"):
-        bonds(wild, torch.eye(2, dtype=torch.float64))
+        bonds([replace(layer, left=layer.left * 1e3)] * 9, eye(2))
 
 
 def test_gaussian_error_bounds_what_a_cut_loses() -> None:
     for kind, depth in product(("plain", "bias and residual"), (1, 2, 3)):
         tensors = random_chain(depth, kind, width=2, n_in=2, n_out=2, seed=6)
-        reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
-        x = normal(100_000, 2, seed=2)
+        reading, x = bonds(tensors, eye(2)), normal(100_000, 2, seed=2)
         lost = (forward(tensors, x) - reading.cut(1)(x)).square().sum(-1).mean().sqrt()
         assert float(lost) <= reading.gaussian_error(1)
         assert reading.gaussian_error(9) == 0

@@ -3,43 +3,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.tensor.features import cluster
-from tests.tensor.factors import close, normal
-
-cases = st.fixed_dictionaries(
-    {
-        "m": st.integers(1, 12),
-        "n": st.integers(1, 4),
-        "seed": st.integers(0, 10_000),
-        "threshold": st.sampled_from([0.3, 0.7, 0.9, 1.0]),
-    }
-)
+from tests.tensor.factors import SEEDS, close, normal
 
 
 def by_definition(v: torch.Tensor, w: torch.Tensor, threshold: float) -> list[list[int]]:
     """Return the groups, one row after another."""
     units = v / v.norm(dim=1, keepdim=True)
-    waiting = sorted(range(len(v)), key=lambda i: -w[i])
-    groups = []
+    waiting, groups = sorted(range(len(v)), key=lambda i: -w[i]), []
     while waiting:
         led = [i for i in waiting if abs(units[i] @ units[waiting[0]]) >= threshold - 1e-12]
         groups.append(led)
         waiting = [i for i in waiting if i not in led]
-    result = []
-    for rows in groups:
-        M = sum(w[i] * torch.outer(units[i], units[i]) for i in rows)
-        result.append(torch.linalg.eigh(M).eigenvectors[:, -1])
+    moments = [sum(w[i] * torch.outer(units[i], units[i]) for i in rows) for rows in groups]
+    result = [torch.linalg.eigh(M).eigenvectors[:, -1] for M in moments]
     moved = [max(range(len(result)), key=lambda g: abs(u @ result[g])) for u in units]
     groups = [[i for i in range(len(v)) if moved[i] == g] for g in range(len(result))]
     return sorted([g for g in groups if g], key=lambda g: -sum(w[i] for i in g))
 
 
-@given(cases)
-def test_against_the_definition(case):
-    v, w = normal(case["m"], case["n"], seed=case["seed"]), normal(case["m"], seed=1).abs() + 0.1
-    features = cluster(v, w, case["threshold"])
-    expected = by_definition(v, w, case["threshold"])
-    assert [rows.tolist() for rows in features.members] == expected
-    assert len(features) == len(expected)
+@given(st.integers(1, 12), st.integers(1, 4), SEEDS, st.sampled_from([0.3, 0.7, 0.9, 1.0]))
+def test_against_the_definition(m, n, seed, threshold):
+    v, w = normal(m, n, seed=seed), normal(m, seed=1).abs() + 0.1
+    features = cluster(v, w, threshold)
+    assert [rows.tolist() for rows in features.members] == by_definition(v, w, threshold)
+    assert len(features) == len(features.members)
     units = v / v.norm(dim=1, keepdim=True)
     for f, rows, share, agreement in zip(
         features.vectors, features.members, features.coverage, features.agreement, strict=True
@@ -54,13 +41,10 @@ def test_against_the_definition(case):
 
 
 def test_planted_clusters_are_recovered():
-    centres = torch.linalg.qr(normal(20, 4)).Q.T
-    planted = torch.arange(40) % 4
-    signs = normal(40, 1, seed=2).sign()
-    lengths = normal(40, 1, seed=3).abs() + 0.1
+    centres, planted = torch.linalg.qr(normal(20, 4)).Q.T, torch.arange(40) % 4
+    signs, lengths = normal(40, 1, seed=2).sign(), normal(40, 1, seed=3).abs() + 0.1
     v = lengths * signs * (centres[planted] + 0.02 * normal(40, 20, seed=4))
-    w = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)[planted]
-    features = cluster(v, w)
+    features = cluster(v, torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)[planted])
     assert [set(planted[rows].tolist()) for rows in features.members] == [{0}, {1}, {2}, {3}]
     assert sum(len(rows) for rows in features.members) == 40
     assert close(features.coverage, torch.tensor([8, 4, 2, 1], dtype=torch.float64) / 15)
@@ -88,14 +72,10 @@ def test_a_feature_is_signed_like_its_heaviest_member():
 
 
 def test_a_row_moves_to_the_feature_that_it_resembles_most():
-    def at(degrees: float) -> list[float]:
-        angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
-        return [float(angle.cos()), float(angle.sin())]
-
     # The leader at 0 takes in 24 (cosine 0.91), and so do not 40 and 30, which lies closer to it.
-    v = torch.tensor([at(0), at(40), at(24), at(30)], dtype=torch.float64)
-    w = torch.tensor([4.0, 3.0, 0.1, 1.0], dtype=torch.float64)
-    features = cluster(v, w, 0.9)
+    angles = torch.tensor([0.0, 40.0, 24.0, 30.0]).deg2rad()
+    v = torch.stack([angles.cos(), angles.sin()], -1)
+    features = cluster(v, torch.tensor([4.0, 3.0, 0.1, 1.0]), 0.9)
     assert [rows.tolist() for rows in features.members] == [[1, 2, 3], [0]]
 
 
@@ -107,8 +87,7 @@ def test_threshold_one_joins_equal_directions_alone():
 
 
 def test_rows_without_weight_belong_somewhere():
-    v = torch.eye(3, dtype=torch.float64)
-    features = cluster(v, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64))
+    features = cluster(torch.eye(3), torch.tensor([0.0, 2.0, 0.0]))
     assert features.coverage.tolist() == [1.0, 0.0, 0.0]
     assert [rows.tolist() for rows in features.members] == [[1], [0], [2]]
-    assert close(features.vectors @ features.vectors.T, v)
+    assert close(features.vectors @ features.vectors.T, torch.eye(3))

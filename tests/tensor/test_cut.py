@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -8,16 +6,15 @@ from torch import Tensor
 
 from bilens.tensor import Bonds, Cut, bonds, product_weight, sparse_basis
 from tests.tensor.deep import chains, forward, random_chain
-from tests.tensor.factors import close, normal
-
-FACTORS = ("left", "right", "out")
-cuts = st.fixed_dictionaries({"chain": chains, "ranks": st.integers(1, 4)})
+from tests.tensor.factors import close, eye, normal
 
 
-def make(chain: dict, ranks: int) -> tuple[Bonds, Cut]:
-    tensors = random_chain(**chain, n_in=3, n_out=2)
-    reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
-    return reading, reading.cut(ranks)
+def make_bonds(chain: dict) -> Bonds:
+    return bonds(random_chain(**chain, n_in=3, n_out=2), eye(2))
+
+
+readings = st.builds(make_bonds, chains)
+cuts = st.builds(Bonds.cut, readings, st.integers(1, 4))
 
 
 def rotation(k: int, seed: int) -> Tensor:
@@ -25,8 +22,7 @@ def rotation(k: int, seed: int) -> Tensor:
 
 
 @given(cuts)
-def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
-    _, cut = make(**case)
+def test_a_rotation_leaves_the_model_as_it_is(cut: Cut) -> None:
     turned = cut.rotate([rotation(k, i) for i, k in enumerate(cut.ranks)])
     x = normal(6, 3, seed=2)
     assert close(turned(x), cut(x), 1e-8)
@@ -37,9 +33,9 @@ def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
         assert float(after.trace()) == pytest.approx(float(before.trace()))
 
 
-@given(cuts)
-def test_all_products_are_the_model(case: dict) -> None:
-    result, cut = make(**case)
+@given(readings, st.integers(1, 4))
+def test_all_products_are_the_model(result: Bonds, ranks: int) -> None:
+    cut = result.cut(ranks)
     terms = cut.products()
     assert len(terms) == sum(c.n_out * c.n_in * (c.n_in + 1) // 2 for c in cut.cores)
     assert (terms.share[:-1] >= terms.share[1:]).all()
@@ -61,9 +57,8 @@ def test_all_products_are_the_model(case: dict) -> None:
 
 
 def test_few_products_are_the_largest() -> None:
-    _, cut = make({"depth": 2, "kind": "bias", "width": 3, "seed": 1}, 4)
-    terms = cut.products()
-    x = normal(5, 3, seed=2)
+    cut = make_bonds({"depth": 2, "kind": "bias", "width": 3, "seed": 1}).cut(4)
+    terms, x = cut.products(), normal(5, 3, seed=2)
     z0, _, _ = cut.coordinates(x)
     expected = torch.zeros(5, cut.ranks[1], dtype=torch.float64)
     for row in range(7):
@@ -74,10 +69,8 @@ def test_few_products_are_the_largest() -> None:
 
 
 @given(cuts)
-def test_a_sparse_basis_is_the_same_model_with_less_weight(case: dict) -> None:
-    _, cut = make(**case)
-    sparse = sparse_basis(cut, steps=30)
-    x = normal(6, 3, seed=2)
+def test_a_sparse_basis_is_the_same_model_with_less_weight(cut: Cut) -> None:
+    sparse, x = sparse_basis(cut, steps=30), normal(6, 3, seed=2)
     assert close(sparse(x), cut(x), 1e-7)
     assert product_weight(sparse) <= product_weight(cut) * (1 + 1e-9) + 1e-12
     assert (sparse.write.sum(0) >= 0).all()
@@ -85,29 +78,24 @@ def test_a_sparse_basis_is_the_same_model_with_less_weight(case: dict) -> None:
         sizes = U.diagonal()
         assert (sizes[:-1] >= sizes[1:] - 1e-12).all()
     for core in sparse.cores[:-1]:
-        B = core.dense()
-        for matrix in B:
-            twice = matrix * (2 - torch.eye(len(matrix), dtype=torch.float64)).sqrt()
+        for matrix in core.dense():
+            twice = matrix * (2 - eye(len(matrix))).sqrt()
             assert twice.max() >= -twice.min() - 1e-9
 
 
 def test_hidden_products_are_found_again() -> None:
     """A model of few products in a turned basis: the rotation that hides them is undone."""
-    _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 3)
-    plain = cut.keep_products(5)
-    result = bonds(plain, torch.eye(2, dtype=torch.float64)).cut(3)
+    cut = make_bonds({"depth": 2, "kind": "plain", "width": 3, "seed": 3}).cut(3)
+    result = bonds(cut.keep_products(5), eye(2)).cut(3)
     hidden = result.rotate([rotation(k, i) for i, k in enumerate(result.ranks)])
     assert product_weight(sparse_basis(hidden)) < 0.85 * product_weight(hidden)
 
 
 def test_a_sparse_basis_of_weights_with_gradients() -> None:
     """The cut of a model in training has a graph, which the rotations do not change."""
-    tensors = [
-        replace(
-            tensor, **{name: getattr(tensor, name).clone().requires_grad_() for name in FACTORS}
-        )
-        for tensor in random_chain(2, "plain", n_in=3, n_out=2)
-    ]
-    cut = bonds(tensors, torch.eye(2, dtype=torch.float64)).cut(2)
-    sparse = sparse_basis(cut, steps=5)
-    assert float(product_weight(sparse)) <= float(product_weight(cut)) + 1e-9
+    tensors = random_chain(2, "plain", n_in=3, n_out=2)
+    for tensor in tensors:
+        for factor in (tensor.left, tensor.right, tensor.out):
+            factor.requires_grad_()
+    cut = bonds(tensors, eye(2)).cut(2)
+    assert float(product_weight(sparse_basis(cut, steps=5))) <= float(product_weight(cut)) + 1e-9

@@ -63,13 +63,11 @@ def test_features_of_saelens_are_the_rows_of_its_decoder():
 
 
 def test_single_precision_counts_its_own_rounding_as_zero():
-    F = (normal(30, 4).float() @ normal(4, 50, seed=1).float()) * 1e-6
-    result = Dictionary.of(F)
+    result = Dictionary.of((normal(30, 4).float() @ normal(4, 50, seed=1).float()) * 1e-6)
     assert result.rank == 4
     assert result.inverse.dtype == torch.float32
     assert result.singular_values.dtype == torch.float64
-    double = Dictionary.of(normal(5, 8))
-    assert double.activations(normal(2, 5).float()).dtype == torch.float32
+    assert Dictionary.of(normal(5, 8)).activations(normal(2, 5).float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("m", [3, 6])

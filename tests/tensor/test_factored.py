@@ -3,23 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.tensor import FactoredMatrix
-from tests.tensor.factors import close, normal, random_matrix
+from tests.tensor.factors import BATCHES, SEEDS, close, eye, normal, random_matrix
 
-shapes = st.fixed_dictionaries(
-    {
-        "n_rows": st.integers(1, 8),
-        "n_columns": st.integers(1, 8),
-        "rank": st.integers(1, 6),
-        "batch": st.sampled_from([(), (3,), (2, 3)]),
-        "seed": st.integers(0, 10_000),
-    }
-)
+SIZES = {"n_rows": st.integers(1, 8), "n_columns": st.integers(1, 8), "rank": st.integers(1, 6)}
+shapes = st.fixed_dictionaries({**SIZES, "batch": BATCHES, "seed": SEEDS})
 
 
 def dense(matrix: FactoredMatrix) -> torch.Tensor:
     """M[i,j] by its definition, one term after another."""
-    terms = matrix.left[..., :, None, :] * matrix.right.mT[..., None, :, :]
-    return sum(terms.unbind(-1))
+    return sum((matrix.left[..., :, None, :] * matrix.right.mT[..., None, :, :]).unbind(-1))
 
 
 @given(shapes)
@@ -31,10 +23,7 @@ def test_the_parts_of_a_matrix(shape):
     assert close(matrix.T.dense(), M.mT)
     x = normal(*shape["batch"], 2, matrix.n_columns)
     assert close(matrix.apply(x), x @ M.mT)
-    rows, columns = (
-        torch.tensor([0, shape["n_rows"] - 1]),
-        torch.tensor([shape["n_columns"] - 1, 0]),
-    )
+    rows, columns = torch.tensor([[0, matrix.n_rows - 1], [matrix.n_columns - 1, 0]])
     assert close(matrix.rows(rows), M[..., rows, :])
     assert close(matrix.rows(slice(0, 2)), M[..., :2, :])
     assert close(matrix.entries(rows, columns), M[..., rows, columns])
@@ -52,13 +41,11 @@ def test_singular_values_and_vectors(shape, data):
     expected = torch.linalg.svdvals(M)
     assert close(svd.values, expected[..., :most])
     assert close(svd.dense(), M)
-    eye = torch.eye(most, dtype=torch.float64).expand(*shape["batch"], most, most)
-    assert close(svd.left @ svd.left.mT, eye)
-    assert close(svd.right @ svd.right.mT, eye)
+    for vectors in (svd.left, svd.right):
+        assert close(vectors @ vectors.mT, eye(most).expand(*shape["batch"], -1, -1))
     k = data.draw(st.integers(1, most))
     cut = matrix.svd(k)
-    lost = torch.linalg.matrix_norm(M - cut.dense())
-    scale = cut.norm.max()
+    lost, scale = torch.linalg.matrix_norm(M - cut.dense()), cut.norm.max()
     assert torch.allclose(lost, expected[..., k:].norm(dim=-1), atol=1e-10 * scale)
     assert torch.allclose(cut.norm**2 - (cut.values**2).sum(-1), lost**2, atol=1e-10 * scale**2)
 
@@ -91,9 +78,8 @@ def test_products(shape, rank, n_columns, batches):
 
 
 def test_a_product_of_nothing_has_no_norm():
-    left = torch.eye(6, dtype=torch.float64)
-    a = FactoredMatrix(normal(5, 3), left[:3])
-    assert (a @ FactoredMatrix(left[:, 3:], normal(3, 4))).norm() < 1e-14
+    a = FactoredMatrix(normal(5, 3), eye(6)[:3])
+    assert (a @ FactoredMatrix(eye(6)[:, 3:], normal(3, 4))).norm() < 1e-14
 
 
 def test_float32_and_bfloat16_are_decomposed_in_float64():
@@ -112,14 +98,8 @@ def test_gradients():
 
     def everything(left, right):
         matrix = FactoredMatrix(left, right)
-        square = matrix @ matrix.T
-        return (
-            matrix.norm(),
-            matrix.svd().values,
-            matrix.svd(1).dense(),
-            (matrix * matrix).entries(several, several),
-            square.rows(several),
-            square.eigenvalues().real,
-        )
+        square, entries = matrix @ matrix.T, (matrix * matrix).entries(several, several)
+        of_square = square.rows(several), square.eigenvalues().real
+        return matrix.norm(), matrix.svd().values, matrix.svd(1).dense(), entries, *of_square
 
     assert torch.autograd.gradcheck(everything, (left, right))

@@ -11,7 +11,7 @@ from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, affine, function_bonds, with_constant
 from bilens.tensor.jacobian_bonds import Measure, gaussian_samples
 from tests.tensor.deep import chains, dense_chain, forward, random_chain
-from tests.tensor.factors import close, normal
+from tests.tensor.factors import close, eye, normal
 
 N_IN, N_OUT, SAMPLES = 4, 3, 23
 
@@ -43,7 +43,7 @@ def moments_by_hand(
         return outputs
 
     o = torch.stack([above(0)(row) for row in x])
-    identity = torch.eye(len(W), dtype=x.dtype).expand(len(x), -1, -1)
+    identity = eye(len(W)).expand(len(x), -1, -1)
     squares = {
         "outputs": identity,
         "relative": identity / (o**2).sum(-1)[:, None, None],
@@ -64,13 +64,11 @@ def test_shares_and_coordinates_are_those_of_the_jacobians(chain: dict, measure:
     expected = moments_by_hand(dense_chain(tensors), W, x, measure)
     for bond, total, (P, U) in zip(bonds.bonds, bonds.totals, expected, strict=True):
         values = torch.linalg.eigvals(P @ U).real.sort(descending=True).values.clamp_min(0)
-        size = min(bond.k, len(values))
-        scale = values.sum()
+        size, scale = min(bond.k, len(values)), values.sum()
         assert close(bond.shares[:size], values[:size] / scale, 1e-7)
         assert total * bonds.norm**2 == pytest.approx(float(scale), rel=1e-9)
-        eye = torch.eye(bond.k, dtype=P.dtype)
-        assert close(bond.read @ bond.write, eye, 1e-7)
-        assert close(bond.read @ P @ bond.read.T, eye, 1e-7)
+        assert close(bond.read @ bond.write, eye(bond.k), 1e-7)
+        assert close(bond.read @ P @ bond.read.T, eye(bond.k), 1e-7)
         assert close(bond.write.T @ U @ bond.write, scale * bond.shares.diag(), 1e-7)
 
 
@@ -88,9 +86,8 @@ def test_all_directions_are_the_model_on_the_samples(chain: dict, measure: Measu
 
 def test_the_costs_are_those_of_gradients_paired_with_all_vectors() -> None:
     tensors = random_chain(2, "plain", width=4, n_in=4, n_out=3, seed=1)
-    W, x = torch.eye(3, dtype=torch.float64), normal(20, 4, seed=2)
-    bonds = function_bonds(tensors, W, x)
-    h = tensors[0](x)
+    x = normal(20, 4, seed=2)
+    bonds, h = function_bonds(tensors, eye(3), x), tensors[0](x)
     J = torch.stack([jacobian(tensors[1], row) for row in h])
     for k in (1, 2, 3):
         lost = h - h @ bonds.bonds[1].projector(k).T
@@ -101,20 +98,16 @@ def test_the_costs_are_those_of_gradients_paired_with_all_vectors() -> None:
 def test_an_embedding_and_the_constant_may_be_left_out() -> None:
     tensors = random_chain(2, "bias", width=3, n_in=3, n_out=N_OUT)
     E, b, x = normal(tensors[0].n_in - 1, 5, seed=4), normal(tensors[0].n_in - 1), normal(20, 5)
-    W = torch.eye(N_OUT, dtype=torch.float64)
-    bonds = function_bonds(tensors, W, x, affine(E, b))
+    apart = function_bonds(tensors, eye(N_OUT), x, affine(E, b))
     folded = [tensors[0].change_basis(inputs=affine(E, b)), *tensors[1:]]
-    expected = function_bonds(folded, W, with_constant(x))
-    assert close(bonds.bonds[1].shares, expected.bonds[1].shares, 1e-9)
-    assert close(
-        bonds.cut([bonds.bonds[0].k, 2])(x), expected.cut([expected.bonds[0].k, 2])(x), 1e-6
-    )
+    together = function_bonds(folded, eye(N_OUT), with_constant(x))
+    assert close(apart.bonds[1].shares, together.bonds[1].shares, 1e-9)
+    assert close(*(bonds.cut([bonds.bonds[0].k, 2])(x) for bonds in (apart, together)), 1e-6)
 
 
 def test_the_standard_error_is_that_of_repeated_samples() -> None:
     tensors = random_chain(2, "plain", width=4, n_in=4, n_out=3)
-    W = torch.eye(3, dtype=torch.float64)
-    runs = [function_bonds(tensors, W, normal(1000, 4, seed=seed)) for seed in range(30)]
+    runs = [function_bonds(tensors, eye(3), normal(1000, 4, seed=seed)) for seed in range(30)]
     spread = torch.stack([run.bonds[1].shares for run in runs]).std(0)
     told = torch.stack([run.errors[1] for run in runs]).mean(0)
     assert bool((told > spread / 2).all() and (told < 2 * spread).all())

@@ -9,43 +9,30 @@ from torch import nn
 
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
-from bilens.tensor import (
-    BilinearTensor,
-    Dictionary,
-    FactoredMatrix,
-    QuadraticForm,
-    Spectrum,
-    TensorStack,
-    bonds,
-    cluster,
-    decompile,
-    expected_cosine,
-    expected_inner,
-    function_bonds,
-    sparse_basis,
-    top_entries,
-)
+from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, TensorStack, decompile
+from bilens.tensor.chain import sparse_basis
+from bilens.tensor.chain_bonds import bonds
+from bilens.tensor.expectation import expected_cosine, expected_inner
+from bilens.tensor.factored import top_entries
+from bilens.tensor.features import Dictionary, cluster
+from bilens.tensor.jacobian_bonds import function_bonds
+from bilens.tensor.quadratic import QuadraticForm
 from tests.refusals import refused
 from tests.tensor.deep import random_chain, widened
-from tests.tensor.factors import normal, random_matrix, random_tensor
+from tests.tensor.factors import eye, normal, random_matrix, random_tensor
 
-U, SINGLE = torch.eye(2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+U, SINGLE, EYE = eye(2), eye(3), eye(8)
 BROKEN = torch.where(SINGLE * torch.tensor([1, 0, 0]) > 0, torch.nan, SINGLE)
 X = normal(23, 3)
 CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
-EYE = torch.eye(8, dtype=torch.float64)
-FIVE = [random_tensor(5, 2, 3, 0), random_tensor(3, 3, 3, 1)]
+WIDE, FIVE = random_tensor(5, 5, 3, 0), [random_tensor(5, 2, 3, 0), random_tensor(3, 3, 3, 1)]
 TWO_LAYERS = [random_tensor(4, 5, 3, 0), random_tensor(3, 6, 3, 1)]
 
 
-def broken(tensor: BilinearTensor) -> BilinearTensor:
-    return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
-
-
-def spoilt(chain: list[BilinearTensor]) -> list[BilinearTensor]:
-    left = chain[1].left.clone()
-    left[0, 0] = torch.nan
-    return [chain[0], BilinearTensor(left, chain[1].right, chain[1].out)]
+def broken(chain: list[BilinearTensor], factor: str) -> list[BilinearTensor]:
+    numbers = getattr(chain[1], factor).clone()
+    numbers[0, 0] = torch.nan
+    return [chain[0], replace(chain[1], **{factor: numbers})]
 
 
 TENSORS = {
@@ -55,10 +42,7 @@ TENSORS = {
     r"weights is .*\(3, 2\).*beside left": lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]),
     r"y has shape \(3,\).*length 4": lambda t: t(normal(4), normal(3)),
     r"x has shape \(3,\).*length 4": lambda t: t.contract(normal(3)),
-    "other has 3 outputs and 5 inputs": [
-        lambda t: t + random_tensor(5, 5, 3, 0),
-        lambda t: t.inner(random_tensor(5, 5, 3, 0)),
-    ],
+    "other has 3 outputs and 5 inputs": [lambda t: t + WIDE, lambda t: t.inner(WIDE)],
     r"inputs \(constant: True\); expected 3 and 4 \(constant: False": lambda t: t - t.with_bias(),
     r"direction=3, expected a tensor of real numbers of shape \(\*ba": lambda t: t.interaction(3),
     "output='3', expected 0 to 2, the number of an output": lambda t: t.interaction(output="3"),
@@ -68,6 +52,7 @@ TENSORS = {
     r"right is .* beside left \(5, 4\)": lambda t: BilinearTensor(t.left, t.right[:-1], t.out),
     "torch.float32": lambda t: BilinearTensor(t.left, t.right, t.out.float()),
     "empty": lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out),
+    "out=None, expected a tensor of real": lambda t: BilinearTensor(t.left, t.right, None),
     r"length 4 \(or 5": lambda t: t.with_bias()(torch.zeros(3, dtype=torch.float64)),
     "either a direction or output": lambda t: t.interaction(),
     "exactly one": lambda t: t.interaction(normal(3), output=1),
@@ -109,20 +94,16 @@ MATRICES = {
     "batch_size=0, expected a whole number": lambda m: m.top_entries(1, batch_size=0),
     r"shapes \(4, 5\) and \(5, 4\)": lambda m: m.top_entries(1, times=[m.T]),
     "blocks is empty": lambda m: top_entries([], 1),
-    "blocks holds NaN": [
-        lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1),
-        lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1, largest=False),
-    ],
+    "blocks holds NaN": lambda m: top_entries([BROKEN], 1),
+    "blocks holds NaN or": lambda m: top_entries([BROKEN], 1, largest=False),
 }
 SPECTRA = {
     r"indices=\[4\], expected numbers of eigenpairs, 0 to 3": lambda s: s.select([4]),
     "0 to 3": lambda s: s.select([-1]),
     "at least one": lambda s: s.select([]),
     r"indices has shape \(2, 1\), expected \(m,\)": lambda s: s.select(torch.tensor([[0], [1]])),
-    "k=0, expected a whole number, at least 1": [
-        lambda s: s.oriented(normal(2, 4), k=0),
-        lambda s: s.outermost(0),
-    ],
+    "k=0, expected a whole number, at least 1": lambda s: s.outermost(0),
+    "k=0, expected a whole number, at least 1 and": lambda s: s.oriented(normal(2, 4), k=0),
     "k=0, expected a whole number, 1 to 4": lambda s: s.truncate(0),
     "k=5, expected a whole number, 1 to 4": lambda s: s.truncate(5),
     r"scores has shape \(3,\); expected \(4,\)": lambda s: s.ordered_by(normal(3)),
@@ -144,7 +125,7 @@ CLUSTER = {
     r"vectors\[1\] is zero": lambda v: cluster(v * torch.tensor([[1], [0], [1]]), torch.ones(3)),
     "weights are all zero": lambda v: cluster(v, 0 * torch.ones(3)),
 }
-DICTIONARIES = {
+DICTIONARY = {
     r"features is .* \(3,\).*n_out, m": lambda d: Dictionary.of(torch.zeros(3)),
     r"features has shape \(3, 0\).*at least one": lambda d: Dictionary.of(torch.zeros(3, 0)),
     "features holds NaN": lambda d: Dictionary.of(normal(3, 4) / 0),
@@ -168,7 +149,7 @@ LAYERS = {
     "covariance is zero": lambda a: expected_inner(a, a, covariance=0 * EYE[:4, :4]),
     "covariance is not symmetric": lambda a: expected_inner(a, a, covariance=normal(4, 4)),
     r"a\[0\] has 3 outputs, but a\[1\] reads 4": lambda a: expected_inner(a[::-1], a),
-    r"b\[1\].out holds NaN": lambda a: expected_inner(a, [a[0], broken(a[1])]),
+    r"b\[1\].out holds NaN": lambda a: expected_inner(a, broken(a, "out")),
     r"a has \(4, 3\) .*b has \(5, 3\)": lambda a: expected_inner(a, FIVE),
     r"a has \(0, 1\).*with at least one input": lambda a: expected_inner([CONSTANT], [CONSTANT]),
     r"b has \(4, 2\)": lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]),
@@ -194,7 +175,7 @@ TREES = {
     r"directions is a tensor of shape \(\)": lambda c: decompile(c, normal(4)[0]),
     r"directions has shape \(0, 4\); expected at least one": lambda c: decompile(c, normal(0, 4)),
     "directions holds NaN or infinite": lambda c: decompile(c, normal(4) / 0),
-    r"tensors\[1\].left holds NaN.*diverged": lambda c: decompile(spoilt(c), normal(4)),
+    r"tensors\[1\].left holds NaN.*diverged": lambda c: decompile(broken(c, "left"), normal(4)),
     r"1,800 leaves; the limit is max_leaves=1,799.*Bonds describe such a model": lambda c: (
         decompile(c, normal(200, 4), max_leaves=1799)
     ),
@@ -238,9 +219,7 @@ test_misuse_of_a_spectrum_is_said = refused(
     SPECTRA, given=lambda: random_tensor(4, 5, 3, 0).interaction(output=0).eigh()
 )
 test_misuse_of_clusters_is_said = refused(CLUSTER, given=lambda: torch.arange(1.0, 7).reshape(3, 2))
-test_misuse_of_a_dictionary_is_said = refused(
-    DICTIONARIES, given=lambda: Dictionary.of(normal(3, 4))
-)
+test_misuse_of_a_dictionary_is_said = refused(DICTIONARY, given=lambda: Dictionary.of(normal(3, 4)))
 test_misuse_of_an_inner_product_is_said = refused(LAYERS, given=lambda: TWO_LAYERS)
 test_misuse_of_a_tree_is_said = refused(TREES, given=lambda: random_chain(2, "plain"))
 test_misuse_of_bonds_is_said = refused(
@@ -275,10 +254,9 @@ NOT_NUMBERS = {
 }
 
 
-def load_spectrum(path, content):
-    if content is not None:
-        path.write_bytes(content)
-    Spectrum.load(path)
+def load(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    Spectrum.load(tmp_path / "a")
 
 
 class Scores(nn.Linear):
@@ -292,13 +270,11 @@ def trace(*modules):
 
 PRODUCT, SPOILT_PRODUCT = Bilinear(4, 4, 5, bias=True), Bilinear(4, 4, 5)
 nn.init.constant_(SPOILT_PRODUCT.left.weight, torch.nan)
-OTHER = {"values": torch.ones(2)}
+HALF = {"values": torch.ones(2)}
 NO_SPECTRA = {
-    "a could not be read: No such file": lambda tmp_path: load_spectrum(tmp_path / "a", None),
-    "a could not be read": lambda tmp_path: load_spectrum(tmp_path / "a", b"nonsense"),
-    "a does not hold a spectrum: expected values, vec": lambda tmp_path: load_spectrum(
-        tmp_path / "a", save(OTHER)
-    ),
+    "a could not be read: No such file": lambda tmp_path: Spectrum.load(tmp_path / "a"),
+    "a could not be read": lambda tmp_path: load(tmp_path, b"nonsense"),
+    "a does not hold a spectrum: expected values, vec": lambda tmp_path: load(tmp_path, save(HALF)),
 }
 UNTRACED = {
     "module=.*, expected Module": lambda: BilinearTensor.of(lambda x: x * x),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
 from tests.tensor.deep import KINDS, forward, random_chain, widened
-from tests.tensor.factors import close, normal, random_tensor
+from tests.tensor.factors import close, eye, normal, random_tensor
 
 Chain = list[BilinearTensor]
 
@@ -18,17 +19,16 @@ Chain = list[BilinearTensor]
 def expectation(a: Chain, b: Chain, mean: Tensor, root: Tensor, points: int = 9) -> Tensor:
     """Return E[a(x) . b(x)] under N(mean, root root'), exact up to degree 2 points - 1."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
-    weights = weights / weights.sum()
-    n = root.shape[1]
-    y = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
-    w = torch.tensor(list(product(weights, repeat=n)), dtype=torch.float64).prod(-1)
+    y, w = (
+        torch.tensor(list(product(numbers, repeat=root.shape[1])), dtype=torch.float64)
+        for numbers in (nodes, weights / weights.sum())
+    )
     x = mean + y @ root.T
-    return w @ (forward(a, x) * forward(b, x)).sum(-1)
+    return w.prod(-1) @ (forward(a, x) * forward(b, x)).sum(-1)
 
 
 def quadrature(a: Chain, b: Chain, n: int, points: int = 5) -> Tensor:
-    zero, identity = torch.zeros(n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
-    return expectation(a, b, zero, identity, points)
+    return expectation(a, b, torch.zeros(n, dtype=torch.float64), eye(n), points)
 
 
 def biased(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
@@ -39,9 +39,8 @@ def biased(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
 
 def model(kind: str, n_in: int, n_out: int, rank: int, seed: int) -> Chain:
     """Chains of all sorts, each a polynomial of degree 2 or 4 in n_in numbers."""
-    early = (
-        biased if kind in ("one biased", "two biased", "early bias", "residual") else random_tensor
-    )
+    early_biased = kind in ("one biased", "two biased", "early bias", "residual")
+    early = biased if early_biased else random_tensor
     late = biased if kind in ("two biased", "late bias", "residual") else random_tensor
     if kind in ONE:
         return [early(n_in, rank, n_out, seed)]
@@ -67,24 +66,20 @@ def test_one_and_two_layers(kind_a, kind_b, size, rank):
 
 def assert_inner(a: Chain, b: Chain, n: int) -> None:
     squares = [quadrature(chain, chain, n) for chain in (a, b)]
-    scale = (squares[0] * squares[1]).sqrt()
-    expected = quadrature(a, b, n)
+    scale, expected = (squares[0] * squares[1]).sqrt(), quadrature(a, b, n)
     assert (expected_inner(a, b) - expected).abs() <= 1e-10 * scale
     assert close(expected_inner(a, a), squares[0])
     assert (expected_cosine(a, b) - expected / scale).abs() <= 1e-10
 
 
 def test_more_inputs_than_the_models_read():
-    embedding = normal(2, 5)
     a, b = model("two biased", 2, 3, 4, 0), model("residual", 2, 3, 2, 7)
-    assert_inner(widened(a, embedding), widened(b, embedding), 5)
+    assert_inner(widened(a, normal(2, 5)), widened(b, normal(2, 5)), 5)
 
 
 def test_a_first_layer_may_hand_over_the_constant_itself():
     first, second = biased(2, 3, 2, 0), biased(2, 4, 3, 1)
-    single_part = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
-    pad = torch.eye(3, 2, dtype=torch.float64)
-    explicit = first.change_basis(outputs=pad).with_bias(out=single_part)
+    explicit = first.change_basis(outputs=eye(3)[:, :2]).with_bias(out=eye(3)[2])
     assert explicit.n_out == second.n_in
     assert_inner([explicit, second], [first, second], 2)
 
@@ -93,42 +88,32 @@ def test_a_first_layer_may_hand_over_the_constant_itself():
 def test_sampling_agrees(kind):
     a, b = model(kind, 12, 4, 9, 0), model(kind, 12, 4, 7, 5)
     x = normal(100_000, 12)
-    products = (forward(a, x) * forward(b, x)).sum(-1)
-    error = products.std() / len(x) ** 0.5
-    assert (products.mean() - expected_inner(a, b)).abs() < 5 * error
-    squares = (forward(a, x) ** 2).sum(-1)
-    assert (squares.mean() - expected_inner(a, a)).abs() < 5 * squares.std() / len(x) ** 0.5
+    for other in (a, b):
+        products = (forward(a, x) * forward(other, x)).sum(-1)
+        error = products.std() / len(x) ** 0.5
+        assert (products.mean() - expected_inner(a, other)).abs() < 5 * error
 
 
 def test_the_cosine_of_one_function_in_two_forms_is_one_and_with_zero_zero():
     a = model("two", 4, 3, 5, 0)
-    rescaled = [
-        BilinearTensor(3 * a[0].right, a[0].left, -a[0].out),
-        BilinearTensor(a[1].left, 2 * a[1].right, a[1].out),
-    ]
-    assert close(expected_cosine(a, rescaled), torch.ones((), dtype=torch.float64))
-    negated = [a[0], BilinearTensor(a[1].left, a[1].right, -a[1].out)]
-    assert close(expected_cosine(a, negated), -torch.ones((), dtype=torch.float64))
-    silent = [BilinearTensor(*(torch.zeros_like(f) for f in (a[0].left, a[0].right, a[0].out)))]
-    assert expected_cosine(a, [*silent, a[1]]) == 0
+    rescaled = BilinearTensor(3 * a[0].right, a[0].left, -a[0].out)
+    one = torch.ones((), dtype=torch.float64)
+    assert close(expected_cosine(a, [rescaled, replace(a[1], right=2 * a[1].right)]), one)
+    assert close(expected_cosine(a, [a[0], replace(a[1], out=-a[1].out)]), -one)
+    silent = BilinearTensor(0 * a[0].left, 0 * a[0].right, 0 * a[0].out)
+    assert expected_cosine(a, [silent, a[1]]) == 0
 
 
-def test_single_precision_is_computed_in_double():
-    a = model("two", 4, 3, 5, 0)
-    single = [layer.to(torch.float32) for layer in a]
-    assert expected_inner(single, single).dtype == torch.float64
-    assert close(expected_inner(single, single), expected_inner(a, a), 1e-5)
-
-
-def test_rounding_does_not_count_as_something_read():
+def test_single_precision_is_computed_in_double_and_its_rounding_is_not_read():
     a = widened(model("two", 3, 3, 5, 0), normal(3, 40))
     single = [layer.to(torch.float32) for layer in a]
     rounded = [layer.to(torch.float64) for layer in single]
+    assert expected_inner(single, single).dtype == torch.float64
+    assert close(expected_inner(single, single), expected_inner(a, a), 1e-5)
     assert close(expected_inner(single, single), expected_inner(rounded, rounded), 1e-11)
-    with pytest.raises(BilensError, match=" 3 input dimensions"):
-        expected_inner(single, single, max_operations=1)
-    with pytest.raises(BilensError, match=" 10 input dimensions"):
-        expected_inner(rounded, rounded, max_operations=1)
+    for chain, read in ((single, 3), (rounded, 10)):
+        with pytest.raises(BilensError, match=f" {read} input dimensions"):
+            expected_inner(chain, chain, max_operations=1)
 
 
 @pytest.mark.parametrize("kind", ["one biased", "two biased"])
@@ -138,24 +123,18 @@ def test_gradients(kind):
     factors = [f.clone().requires_grad_() for c in a for f in (c.left, c.right, c.out)]
 
     def inner(*factors):
-        chain = [
-            BilinearTensor(*factors[i : i + 3], constant=True) for i in range(0, len(a) * 3, 3)
-        ]
-        return expected_inner(chain, b)
+        layers = [factors[i : i + 3] for i in range(0, len(factors), 3)]
+        return expected_inner([BilinearTensor(*layer, constant=True) for layer in layers], b)
 
     assert torch.autograd.gradcheck(inner, factors, fast_mode=True)
 
 
 def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
-    eye = torch.eye(3, dtype=torch.float64)
-    left, D = eye.clone().requires_grad_(), normal(2, 3)
-    second = random_tensor(2, 2, 1, 0)
-
     def square(left):
-        chain = [BilinearTensor(left, eye, D), second]
+        chain = [BilinearTensor(left, eye(3), normal(2, 3)), random_tensor(2, 2, 1, 0)]
         return expected_inner(chain, chain)
 
-    assert torch.autograd.gradcheck(square, (left,))
+    assert torch.autograd.gradcheck(square, (eye(3).requires_grad_(),))
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 99))
@@ -174,12 +153,9 @@ def test_deep_models_of_two_directions_each(kind, other, depth, seed):
 def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_spread, seed):
     a = random_chain(depth, kind, n_in=2, n_out=2, seed=seed)
     b = random_chain(depth, "bias", n_in=2, n_out=2, seed=seed + 1)
-    mean = normal(2, seed=3) if with_mean else None
-    root = normal(2, 2, seed=4) if with_spread else torch.eye(2, dtype=torch.float64)
-    covariance = root @ root.T if with_spread else None
-    shift = torch.zeros(2, dtype=torch.float64) if mean is None else mean
-    scale = (expectation(a, a, shift, root) * expectation(b, b, shift, root)).sqrt()
-    result = expected_inner(a, b, mean=mean, covariance=covariance)
-    assert abs(result - expectation(a, b, shift, root)) <= 1e-9 * scale
-    same = expected_cosine(a, a, mean=mean, covariance=covariance)
-    assert abs(same - 1) < 1e-9
+    mean, root = with_mean * normal(2, seed=3), normal(2, 2, seed=4) if with_spread else eye(2)
+    inputs = {"mean": mean} if with_mean else {}
+    inputs |= {"covariance": root @ root.T} if with_spread else {}
+    scale = (expectation(a, a, mean, root) * expectation(b, b, mean, root)).sqrt()
+    assert abs(expected_inner(a, b, **inputs) - expectation(a, b, mean, root)) <= 1e-9 * scale
+    assert abs(expected_cosine(a, a, **inputs) - 1) < 1e-9

@@ -1,10 +1,12 @@
 """The top entries of matrices that pass in blocks, against sorting them whole."""
 
+import math
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.tensor import top_entries
+from bilens.tensor import FactoredMatrix, top_entries
 from tests.tensor.factors import close, normal, random_matrix
 from tests.tensor.test_factored import dense, shapes
 
@@ -18,21 +20,15 @@ from tests.tensor.test_factored import dense, shapes
 )
 def test_against_sorting_the_whole_matrix(shape, k, largest, batch_size, others):
     matrix = random_matrix(**shape)
-    times = [
-        matrix if batch == "itself" else random_matrix(**{**shape, "batch": batch, "seed": 5})
-        for batch in others
-    ]
-    M = dense(matrix)
-    for other in times:
-        M = M * dense(other)
+    other = {**shape, "seed": 5}
+    times = [matrix if b == "itself" else random_matrix(**{**other, "batch": b}) for b in others]
+    entries = math.prod(map(dense, times), start=dense(matrix)).flatten(-2)
     result = matrix.top_entries(k, times=times, largest=largest, batch_size=batch_size)
-    expected = M.flatten(-2).sort(-1, descending=largest).values[..., :k]
+    expected = entries.sort(-1, descending=largest).values[..., :k]
     assert close(result.values, expected)
-    assert close(
-        M.flatten(-2).gather(-1, result.rows * shape["n_columns"] + result.columns), expected
-    )
-    places = (result.rows * shape["n_columns"] + result.columns).sort(-1).values
-    assert (places.diff(dim=-1) > 0).all()
+    places = result.rows * shape["n_columns"] + result.columns
+    assert close(entries.gather(-1, places), expected)
+    assert (places.sort(-1).values.diff(dim=-1) > 0).all()
 
 
 def test_blocks_of_any_kind():
@@ -43,16 +39,13 @@ def test_blocks_of_any_kind():
 
 
 def test_the_whole_matrix_is_never_there(monkeypatch):
-    sizes = []
-    matrix = random_matrix(1000, 2000, 3)
+    blocks, matrix, rows = [], random_matrix(1000, 2000, 3), FactoredMatrix.rows
     monkeypatch.setattr("bilens.tensor.factored.BLOCK_BYTES", 200_000)
-    original = type(matrix).rows
 
-    def rows(self, index):
-        block = original(self, index)
-        sizes.append(block.nbytes)
-        return block
+    def noted(self, index):
+        blocks.append(rows(self, index))
+        return blocks[-1]
 
-    monkeypatch.setattr(type(matrix), "rows", rows)
+    monkeypatch.setattr(FactoredMatrix, "rows", noted)
     assert matrix.top_entries(3, times=[matrix]).values.shape == (3,)
-    assert max(sizes) <= 200_000
+    assert max(block.nbytes for block in blocks) <= 200_000

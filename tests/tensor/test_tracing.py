@@ -9,7 +9,10 @@ import bilens
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.tensor import BilinearTensor, TensorChain, TensorStack
 from tests.families import tiny
+from tests.tensor.deep import forward
 from tests.tensor.factors import normal
+
+flag = st.booleans()
 
 
 class Layer(nn.Module):
@@ -33,6 +36,19 @@ class Layer(nn.Module):
         return self.out(product) + (x if self.residual else 0)
 
 
+class Composed(nn.Module):
+    """Modules, and a function of them and x that puts them together."""
+
+    def __init__(self, together, **parts):
+        super().__init__()
+        self.together = together
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        return self.together(self, x)
+
+
 def trained(module, n_in):
     """With statistics in its norms, in float64."""
     with torch.random.fork_rng():
@@ -42,14 +58,10 @@ def trained(module, n_in):
     return module.eval()
 
 
-@given(
-    n_in=st.integers(2, 7),
-    n_out=st.integers(1, 6),
-    rank=st.integers(2, 9),
-    bias=st.booleans(),
-    norm=st.booleans(),
-    style=st.sampled_from(["mul", "method", "squares", "halves", "in place"]),
-)
+STYLES = st.sampled_from(["mul", "method", "squares", "halves", "in place"])
+
+
+@given(st.integers(2, 7), st.integers(1, 6), st.integers(2, 9), flag, flag, STYLES)
 def test_a_layer_is_its_tensor(n_in, n_out, rank, bias, norm, style):
     layer = trained(Layer(n_in, n_out, rank, bias=bias, style=style, norm=norm), n_in)
     tensor, x = BilinearTensor.of(layer), normal(20, n_in)
@@ -62,29 +74,24 @@ def test_a_layer_is_its_tensor(n_in, n_out, rank, bias, norm, style):
         torch.testing.assert_close(tensor.out, layer.out.weight.detach())
 
 
-@given(
-    n_layers=st.integers(1, 4),
-    width=st.integers(2, 6),
-    bias=st.booleans(),
-    residual=st.booleans(),
-    norm=st.booleans(),
-    embedded=st.booleans(),
-)
-def test_a_stack_is_its_chain(n_layers, width, bias, residual, norm, embedded):
+def outputs(stack, x):
+    seen = x if stack.embedding() is None else x @ stack.embedding().T
+    return forward(stack.layer_tensors(), seen)
+
+
+@given(st.integers(1, 4), st.integers(2, 6), flag, flag, flag, flag)
+def test_a_stack_is_its_chain(n_layers, width, bias, residual, norm, with_embedding):
     how = {"bias": bias, "residual": residual, "norm": norm}
     layers = [Layer(width, width, 7, **how) for _ in range(n_layers)]
-    embed = nn.Linear(9, width, bias=bias) if embedded else nn.Identity()
-    n_in = 9 if embedded else width
+    embed = nn.Linear(9, width, bias=bias) if with_embedding else nn.Identity()
+    n_in = 9 if with_embedding else width
     module = trained(nn.Sequential(embed, *layers, nn.Linear(width, 3, bias=bias)), n_in)
     stack, x = TensorStack(module), normal(20, n_in)
     assert isinstance(stack, TensorChain)
     assert len(stack.layer_tensors()) == n_layers
     # No state between layers is wider than the stack.
     assert all(t.n_in - t.constant <= width for t in stack.layer_tensors())
-    outputs = x if stack.embedding() is None else x @ stack.embedding().T
-    for tensor in stack.layer_tensors():
-        outputs = tensor(outputs)
-    torch.testing.assert_close(outputs, module(x), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(outputs(stack, x), module(x), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(stack(x), module(x))
 
 
@@ -97,61 +104,31 @@ def test_rounding_of_a_map_is_no_direction_of_a_state():
 
 
 def test_connections_of_any_kind_are_in_the_state():
-    class Dense(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Layer(n, 4, 5) for n in (4, 8, 12))
+    def dense(layers, x):
+        for layer in layers.children():
+            x = torch.cat([x, layer(x)], -1)
+        return x[..., :3] + 2 * x[..., -3:]
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = torch.cat([x, layer(x)], -1)
-            return x[..., :3] + 2 * x[..., -3:]
-
-    module = Dense().double()
-    stack, x = TensorStack(module), normal(9, 4)
-    outputs = x
-    for tensor in stack.layer_tensors():
-        outputs = tensor(outputs)
-    torch.testing.assert_close(outputs, module(x), rtol=1e-8, atol=1e-8)
+    layers = {str(n): Layer(n, 4, 5) for n in (4, 8, 12)}
+    module, x = Composed(dense, **layers).double(), normal(9, 4)
+    torch.testing.assert_close(outputs(TensorStack(module), x), module(x), rtol=1e-8, atol=1e-8)
 
 
 def test_two_products_side_by_side_are_one_layer():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = Layer(4, 3, 5), Layer(4, 3, 2)
-            self.pairs = nn.Bilinear(4, 4, 3)
-
-        def forward(self, x):
-            return self.a(x) + self.b(x) + self.pairs(x, 2 * x)
-
-    module = Two().double()
-    tensor, x = BilinearTensor.of(module), normal(9, 4)
-    torch.testing.assert_close(tensor(x), module(x), rtol=1e-9, atol=1e-9)
+    parts = {"a": Layer(4, 3, 5), "b": Layer(4, 3, 2), "pairs": nn.Bilinear(4, 4, 3)}
+    module = Composed(lambda m, x: m.a(x) + m.b(x) + m.pairs(x, 2 * x), **parts).double()
+    x = normal(9, 4)
+    torch.testing.assert_close(BilinearTensor.of(module)(x), module(x), rtol=1e-9, atol=1e-9)
 
 
 def test_powers_and_images():
-    class Images(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (nn.Conv2d(2, 3, 3) for _ in range(2))
-            self.head = nn.Linear(12, 5)
+    parts = {"a": nn.Conv2d(2, 3, 3), "b": nn.Conv2d(2, 3, 3), "head": nn.Linear(12, 5)}
+    module = Composed(lambda m, x: m.head((m.a(x) * m.b(x)).flatten(1)), **parts).double()
+    x, stack = normal(6, 2 * 4 * 4), bilens.load(module, input_shape=(2, 4, 4))
+    assert len(stack.layer_tensors()) == 1
+    torch.testing.assert_close(outputs(stack, x), module(x.reshape(-1, 2, 4, 4)))
 
-        def forward(self, x):
-            return self.head((self.a(x) * self.b(x)).flatten(1))
-
-    module, x = Images().double(), normal(6, 2 * 4 * 4)
-    stack = bilens.load(module, input_shape=(2, 4, 4))
-    (tensor,) = stack.layer_tensors()
-    seen = x if stack.embedding() is None else x @ stack.embedding().T
-    torch.testing.assert_close(tensor(seen), module(x.reshape(-1, 2, 4, 4)))
-
-    class Cube(nn.Module):
-        def forward(self, x):
-            return x**3
-
-    stack, x = TensorStack(Cube(), (4,)), normal(5, 4)
-    assert len(stack.layer_tensors()) == 2
+    stack, x = TensorStack(Composed(lambda m, x: x**3), (4,)), normal(5, 4)
     first, second = (t.to(torch.float64) for t in stack.layer_tensors())
     torch.testing.assert_close(second(first(x)), x**3, rtol=1e-5, atol=1e-5)
 
@@ -159,11 +136,9 @@ def test_powers_and_images():
 def test_the_tensors_of_a_classifier_are_found_again():
     config = ClassifierConfig(16, 3, 6, 3, bias=True, residual=True, norm="scalar")
     model = ImageClassifier(config).double().eval()
-    result, x = TensorStack(model), normal(9, 16)
-    outputs, expected = x @ result.embedding().T, x
-    for ours, plain in zip(result.layer_tensors(), model.tensors(), strict=True):
-        outputs, expected = ours(outputs), plain(expected)
-    torch.testing.assert_close(outputs, expected, rtol=1e-8, atol=1e-8)
+    stack, x = TensorStack(model), normal(9, 16)
+    assert len(stack.layer_tensors()) == len(model.tensors())
+    torch.testing.assert_close(outputs(stack, x), forward(model.tensors(), x), rtol=1e-8, atol=1e-8)
 
 
 def test_the_module_stays_as_it_is():

@@ -17,16 +17,11 @@ from bilens.train.linearise import anneal
 from bilens.train.settings import SCHEDULES, AnnealTraining
 from tests.families import EACH_GATED, VOCAB, tiny
 from tests.models import check_same_model, toy_tokenizer
-from tests.train.runs import check_same_weights, press_ctrl_c, weights
+from tests.train.runs import check_weights, column, ctrl_c, lines, run_of, weights
 
 TRAINING = AnnealTraining(
-    tokens=8 * 4 * 8,
-    length=8,
-    batch_size=4,
-    learning_rate=1e-3,
-    log_every=1,
-    save_every=2,
-    evaluate_every=4,
+    **{"tokens": 8 * 4 * 8, "length": 8, "batch_size": 4, "learning_rate": 1e-3},
+    **{"log_every": 1, "save_every": 2, "evaluate_every": 4},
 )
 
 
@@ -46,15 +41,11 @@ def run_anneal(run, training=TRAINING, model=None, **how):
     return model, anneal(model, corpus(), training, run, use_cpu=True, **how)
 
 
-@pytest.fixture(scope="module")
-def annealed(tmp_path_factory):
-    """Return a read-only run of all defaults: its folder, model and history."""
-    run = tmp_path_factory.mktemp("annealed")
-    return run, *run_anneal(run)
-
-
 def betas(history):
-    return [record["beta"] for record in history if "loss" in record]
+    return column(history, "beta", beside="loss")
+
+
+annealed = run_of(run_anneal)
 
 
 @pytest.mark.parametrize("name", EACH_GATED)
@@ -62,18 +53,19 @@ def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path
     start = 1.702 if name.startswith("gemma") else 1.0
     model, history = run_anneal(tmp_path, model=fresh(name))
     assert betas(history) == pytest.approx([start * (1 - k / 8) for k in range(1, 9)])
-    assert [r["beta"] for r in history if "eval_loss" in r] == pytest.approx([start / 2, 0])
+    assert column(history, "beta", beside="eval_loss") == pytest.approx([start / 2, 0])
     assert find_swish(model.config) == 0
-    opened = open_model(tmp_path)
-    check_same_model(opened, model)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == history
+    check_same_model(open_model(tmp_path), model)
+    assert lines(tmp_path) == history
 
 
-def test_the_other_schedules():
-    remaining = [SCHEDULES["cosine"](progress) for progress in (0.25, 0.5, 0.75, 1)]
-    assert remaining == pytest.approx([0.8535533906, 0.5, 0.1464466094, 0])
-    assert [SCHEDULES["held"](progress) for progress in (0.25, 1)] == [1, 1]
+COSINE = [1, 0.8535533906, 0.5, 0.1464466094]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cosine", [*COSINE, 0]), ("held", [1] * 5)])
+def test_the_other_schedules(name, expected):
+    remaining = [SCHEDULES[name](progress) for progress in (0, 0.25, 0.5, 0.75, 1)]
+    assert remaining == pytest.approx(expected)
 
 
 def test_zero_is_bilinear_in_the_first_step(tmp_path, monkeypatch):
@@ -85,8 +77,7 @@ def test_zero_is_bilinear_in_the_first_step(tmp_path, monkeypatch):
     for layer in plain.model.layers:
         layer.mlp.act_fn = torch.nn.Identity()
         layer.mlp.gate_proj.weight.data /= 2
-    loss = plain(**collate(seen[0])).loss.item()
-    assert history[0]["loss"] == pytest.approx(loss, abs=1e-4)
+    assert history[0]["loss"] == pytest.approx(plain(**collate(seen[0])).loss.item(), abs=1e-4)
 
 
 def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
@@ -95,15 +86,13 @@ def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
     assert betas(history) == pytest.approx([9 / 16, 1 / 4, 1 / 16, 0, 0, 0, 0, 0])
 
 
-def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, annealed):
-    with monkeypatch.context() as patch:
-        press_ctrl_c(patch, module, "collate", 5)
-        with pytest.raises(KeyboardInterrupt):
-            run_anneal(tmp_path)
+def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, annealed):
+    with ctrl_c(module, "collate", 5):
+        run_anneal(tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     _, parts = run_anneal(tmp_path, resume=True)
     assert betas(parts) == betas(annealed[2])
-    check_same_weights(tmp_path, annealed[0])
+    check_weights(tmp_path, annealed[0])
 
 
 def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(annealed):
@@ -117,8 +106,7 @@ def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(annealed)
 
 
 def test_further_training_stays_bilinear(tmp_path, annealed):
-    again = replace(TRAINING, tokens=64)
-    _, history = run_anneal(tmp_path, again, model=open_model(annealed[0]))
+    _, history = run_anneal(tmp_path, replace(TRAINING, tokens=64), open_model(annealed[0]))
     assert betas(history) == [0, 0]
 
 
@@ -157,20 +145,16 @@ def test_nan_weights_are_named_before_any_training(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ({"warmup": 0.25, "decay": "linear"}, [0, 1, 2 / 3, 1 / 3]),
-        ({"decay": "cosine"}, [1, 0.8535533906, 0.5, 0.1464466094]),
-    ],
-)
-def test_the_learning_rate(how, expected, tmp_path, annealed):
-    def rates(history):
-        return [record["learning_rate"] / 1e-3 for record in history if "loss" in record]
+LINEAR = {"warmup": 0.25, "decay": "linear"}, [0, 1, 2 / 3, 1 / 3]
 
-    assert rates(annealed[2]) == pytest.approx([1] * 8)
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [({}, [1] * 4), LINEAR, ({"decay": "cosine"}, COSINE)]
+)
+def test_the_learning_rate(how, expected, tmp_path):
     _, history = run_anneal(tmp_path, replace(TRAINING, tokens=4 * 32, **how))
-    assert rates(history) == pytest.approx(expected)
+    rates = column(history, "learning_rate", beside="loss")
+    assert rates == pytest.approx([1e-3 * rate for rate in expected])
 
 
 def test_the_defaults_are_those_of_the_paper():

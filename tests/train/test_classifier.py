@@ -15,42 +15,32 @@ from bilens.train.classifier import add_noise, initialised, latent_noise
 from bilens.train.run_directory import RunDirectory, interrupt_between_steps
 from tests.models import GENTLE, digits
 from tests.nightly import nightly
-from tests.train.runs import press_ctrl_c, times
+from tests.refusals import refused
+from tests.train.runs import column, ctrl_c, lines, run_of, timeless, times
 
 CONFIG = ClassifierConfig(64, 10, d_model=24, image_shape=(8, 8))
 BRIEF = ClassifierTraining(epochs=3, input_noise=0.5, latent_noise=0.1, batch_size=64)
+STEP = classifier._ClassifierSession, "take_step"
 
 
 def train(run=None, training=BRIEF, config=CONFIG, **how):
     return train_classifier(config, digits(), training, run, **how)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Return a read-only run: its folder, model and history."""
-    run = tmp_path_factory.mktemp("trained")
-    return run, *train(run)
-
-
-def stop_after(patch, steps: int) -> None:
-    """Press ctrl-C in the middle of the given step."""
-    press_ctrl_c(patch, classifier._ClassifierSession, "take_step", steps)
+trained = run_of(train)
 
 
 def same_weights(a: ImageClassifier, b: ImageClassifier) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
-
-
-def without_time(history):
-    return [{k: v for k, v in record.items() if k != "train_seconds"} for record in history]
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(map(torch.equal, ours.values(), theirs.values()))
 
 
 def test_it_learns():
     model, history = train(training=GENTLE)
     assert history[-1]["test_accuracy"] > 0.9
     assert history[-1]["train_loss"] < history[0]["train_loss"] / 2
-    data = digits()
-    assert model.accuracy(data.test_images, data.test_labels) == history[-1]["test_accuracy"]
+    accuracy = model.accuracy(digits().test_images, digits().test_labels)
+    assert accuracy == history[-1]["test_accuracy"]
     assert not model.training
 
 
@@ -59,37 +49,28 @@ def test_the_seed_decides(trained):
     again, same = train()
     other, _ = train(training=replace(BRIEF, seed=1))
     assert same_weights(model, again)
-    assert without_time(history) == without_time(same)
+    assert timeless(history) == timeless(same)
     assert not same_weights(model, other)
 
 
 def test_a_run_holds_what_is_needed(trained):
     run, model, history = trained
     assert same_weights(bilens.load(run), model)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == history
+    assert lines(run) == history
     assert json.loads((run / "training.json").read_text())["data"] == "digits"
-    assert {path.name for path in run.iterdir()} - {".lock"} == {
-        "README.md",
-        "checkpoints",
-        "config.json",
-        "metrics.jsonl",
-        "model.safetensors",
-        "training.json",
-    }
+    files = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "training.json"]
+    assert {path.name for path in run.iterdir()} - {".lock"} == {*files, "checkpoints"}
 
 
 @pytest.mark.parametrize("steps", nightly([1, 10, 23, 40], [23, 40]))
-def test_ctrl_c_then_resume_ends_as_an_uninterrupted_run(trained, tmp_path, monkeypatch, steps):
+def test_ctrl_c_then_resume_ends_as_an_uninterrupted_run(trained, tmp_path, steps):
     _, straight, expected = trained
-    with monkeypatch.context() as patch:
-        stop_after(patch, steps)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path)
+    with ctrl_c(*STEP, steps):
+        train(tmp_path)
     assert not same_weights(bilens.load(tmp_path), straight)
     resumed, history = train(tmp_path, resume=True)
     assert same_weights(resumed, straight)
-    assert without_time(history) == without_time(expected)
+    assert timeless(history) == timeless(expected)
     assert same_weights(bilens.load(tmp_path), straight)
 
 
@@ -99,7 +80,7 @@ def test_resume_adds_epochs(tmp_path):
     train(tmp_path)
     resumed, history = train(tmp_path, longer, resume=True)
     assert same_weights(resumed, straight)
-    assert [record["epoch"] for record in history] == [1, 2, 3, 4, 5]
+    assert column(history, "epoch") == [1, 2, 3, 4, 5]
 
 
 def test_a_second_ctrl_c_does_not_wait():
@@ -109,17 +90,19 @@ def test_a_second_ctrl_c_does_not_wait():
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_resume_refuses_other_settings(trained, tmp_path):
-    with pytest.raises(CheckpointError, match="Nothing to resume.*Train without --resume"):
-        train(tmp_path, resume=True)
-    run = trained[0]
-    with pytest.raises(CheckpointError, match="with weight_decay=0.5, not weight_decay=0.1"):
-        train(run, replace(BRIEF, weight_decay=0.1), resume=True)
-    with pytest.raises(CheckpointError, match=r"epochs=3, not epochs=1. .* \(only epochs may grow"):
-        train(run, replace(BRIEF, epochs=1), resume=True)
-    other = replace(CONFIG, d_model=25, bias=True)
-    with pytest.raises(CheckpointError, match="bias=False, d_model=24, not bias=True, d_model=25"):
-        train(run, config=other, resume=True)
+def resumed(*config, **changed):
+    return lambda trained: train(trained[0], replace(BRIEF, **changed), *config, resume=True)
+
+
+RESUMED = {
+    "Nothing to resume.*Train without --resume": lambda tmp_path: train(tmp_path, resume=True),
+    "with weight_decay=0.5, not weight_decay=0.1": resumed(weight_decay=0.1),
+    r"epochs=3, not epochs=1. .* \(only epochs may grow": resumed(epochs=1),
+    "bias=False, d_model=24, not bias=True, d_model=25": resumed(
+        replace(CONFIG, d_model=25, bias=True)
+    ),
+}
+test_resume_refuses_other_settings = refused(RESUMED, CheckpointError)
 
 
 def test_a_finished_run_stays_as_it_is(trained, caplog):
@@ -148,19 +131,15 @@ def test_divergence_is_an_error_and_saves_no_model(tmp_path, rate):
 def test_noise_is_scaled_to_each_vector():
     x = torch.stack([torch.linspace(0, 1, 4000), torch.linspace(0, 10, 4000)])
     noise = add_noise(x, 0.5, torch.Generator().manual_seed(0)) - x
-    ratio = noise.std(dim=-1) / x.std(dim=-1)
-    assert torch.allclose(ratio, torch.full((2,), 0.5), rtol=0.05)
+    assert torch.allclose(noise.std(dim=-1) / x.std(dim=-1), torch.full((2,), 0.5), rtol=0.05)
     assert noise.mean(-1).abs().max() < 0.2
 
 
 def test_where_the_noise_goes():
     torch.manual_seed(0)
-    model = ImageClassifier(ClassifierConfig(16, 3, 8, n_layers=2))
-    x = torch.rand(2, 16)
-    clean = model(x)
-    parts = (model.embed, *model.layers, model.unembed)
-    seen = []
-    for part in parts:
+    model, x = ImageClassifier(ClassifierConfig(16, 3, 8, n_layers=2)), torch.rand(2, 16)
+    clean, seen = model(x), []
+    for part in (model.embed, *model.layers, model.unembed):
         part.register_forward_hook(lambda part, inputs, output: seen.append((inputs[0], output)))
     with latent_noise(model, 0.3, torch.Generator().manual_seed(1)):
         model(x)
@@ -175,20 +154,14 @@ def test_where_the_noise_goes():
 def test_the_state_has_no_pickle(trained):
     record, state = RunDirectory(trained[0], {}).load_state(torch.device("cpu"))
     assert record["epoch"] == 3
-    assert {
-        "model.embed.weight",
-        "optimizer.embed.weight.exp_avg",
-        "generator.state",
-    } <= state.keys()
+    parts = {"model.embed.weight", "optimizer.embed.weight.exp_avg", "generator.state"}
+    assert parts <= state.keys()
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"n_layers": 2, "bias": True, "residual": True, "d_hidden": 30},
-        {"norm": "rms", "gate": "silu"},
-    ],
-)
+DEEP = {"n_layers": 2, "bias": True, "residual": True, "d_hidden": 30}
+
+
+@pytest.mark.parametrize("parts", [DEEP, {"norm": "rms", "gate": "silu"}])
 def test_every_kind_of_model_trains(parts):
     config = replace(CONFIG, d_model=12, **parts)
     _, history = train(training=replace(BRIEF, epochs=2), config=config)
@@ -197,18 +170,16 @@ def test_every_kind_of_model_trains(parts):
 
 def test_three_layers_do_not_begin_at_zero():
     """Sizes of maps multiply: with torch's own initialisation these logits are 1e-8."""
-    config = replace(CONFIG, d_model=100, n_layers=3)
     for seed in range(3):
-        start = initialised(config, seed)
+        start = initialised(replace(CONFIG, d_model=100, n_layers=3), seed)
         assert 1e-4 < start(digits().train_images).std() < 1
 
 
 def test_one_layer_begins_as_maps_of_torch():
     """So do the papers' models; with thrice the variance the effective rank doubles."""
-    torch_like = torch.nn.Linear(64, 24).weight.std()
     start = initialised(CONFIG, seed=0).embed.weight
     assert start.abs().max() <= 64**-0.5
-    assert torch.allclose(start.std(), torch_like, rtol=0.05)
+    assert torch.allclose(start.std(), torch.nn.Linear(64, 24).weight.std(), rtol=0.05)
 
 
 def test_a_model_at_chance_is_reported(caplog):
@@ -232,17 +203,15 @@ def test_the_repr_is_one_line():
 
 
 @pytest.mark.parametrize(("steps", "norm"), [(1, "none"), (80, "scalar")])
-def test_seeds_are_stopped_and_resumed(tmp_path, monkeypatch, steps, norm):
+def test_seeds_are_stopped_and_resumed(tmp_path, steps, norm):
     config = replace(CONFIG, norm=norm)
     straight = [train(training=replace(BRIEF, seed=seed), config=config) for seed in (0, 1)]
-    with monkeypatch.context() as patch:
-        stop_after(patch, steps)
-        with pytest.raises(KeyboardInterrupt):
-            train_classifiers(config, digits(), BRIEF, [0, 1], tmp_path)
+    with ctrl_c(*STEP, steps):
+        train_classifiers(config, digits(), BRIEF, [0, 1], tmp_path)
     resumed = train_classifiers(config, digits(), BRIEF, [0, 1], tmp_path, resume=True)
     for (a, single), (b, other) in zip(straight, resumed, strict=True):
-        assert all(torch.equal(x, b.state_dict()[name]) for name, x in a.state_dict().items())
-        assert without_time(single) == without_time(other)
+        assert same_weights(a, b)
+        assert timeless(single) == timeless(other)
     with pytest.raises(CheckpointError, match="seed-1 holds training.json"):
         train_classifiers(config, digits(), BRIEF, [2, 1], tmp_path)
     assert not (tmp_path / "seed-2").exists()

@@ -1,6 +1,5 @@
 """Every setting of a training from scratch changes what is trained, or is refused by name."""
 
-import json
 import re
 from dataclasses import fields
 from inspect import signature
@@ -16,6 +15,7 @@ from bilens.cli.training import Architecture, train_images, train_language
 from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import ClassifierTraining, LanguageTraining
 from tests.nightly import nightly
+from tests.train.runs import lines, timeless
 
 ELSEWHERE = {"output", "device", "report_to", "save_every", "resume"}
 """Options of where, how safely and how observed the same weights are trained."""
@@ -72,23 +72,20 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("texts.txt", "others.txt")):
         words = Random(seed).choices(("a", "girl", "saw", "the", "red", "dog", "and"), k=4000)
-        lines = [" ".join(words[i : i + 9]) for i in range(0, len(words), 9)]
-        Path(name).write_text("\n".join(lines))
+        rows = [" ".join(words[i : i + 9]) for i in range(0, len(words), 9)]
+        Path(name).write_text("\n".join(rows))
 
 
 def trained(place: str, kind: str, *words: str) -> tuple[str, Any]:
     main(["train", kind, *KINDS[kind][2], *words, "--output", place])
-    metrics = Path(place).rglob("metrics.jsonl")
-    rows = [json.loads(line) for path in metrics for line in path.read_text().splitlines()]
-    timeless = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+    metrics = [timeless(lines(path.parent)) for path in Path(place).rglob("metrics.jsonl")]
     weights = [load_file(path) for path in sorted(Path(place).glob("**/model.safetensors"))]
     sizes = [(name, w.shape, w.double().sum().item()) for x in weights for name, w in x.items()]
-    return repr(timeless), sizes
+    return repr(metrics), sizes
 
 
 def changed(kind: str, name: str) -> list[str]:
-    value = KINDS[kind][3][name]
-    return [f"--{name.replace('_', '-')}", *filter(None, [value])]
+    return [f"--{name.replace('_', '-')}", *filter(None, [KINDS[kind][3][name]])]
 
 
 @pytest.mark.parametrize(("kind", "name"), nightly(CASES, CASES[::12]))

@@ -1,6 +1,6 @@
 """Gates made linear: each layer on the outputs of earlier linear ones, and the measured cost."""
 
-from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from bilens.train.layers import LayerStreams, TrainingRows
 from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
 from tests.families import EACH_GATED, VOCAB, log_probabilities, tiny
+from tests.train.runs import file_limit
 
 TIME = 12
 
 
 def texts(n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCAB, (n, TIME), generator=generator)
+    return torch.randint(VOCAB, (n, TIME), generator=torch.Generator().manual_seed(seed))
 
 
 def seen(model, mlp, ids):
@@ -30,12 +30,6 @@ def seen(model, mlp, ids):
     model(ids, use_cache=False)
     hook.remove()
     return [part.flatten(0, 1) for part in result[0]]
-
-
-def some_rows(mlp, n=60):
-    torch.manual_seed(0)
-    x = torch.randn(n, 16, dtype=torch.float64)
-    return TrainingRows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
 
 
 def streams_of(model, ids, folder):
@@ -49,8 +43,7 @@ def test_a_model_run_layer_by_layer_is_the_model(name, tmp_path):
     model, ids = tiny(name), texts(11)
     streams, mlps = streams_of(model, ids, tmp_path)
     for mlp in mlps:
-        result = streams.seen(mlp.module)
-        for numbers, wanted in zip(result, seen(model, mlp, ids), strict=True):
+        for numbers, wanted in zip(streams.seen(mlp.module), seen(model, mlp, ids), strict=True):
             torch.testing.assert_close(numbers, wanted, rtol=1e-5, atol=1e-5)
         assert streams.stream.shape[:2] == ids.shape
         streams.advance()
@@ -66,31 +59,26 @@ def test_a_layer_that_changed_runs_again(tmp_path):
 
 
 def test_streams_that_the_disk_has_no_room_for_are_refused(tmp_path):
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
-    try:
-        # The stream has 4,608 bytes. A write to a mapped file would end the process.
-        with pytest.raises(CheckpointError, match="stream could not be written: File too large"):
-            streams_of(tiny("llama"), texts(3), tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    full = pytest.raises(CheckpointError, match="stream could not be written: File too large")
+    # The stream has 4,608 bytes. A write to a mapped file would end the process.
+    with file_limit(4000), full:
+        streams_of(tiny("llama"), texts(3), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "phi3"])
 def test_the_down_map_minimises_its_objective(name):
-    model, ridge = tiny(name), 0.3
-    mlp = gated_mlps(model)[0]
-    rows = some_rows(mlp)
-    x, y, w = rows.columns
+    mlp, ridge = gated_mlps(tiny(name))[0], 0.3
+    torch.manual_seed(0)
+    x, w = torch.randn(60, 16, dtype=torch.float64), torch.rand(60, dtype=torch.float64) + 0.1
+    y = mlp.module(x)
+    rows = TrainingRows(x, y, w)
     before, bias = mlp.down.weight().clone(), mlp.down.bias()
     fit_mlp(mlp, rows, ridge)
     up, gate = (part.select(part.module(x).T).T for part in (mlp.up, mlp.gate))
     hidden, root = up * gate, w[:, None].sqrt()
     keep = (ridge * (w[:, None] * hidden.square()).sum(0)).sqrt()
     left = torch.cat([hidden * root, torch.diag(keep)])
-    wanted_of = y if bias is None else y - bias
-    right = torch.cat([wanted_of * root, (before * keep).T])
+    right = torch.cat([(y if bias is None else y - bias) * root, (before * keep).T])
     wanted = torch.linalg.lstsq(left, right).solution.T
     torch.testing.assert_close(mlp.down.weight(), wanted, rtol=1e-5, atol=1e-6)
     wrong = (mlp.module(x) - y) * root
@@ -100,10 +88,9 @@ def test_the_down_map_minimises_its_objective(name):
 
 def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypatch):
     monkeypatch.setattr(module, "RIDGE", torch.inf)
-    model, ids = tiny("llama"), texts(30)
-    plain = deepcopy(model)
+    near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    model, dense, ids = tiny("llama"), tiny("llama"), texts(30)
     linearise(model, ids, texts(4, 1), alone=False)
-    dense = deepcopy(plain)
     for layer, mlp in enumerate(gated_mlps(dense)):
         reads, _ = seen(dense, mlp, ids)
         stream = dense.model(ids, output_hidden_states=True).hidden_states[layer]
@@ -112,28 +99,22 @@ def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypa
         columns = torch.stack([u * g * weight, u * weight], -1).transpose(0, 1)
         right = (u * functional.silu(g) * weight).T[..., None]
         slope, offset = torch.linalg.lstsq(columns, right).solution[..., 0].T
-        gate = gated_mlps(model)[layer].gate
-        torch.testing.assert_close(
-            gate.weight(), slope[:, None] * mlp.gate.weight(), rtol=1e-4, atol=1e-4
-        )
-        torch.testing.assert_close(gate.bias(), offset, rtol=1e-4, atol=1e-4)
-        mlp.gate.set_weight(slope[:, None] * mlp.gate.weight())
+        gate, weight = gated_mlps(model)[layer].gate, slope[:, None] * mlp.gate.weight()
+        near(gate.weight(), weight)
+        near(gate.bias(), offset)
+        mlp.gate.set_weight(weight)
         mlp.gate.set_bias(offset)
         mlp.module.act_fn = torch.nn.Identity()
-    torch.testing.assert_close(
-        log_probabilities(model), log_probabilities(dense), rtol=1e-4, atol=1e-4
-    )
+    near(log_probabilities(model), log_probabilities(dense))
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "gemma2"])
 def test_alone_is_the_loss_with_this_layer_linear_and_all_else_as_it_was(name):
-    model, held = tiny(name), texts(4, 1)
-    untouched = deepcopy(model)
-    result = linearise(model, texts(20), held, [1], budget=0)
-    assert result.before == pytest.approx(next_token_loss(untouched, held))
+    held = texts(4, 1)
+    result = linearise(tiny(name), texts(20), held, [1], budget=0)
+    assert result.before == pytest.approx(next_token_loss(tiny(name), held))
     assert list(result.alone) == [1]
-    single = deepcopy(untouched)
-    alone = linearise(single, texts(20), held, [1], alone=False)
+    alone = linearise(tiny(name), texts(20), held, [1], alone=False)
     assert alone.alone == {}
     assert alone.layers == (1,)
     assert result.alone[1] == pytest.approx(alone.after)
@@ -145,12 +126,10 @@ def test_a_budget_takes_as_many_layers_as_stay_within(name):
     everything = linearise(tiny(name), texts(20), held)
     assert everything.layers == (0, 1)
     costs = sorted(loss - everything.before for loss in everything.alone.values())
-    model = tiny(name)
-    wide = linearise(model, texts(20), held, budget=10)
+    wide = linearise(tiny(name), texts(20), held, budget=10)
     assert wide.layers == (0, 1)
     assert wide.after == pytest.approx(everything.after)
-    model = tiny(name)
-    before = deepcopy(model).state_dict()
+    model, before = tiny(name), tiny(name).state_dict()
     budget = max(0.0, (costs[0] + costs[1]) / 2)
     several = linearise(model, texts(20), held, budget=budget)
     assert several.after <= several.before + budget + 1e-9
@@ -163,8 +142,7 @@ def test_a_budget_takes_as_many_layers_as_stay_within(name):
 
 def test_distillation_brings_a_layer_nearer_to_what_it_gave():
     model, held = tiny("llama"), texts(4, 1)
-    fitted = linearise(model, texts(30), held, [0], alone=False)
-    model = tiny("llama")
+    fitted = linearise(tiny("llama"), texts(30), held, [0], alone=False)
     how = Distillation(steps=40, batch_size=100, learning_rate=1e-2)
     learnt = linearise(model, texts(30), held, [0], alone=False, distillation=how)
     assert learnt.fits[0].distance < 0.9 * fitted.fits[0].distance
@@ -178,8 +156,7 @@ def test_bfloat16_weights_are_fitted_in_float32():
         how = Distillation(steps=3, batch_size=32)
         linearise(model, texts(20), texts(4, 1), alone=False, distillation=how)
     assert rough.dtype == torch.bfloat16
-    difference = log_probabilities(exact) - log_probabilities(rough).float()
-    assert difference.abs().mean() < 0.1
+    assert (log_probabilities(exact) - log_probabilities(rough).float()).abs().mean() < 0.1
 
 
 def test_annealing_goes_on_from_the_fit():
@@ -197,16 +174,12 @@ def test_annealing_goes_on_from_the_fit():
 def test_a_model_that_was_made_bilinear_before_is_refused():
     model = tiny("llama")
     linearise(model, texts(3), texts(3), [0], alone=False)
-    with pytest.raises(
-        BilensError,
-        match="hidden_act='linear in some layers: bilens.load opens.*' in the model's config",
-    ):
+    partly = "hidden_act='linear in some layers: bilens.load opens.*' in the model's config"
+    with pytest.raises(BilensError, match=partly):
         linearise(model, texts(3), texts(3))
     model = tiny("llama")
     give_swish(model)
-    with pytest.raises(
-        BilensError, match="the model is bilinear already, at least in part; expected"
-    ):
+    with pytest.raises(BilensError, match="the model is bilinear already, at least in part; expec"):
         linearise(model, texts(3), texts(3))
 
 

@@ -18,10 +18,16 @@ def small_model(seed=0, **parts):
     return LanguageModel(small_config(**{**sizes, **parts}))
 
 
-def give_gradients(model, seed=0):
+def muon(model, decay=DECAY):
+    return MuonWithAdamW(model, lr=LR, weight_decay=decay)
+
+
+def step(model, optimizer, seed=0):
+    """Make a step along random gradients."""
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         weight.grad = torch.randn(weight.shape, generator=generator)
+    optimizer.step()
 
 
 def copies(model):
@@ -36,31 +42,29 @@ def inside(name, weight):
 def test_a_step_has_one_size_in_all_directions(width, hidden, seed):
     model = small_model(seed, d_model=width, d_hidden=hidden)
     before = copies(model)
-    give_gradients(model, seed)
-    MuonWithAdamW(model, lr=LR, weight_decay=DECAY).step()
+    step(model, muon(model), seed)
     for name, weight in model.named_parameters():
         if not inside(name, weight):
             continue
-        step = (before[name] * (1 - LR * DECAY) - weight).double() / (0.2 * LR)
-        U, _, Vh = torch.linalg.svd(weight.grad.double(), full_matrices=False)
+        moved = (before[name] * (1 - LR * DECAY) - weight).double() / (0.2 * LR)
+        U, S, Vh = torch.linalg.svd(weight.grad.double(), full_matrices=False)
         # The momentum of a first step is the gradient; five iterations leave sizes near 1.
-        sizes = (U.mT @ step @ Vh.mT).diagonal() / max(weight.shape) ** 0.5
-        flat = sizes[torch.linalg.svdvals(weight.grad.double()) > 0.05 * U.shape[-1] ** 0.5]
+        sizes = (U.mT @ moved @ Vh.mT).diagonal() / max(weight.shape) ** 0.5
+        flat = sizes[0.05 * U.shape[-1] ** 0.5 < S]
         assert ((flat > 0.6) & (flat < 1.3)).all()
 
 
 def test_all_else_is_left_to_adamw():
     custom, theirs = small_model(), small_model()
-    both = MuonWithAdamW(custom, lr=LR, weight_decay=DECAY)
     others = {n: w for n, w in theirs.named_parameters() if not inside(n, w)}
-    decays = [[w for w in others.values() if (w.ndim > 1) is flag] for flag in (True, False)]
-    adamw = torch.optim.AdamW(
-        [{"params": p, "weight_decay": d} for p, d in zip(decays, (DECAY, 0.0), strict=True)], lr=LR
-    )
+    groups = [
+        {"params": [w for w in others.values() if (w.ndim > 1) is maps], "weight_decay": decay}
+        for maps, decay in ((True, DECAY), (False, 0.0))
+    ]
+    pairs = (custom, muon(custom)), (theirs, torch.optim.AdamW(groups, lr=LR))
     for seed in range(3):
-        for model, optimizer in ((custom, both), (theirs, adamw)):
-            give_gradients(model, seed)
-            optimizer.step()
+        for model, optimizer in pairs:
+            step(model, optimizer, seed)
     for name, weight in custom.named_parameters():
         assert torch.equal(weight, theirs.get_parameter(name)) is (name in others)
     kinds = {name.rpartition(".")[0].split(".")[-1] for name in others}
@@ -69,49 +73,42 @@ def test_all_else_is_left_to_adamw():
 
 def test_a_shared_embedding_is_one_weight():
     model = small_model(tie_word_embeddings=True)
-    optimizer = MuonWithAdamW(model, lr=LR, weight_decay=DECAY)
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = [weight for group in muon(model).param_groups for weight in group["params"]]
     assert len(weights) == len(set(weights)) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_groups_rule_both_parts(loaded):
     model = small_model()
-    optimizer = MuonWithAdamW(model, lr=LR, weight_decay=DECAY)
+    optimizer = muon(model)
     if loaded:
-        give_gradients(model)
-        optimizer.step()
+        step(model, optimizer)
         optimizer.load_state_dict(optimizer.state_dict())
     before = copies(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    give_gradients(model)
-    optimizer.step()
+    step(model, optimizer)
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
 def test_a_saved_state_goes_on_to_the_bit():
-    models = [small_model(), small_model()]
-    full, parts = (MuonWithAdamW(model, lr=LR, weight_decay=DECAY) for model in models)
+    straight, resumed = small_model(), small_model()
+    full, parts = muon(straight), muon(resumed)
     for seed in range(4):
-        for model, optimizer in zip(models, (full, parts), strict=True):
-            give_gradients(model, seed)
-            optimizer.step()
+        step(straight, full, seed)
+        step(resumed, parts, seed)
         if seed == 1:
-            again = MuonWithAdamW(models[1], lr=LR, weight_decay=DECAY)
-            again.load_state_dict(parts.state_dict())
-            parts = again
-    first, second = (copies(model) for model in models)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+            saved, parts = parts.state_dict(), muon(resumed)
+            parts.load_state_dict(saved)
+    assert all(map(torch.equal, straight.parameters(), resumed.parameters()))
 
 
 def test_a_closure_gives_the_loss():
-    model = small_model()
-    ids = random_text()[None, :8]
+    model, ids = small_model(), random_text()[None, :8]
 
     def closure():
         loss = model(ids, labels=ids).loss
         loss.backward()
         return loss
 
-    assert MuonWithAdamW(model, lr=LR, weight_decay=0.0).step(closure) > 0
+    assert muon(model, decay=0.0).step(closure) > 0

@@ -9,15 +9,10 @@ import torch
 from bilens.convert.language_model import as_language_model
 from bilens.nn import ClassifierConfig
 from bilens.nn.language import LanguageConfig
-from bilens.train import (
-    AnnealTraining,
-    ClassifierTraining,
-    LanguageTraining,
-    train_classifier,
-    train_classifiers,
-)
+from bilens.train import train_classifier, train_classifiers
 from bilens.train.language import train_language
 from bilens.train.linearise import linearise
+from bilens.train.settings import AnnealTraining, ClassifierTraining, LanguageTraining
 from tests.families import VOCAB, tiny
 from tests.models import digits, small_config, small_corpus
 from tests.refusals import refused
@@ -82,25 +77,18 @@ ANNEALINGS = [
 ]
 
 
-def call(make, settings):
-    make(**settings)
-
-
 SETTINGS = [
-    (lambda **changed: ClassifierConfig(**{"n_inputs": 4, "n_classes": 2, **changed}), CLASSIFIERS),
+    (partial(ClassifierConfig, n_inputs=4, n_classes=2), CLASSIFIERS),
     (LanguageConfig, LANGUAGE_MODELS),
     (ClassifierTraining, TRAININGS),
     (LanguageTraining, LANGUAGE_TRAININGS),
     (AnnealTraining, ANNEALINGS),
 ]
-
-BAD = [(make, f"^{words}", bad) for make, cases in SETTINGS for bad, words in cases]
-test_bad_settings_are_named = refused(
-    {
-        words: [partial(call, make, bad) for make, other, bad in BAD if other == words]
-        for _, words, _ in BAD
-    }
-)
+BAD: dict[str, list] = {}
+for make, cases in SETTINGS:
+    for settings, words in cases:
+        BAD.setdefault(f"^{words}", []).append(lambda make=make, bad=settings: make(**bad))
+test_bad_settings_are_named = refused(BAD)
 
 BRIEF, WORDS = ClassifierTraining(epochs=1), LanguageTraining(batch_size=8)
 CLASSIFIER = ClassifierConfig(64, 10, d_model=24, image_shape=(8, 8))
@@ -117,11 +105,7 @@ def texts(n=3):
 
 
 def lines(**changed):
-    def fit():
-        given = {"texts": texts(), "held_out": texts(), **changed}
-        linearise(tiny("llama"), given.pop("texts"), given.pop("held_out"), **given)
-
-    return fit
+    return lambda: linearise(tiny("llama"), **{"texts": texts(), "held_out": texts(), **changed})
 
 
 def copied(name, **settings):

@@ -9,9 +9,8 @@ TINY = {"vocab_size": 20, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_hidden"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(step, "SIZES", {"500m": TINY})
-    monkeypatch.setattr(step, "SIDE", {"cpu": 32})
-    monkeypatch.setattr(step, "ROUNDS", 1)
+    for name, value in (("SIZES", {"500m": TINY}), ("SIDE", {"cpu": 32}), ("ROUNDS", 1)):
+        monkeypatch.setattr(step, name, value)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -24,13 +23,10 @@ def test_every_attention_has_a_row_for_every_length(monkeypatch, capsys, precisi
     options = ["--compile", "--length", "8", "16", "--tokens", "32", "--precision", precision]
     step.main(["--preset", "500m", "--attention", "squared", "bilinear", *options])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
-    names = ["softmax", "squared", "bilinear"]
-    assert [row[:3] for row in rows] == [
-        [name, length, texts] for length, texts in (("8", "4"), ("16", "2")) for name in names
-    ]
-    for row in rows:
-        assert float(row[4]) > 0
-        assert float(row[5].rstrip("%")) > 0
+    names = "softmax", "squared", "bilinear"
+    expected = [[name, *sizes] for sizes in (("8", "4"), ("16", "2")) for name in names]
+    assert [row[:3] for row in rows] == expected
+    assert all(float(row[4]) > 0 and float(row[5].rstrip("%")) > 0 for row in rows)
     assert rows[0][-1] == rows[3][-1] == "1.00"
     assert len(compiled) == 6
 

@@ -1,15 +1,15 @@
 """Transformers become tensors: exact copies, patterns without softmax, and distillation."""
 
-import json
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
+from transformers import MistralConfig, MistralForCausalLM
 
 import bilens
 from bilens.convert import process
@@ -33,18 +33,12 @@ from bilens.train.tensorise import (
 from tests.families import FAMILIES, tiny
 from tests.models import TOKENS, VOCAB, random_model
 from tests.nightly import nightly
-from tests.train.runs import press_ctrl_c
+from tests.train.runs import ctrl_c, lines, run_of
 
 TIME = 10
 SMALL = TensoriseTraining(
-    tokens=2 * 2 * TIME,
-    length=TIME,
-    calibration_tokens=64 * TIME,
-    layer_steps=2,
-    pattern_steps=2,
-    pattern_batch=4,
-    batch_size=2,
-    sample_batch=16,
+    **{"tokens": 2 * 2 * TIME, "length": TIME, "calibration_tokens": 64 * TIME, "batch_size": 2},
+    **{"layer_steps": 2, "pattern_steps": 2, "pattern_batch": 4, "sample_batch": 16},
 )
 
 
@@ -61,47 +55,42 @@ def test_a_copy_has_the_logits_of_its_original(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_copy_that_computes_something_else_is_an_error(dtype):
-    as_language_model(tiny("llama").to(dtype))
-    model = tiny("llama").to(dtype)
+    model = tiny("llama", dtype=dtype)
+    as_language_model(model)
     model.model.layers[0].self_attn.register_forward_hook(lambda *args: (30 * args[2][0], None))
     with pytest.raises(BilensError, match="Copying this LlamaForCausalLM changed a log-prob"):
         as_language_model(model)
 
 
-@given(
-    attention=st.sampled_from(["squared", "bilinear"]),
-    norm=st.sampled_from(["none", "rms"]),
-    n_kv_heads=st.sampled_from([1, 2, 4]),
-    positions=st.sampled_from(["rotary", "none"]),
-    seed=st.integers(0, 5),
-)
-def test_constants_are_added_to_scores(attention, norm, n_kv_heads, positions, seed):
-    sizes = {"attention": attention, "attention_norm": norm, "n_kv_heads": n_kv_heads}
-    model = random_model(seed, positions=positions, attention_constant=True, **sizes)
-    plain = random_model(seed, positions=positions, **sizes)
+PARTS = {
+    "attention": st.sampled_from(["squared", "bilinear"]),
+    "attention_norm": st.sampled_from(["none", "rms"]),
+    "n_kv_heads": st.sampled_from([1, 2, 4]),
+    "positions": st.sampled_from(["rotary", "none"]),
+}
+
+
+@given(st.fixed_dictionaries(PARTS), st.integers(0, 5))
+def test_constants_are_added_to_scores(parts, seed):
+    model, plain = (random_model(seed, attention_constant=c, **parts) for c in (True, False))
     plain.load_state_dict(model.state_dict(), strict=False)
     x = torch.randn(2, TIME, 16, dtype=torch.float64)
     rope = model.embed_text(texts(2), torch.arange(TIME)[None])[2]
     for block, bare in zip(model.blocks, plain.blocks, strict=True):
         scores = [q @ k.mT for q, k in bare.attn.queries_keys(x, None, rope)]
-        shifted = [
-            block.attn.scale * s + c[:, None, None]
-            for s, c in zip(scores, block.attn.score_constant, strict=True)
-        ]
+        constants = block.attn.score_constant[..., None, None]
+        shifted = [block.attn.scale * s + c for s, c in zip(scores, constants, strict=True)]
         pattern = (shifted[0] * shifted[-1]).tril()
-        values = block.attn.values(x).repeat_interleave(4 // n_kv_heads, 1)
-        mixed = pattern @ values
-        if norm == "rms":
+        mixed = pattern @ block.attn.values(x).repeat_interleave(4 // parts["n_kv_heads"], 1)
+        if parts["attention_norm"] == "rms":
             mixed = mixed * (mixed.square().mean(-1, keepdim=True) + 1e-20).rsqrt()
         expected = block.attn.out(mixed.transpose(1, 2).flatten(2))
         torch.testing.assert_close(block.attn(x, None, rope), expected)
 
 
 def test_a_model_with_constants_continues_from_its_state():
-    model = random_model(
-        attention="squared", attention_norm="sum", attention_constant=True, norm="rms", n_layers=2
-    )
-    ids = texts(2)
+    parts = {"attention": "squared", "attention_norm": "sum", "attention_constant": True}
+    model, ids = random_model(norm="rms", n_layers=2, **parts), texts(2)
     start = model(ids[:, :6], use_cache=True)
     size = start.past_key_values.layers[0].keys.numel()
     end = model(ids[:, 6:], past_key_values=start.past_key_values, use_cache=True)
@@ -111,12 +100,10 @@ def test_a_model_with_constants_continues_from_its_state():
 
 def test_squared_attention_is_near_softmax_where_scores_are_small():
     teacher = as_language_model(tiny("llama"))
-    with torch.no_grad():
-        for block in teacher.blocks:
-            block.attn.query.weight *= 1e-3
+    for block in teacher.blocks:
+        block.attn.query.weight.data *= 1e-3
     student = without_softmax(teacher)
-    difference = (student(texts()).logits - teacher(texts()).logits).abs().max()
-    assert 0 < difference < 1e-4
+    assert 0 < (student(texts()).logits - teacher(texts()).logits).abs().max() < 1e-4
 
 
 @given(rank=st.integers(1, 6), n=st.integers(6, 9), sharp=st.booleans(), seed=st.integers(0, 9))
@@ -134,29 +121,24 @@ def test_squared_scores_attend_to_few_different_targets(rank, n, sharp, seed):
 
 def test_the_loss_of_patterns_is_its_formula():
     teacher = as_language_model(tiny("llama"))
-    student = without_softmax(teacher)
     x = torch.randn(2, TIME, 16, dtype=torch.float64)
     rope = teacher.embed_text(texts(2), torch.arange(TIME)[None])[2]
-    ours, theirs = student.blocks[0].attn, teacher.blocks[0].attn
-    total, count = 0.0, 0
-    A, B = (part.attention_pattern(x, None, rope) for part in (theirs, ours))
-    V = theirs.values(x).repeat_interleave(theirs.n_heads // theirs.n_kv_heads, 1)
-    for text in range(2):
-        for head in range(theirs.n_heads):
-            sizes = [(A[text, head, t] @ V[text, head]).square().sum() for t in range(TIME)]
-            for t in range(TIME):
-                a, b = A[text, head, t], B[text, head, t]
-                entropy = -sum(a[s] * torch.log(b[s] + 1e-6) for s in range(TIME))
-                error = ((b - a) @ V[text, head]).square().sum() / (sum(sizes) / TIME)
-                total, count = total + entropy + error, count + 1
-    torch.testing.assert_close(pattern_loss(ours, theirs, x, rope), total / count)
+    ours, theirs = without_softmax(teacher).blocks[0].attn, teacher.blocks[0].attn
+    losses = []
+    A, B = (part.attention_pattern(x, None, rope).flatten(0, 1) for part in (theirs, ours))
+    V = theirs.values(x).repeat_interleave(theirs.n_heads // theirs.n_kv_heads, 1).flatten(0, 1)
+    for pattern, other, values in zip(A, B, V, strict=True):
+        size = (pattern @ values).square().sum(-1).mean()
+        for a, b in zip(pattern, other, strict=True):
+            entropy = -sum(a[s] * torch.log(b[s] + 1e-6) for s in range(TIME))
+            losses.append(entropy + ((b - a) @ values).square().sum() / size)
+    torch.testing.assert_close(pattern_loss(ours, theirs, x, rope), torch.stack(losses).mean())
 
 
 def test_patterns_are_learned_and_everything_else_stays(tmp_path):
     teacher = as_language_model(tiny("llama", dtype=torch.float32)).requires_grad_()
-    with torch.no_grad():
-        for block in teacher.blocks:
-            block.attn.query.weight *= 8  # sharp patterns, far from squares of small scores
+    for block in teacher.blocks:
+        block.attn.query.weight.data *= 8  # sharp patterns, far from squares of small scores
     student = without_softmax(teacher)
     before = {name: weight.clone() for name, weight in student.state_dict().items()}
     training = Distillation(steps=40, batch_size=16, learning_rate=2e-2, log_every=1)
@@ -170,56 +152,45 @@ def test_patterns_are_learned_and_everything_else_stays(tmp_path):
             float(pattern_loss(copy.blocks[layer].attn, block.attn, block.attn_norm(x), rope))
             for copy in (untaught, student)
         ]
-        metrics = (tmp_path / f"layer-{layer:03}" / "metrics.jsonl").read_text().splitlines()
-        assert json.loads(metrics[0])["loss"] == pytest.approx(losses[0], rel=1e-4)
+        first = lines(tmp_path / f"layer-{layer:03}")[0]["loss"]
+        assert first == pytest.approx(losses[0], rel=1e-4)
         assert last[layer] == pytest.approx(losses[1], rel=1e-4)
         assert losses[1] < losses[0] - 0.02
         x = block(x, None, rope)
-    assert student(texts()).logits.shape[-1] == VOCAB
     moved = {n for n, w in student.state_dict().items() if not torch.equal(w, before[n])}
-    learned = ("query.weight", "key.weight", "score_constant")
     assert moved
-    assert all(name.endswith(learned) for name in moved)
+    assert all(name.endswith(("query.weight", "key.weight", "score_constant")) for name in moved)
 
 
 def test_the_distillation_loss_is_the_divergence_of_counted_positions():
     torch.manual_seed(0)
     ours, theirs = torch.randn(2, 3, 4, 7).unbind(0)
     counted = torch.rand(3, 4) < 0.6
-    rows = [
-        functional.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="sum")
-        for a, b in zip(ours[counted], theirs[counted], strict=True)
-    ]
-    loss = distillation_loss(ours, theirs, counted)
-    torch.testing.assert_close(loss, torch.stack(rows).mean())
-    torch.testing.assert_close(distillation_loss(ours, theirs, counted, 5), sum(rows) / 5)
+    given, wanted = ours[counted].log_softmax(-1), theirs[counted].softmax(-1)
+    total = functional.kl_div(given, wanted, reduction="sum")
+    torch.testing.assert_close(distillation_loss(ours, theirs, counted), total / len(given))
+    torch.testing.assert_close(distillation_loss(ours, theirs, counted, 5), total / 5)
 
 
 def test_agreement_of_a_model_with_itself_and_with_another():
     model, other = (as_language_model(tiny("llama", seed)) for seed in (0, 1))
-    same = agreement(model, model, texts())
+    same, apart = (agreement(one, model, texts()) for one in (model, other))
     assert (same.rise, same.kl, same.top1) == (0, 0, 1)
-    ids = texts()
-    apart = agreement(other, model, ids)
-    with torch.no_grad():
-        logits = other(ids).logits[:, :-1].flatten(0, 1)
-    loss = functional.cross_entropy(logits, ids[:, 1:].flatten())
-    assert apart.loss == pytest.approx(float(loss), rel=1e-5)
+    logits = other(texts()).logits[:, :-1].flatten(0, 1)
+    loss = functional.cross_entropy(logits, texts()[:, 1:].flatten())
+    assert apart.loss == pytest.approx(loss.item(), rel=1e-5)
     assert apart.kl > 0
     assert apart.top1 < 1
 
 
 def test_own_text_is_drawn_from_the_model():
     model = as_language_model(tiny("llama"))
-    with torch.no_grad():
-        # The next token is the same one, whatever came before.
-        model.unembed.weight.zero_()
-        model.norm.weight.zero_()
-        model.embed.weight.zero_()
+    # The next token is the same one, whatever came before.
+    for part in (model.unembed, model.norm, model.embed):
+        part.weight.data.zero_()
     settings = replace(SMALL, length=3)
-    drawn = OwnText(model, settings, 400, 0).all()
+    drawn, again, other = (OwnText(model, settings, 400, stage).all() for stage in (0, 0, 1))
     assert drawn.shape == (400, 3)
-    again, other = (OwnText(model, settings, 400, stage).all() for stage in (0, 1))
     assert torch.equal(again, drawn)
     assert not torch.equal(other, drawn)
     # A resumed training reads from the middle on, and no text repeats.
@@ -234,12 +205,25 @@ def test_own_text_is_drawn_from_the_model():
     assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5, 2, 3]].tolist()
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Return a read-only run of all stages: its folder, the original and the result."""
-    run, model = tmp_path_factory.mktemp("made"), tiny("llama", dtype=torch.float32)
-    held_out = {"a": texts(), "b": texts(seed=1)}
-    return run, model, tensorise(model.requires_grad_(), TOKENS, held_out, SMALL, run, use_cpu=True)
+def small_llama():
+    return tiny("llama", dtype=torch.float32).requires_grad_()
+
+
+def make(run, settings=SMALL, model=None, held_out=None, **how):
+    """Make a tensor of a model, by default of a small Llama; `how` are the other arguments."""
+    model, held_out = model or small_llama(), held_out or {"a": texts()}
+    return tensorise(model, TOKENS, held_out, settings, run, use_cpu=True, **how)
+
+
+TWO = {"a": texts(), "b": texts(seed=1)}
+
+
+def make_of_llama(run):
+    model = small_llama()
+    return model, make(run, SMALL, model, held_out=TWO)
+
+
+made = run_of(make_of_llama)
 
 
 def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
@@ -262,20 +246,12 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
 
 
 def test_activations_computed_twice_are_the_same(made, tmp_path):
-    _, model, stored = made
-    settings, held_out = replace(SMALL, checkpointing=True), {"a": texts(), "b": texts(seed=1)}
-    computed = tensorise(model, TOKENS, held_out, settings, tmp_path, use_cpu=True)
-    assert computed.facts()[0][1] == pytest.approx(stored.facts()[0][1], abs=1e-5)
+    computed = make(tmp_path, replace(SMALL, checkpointing=True), held_out=TWO)
+    assert computed.facts()[0][1] == pytest.approx(made[2].facts()[0][1], abs=1e-5)
 
 
-def small_llama():
-    return tiny("llama", dtype=torch.float32).requires_grad_()
-
-
-def test_gated_mlps_may_stay_as_they_are(tmp_path):
-    """And the last stage may be left out."""
-    settings = replace(SMALL, mlp="gated", tokens=0)
-    result = tensorise(small_llama(), TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
+def test_gated_mlps_may_stay_as_they_are_and_the_last_stage_be_left_out(tmp_path):
+    result = make(tmp_path, replace(SMALL, mlp="gated", tokens=0))
     assert list(result.stages) == ["original", "attention"]
     config = bilens.load(tmp_path).model.config
     assert (config.attention, config.mlp) == ("squared", "swiglu")
@@ -283,27 +259,16 @@ def test_gated_mlps_may_stay_as_they_are(tmp_path):
 
 def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     settings = replace(SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * TIME, save_every=1)
-
-    def run(folder, **how):
-        return tensorise(
-            small_llama(), TOKENS, {"a": texts()}, settings, folder, use_cpu=True, **how
-        )
-
-    result = run(tmp_path / "whole")
-    folder, stages = tmp_path / "parts", tmp_path / "parts" / "stages"
-    inside = {
-        "layer 2 of the gates": (TrainingRows, "__getitems__", 8),
-        "layer 1 of the patterns": (TrainingRows, "__getitems__", 6),
-        "the distillation": (trainer, "collate", 3),
-    }
-    for number, (place, (owner, name, call)) in enumerate(inside.items()):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            press_ctrl_c(patch, owner, name, call)
-            run(folder, resume=number > 0)
-        done = {str(path.relative_to(stages)) for path in stages.rglob("*.safetensors")}
-        assert ("gates/layer-000.safetensors" in done) is True
-        assert ("gates/layer-001.safetensors" in done) is (place != "layer 2 of the gates")
-        assert ("attention/layer-000.safetensors" in done) is (place == "the distillation")
+    run = partial(make, settings=settings)
+    result, folder = run(tmp_path / "whole"), tmp_path / "parts"
+    names = "gates/layer-000", "gates/layer-001", "attention/layer-000"
+    layers = [folder / "stages" / f"{name}.safetensors" for name in names]
+    # Inside layer 2 of the gates, layer 1 of the patterns, and the distillation.
+    rows = TrainingRows, "__getitems__"
+    for n_done, place in enumerate([(*rows, 8), (*rows, 6), (trainer, "collate", 3)], 1):
+        with ctrl_c(*place):
+            run(folder, resume=n_done > 1)
+        assert [layer.exists() for layer in layers] == [number < n_done for number in range(3)]
     # Finished stages are taken as they are.
     monkeypatch.setattr("bilens.train.tensorise.linearise", None)
     monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
@@ -312,16 +277,14 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
         run(folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly(
-        ["gemma2", "gemma3", "mistral", "qwen3", "mistral-window"], ["gemma3", "mistral-window"]
-    ),
-)
+GATED = ["gemma2", "gemma3", "mistral", "qwen3", "mistral-window"]
+
+
+@pytest.mark.parametrize("name", nightly(GATED, ["gemma3", "mistral-window"]))
 def test_gates_of_any_family_become_linear_and_learn_while_attention_stays(name, tmp_path):
     model = windowed() if name == "mistral-window" else tiny(name, dtype=torch.float32)
     settings = replace(SMALL, attention="softmax", length=8)
-    result = tensorise(model, TOKENS, {"a": texts()[:, :8]}, settings, tmp_path, use_cpu=True)
+    result = make(tmp_path, settings, model, {"a": texts()[:, :8]})
     assert list(result.stages) == ["original", "gates", "distilled"]
     opened = bilens.load(tmp_path)
     assert torch.isfinite(opened.mlp(1).dense()).all()
@@ -330,16 +293,14 @@ def test_gates_of_any_family_become_linear_and_learn_while_attention_stays(name,
 
 
 def test_sliding_windows_are_kept_or_named_before_any_work(tmp_path):
-    model = windowed()
-    ids = texts(1)
-    near, far = ids.clone(), ids.clone()
+    model, near, far = windowed(), texts(1), texts(1)
     far[0, 0] = (far[0, 0] + 1) % VOCAB
     change = (model(near).logits - model(far).logits).abs().amax(-1)[0]
     assert change[0] > 0
     # Two layers with windows of 3 tokens do not reach back further than 4.
     torch.testing.assert_close(change[5:], torch.zeros(TIME - 5), rtol=0, atol=1e-5)
     with pytest.raises(BilensError, match="MistralConfig has sliding windows"):
-        tensorise(model, TOKENS, {"a": ids}, SMALL, tmp_path / "run", use_cpu=True)
+        make(tmp_path / "run", SMALL, model)
     assert not (tmp_path / "run").exists()
     processed, report = process(model)
     assert "fold_norms" in report.folded
@@ -347,17 +308,13 @@ def test_sliding_windows_are_kept_or_named_before_any_work(tmp_path):
 
 
 def windowed():
-    name, sizes = FAMILIES["mistral"]
-    sizes = {**sizes, "head_dim": 4, "sliding_window": 3}
+    sizes = {**FAMILIES["mistral"][1], "head_dim": 4, "sliding_window": 3}
     torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForCausalLM")(
-        getattr(transformers, f"{name}Config")(**sizes)
-    ).eval()
+    return MistralForCausalLM(MistralConfig(**sizes)).eval()
 
 
 def test_a_model_of_ours_becomes_a_tensor_too(tmp_path):
-    model = random_model(norm="rms", mlp="swiglu", n_layers=2).float()
-    result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
+    result = make(tmp_path, SMALL, random_model(norm="rms", mlp="swiglu", n_layers=2).float())
     assert result.stages["original"]["a"].kl == 0
     opened = bilens.load(tmp_path)
     assert opened.model.config.mlp == "bilinear"
@@ -370,16 +327,13 @@ def test_a_model_of_ours_becomes_a_tensor_too(tmp_path):
 def test_the_memory_is_that_of_a_training(tied):
     model = random_model(norm="rms", n_layers=2, tie_word_embeddings=tied).float()
     model.requires_grad_()
-    original = deepcopy(model)
-    needed = memory(model.config, 3, TIME)
-    saved = {}
+    needed, saved, ids = memory(model.config, 3, TIME), {}, texts(3)
 
     def save(x):
         saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    ids = texts(3)
-    target = original(ids, use_cache=False).logits.detach()
+    target = deepcopy(model)(ids, use_cache=False).logits.detach()
     output = model(ids, use_cache=False).logits
     with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
         loss = distillation_loss(output, target, torch.ones_like(ids, dtype=torch.bool))
@@ -392,31 +346,17 @@ def test_the_memory_is_that_of_a_training(tied):
 
     assert needed["weights"] == needed["original"] == size(model.parameters())
     assert needed["gradients"] == size(weight.grad for weight in model.parameters())
-    moments = (state[name] for state in optimizer.state.values() for name in MOMENTS)
-    assert needed["moments"] == size(moments)
+    moments = [(state["exp_avg"], state["exp_avg_sq"]) for state in optimizer.state.values()]
+    assert needed["moments"] == sum(map(size, moments))
     # Saved are log-probabilities and probabilities; the logits and their gradient live besides.
     assert needed["logits"] == pytest.approx(sum(saved.values()) + 2 * size([output]), rel=0.3)
     assert needed["inputs of layers"] == 4 * 2 * 3 * TIME * 16
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 def test_other_texts_or_settings_are_refused_when_resumed(tmp_path):
-    settings = replace(SMALL, mlp="gated", tokens=0)
-
     def run(given, **changed):
-        how = replace(settings, **changed)
-        tensorise(
-            small_llama(),
-            TOKENS,
-            {"a": texts()},
-            how,
-            tmp_path,
-            texts=given,
-            resume=(tmp_path / "stages").exists(),
-            use_cpu=True,
-        )
+        settings = replace(SMALL, mlp="gated", tokens=0, **changed)
+        make(tmp_path, settings, texts=given, resume=(tmp_path / "stages").exists())
 
     run(texts(seed=2))
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -437,4 +377,4 @@ def test_stages_of_an_earlier_version_are_not_mixed_with_new_ones(tmp_path):
     (tmp_path / "stages" / "gates" / "layer-000.safetensors").touch()
     for resume in (False, True):
         with pytest.raises(CheckpointError, match="is of an earlier version and cannot be resumed"):
-            tensorise(small_llama(), TOKENS, {}, SMALL, tmp_path, resume=resume, use_cpu=True)
+            make(tmp_path, resume=resume)
