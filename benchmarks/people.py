@@ -37,7 +37,7 @@ from benchmarks.right import Tests, failures, names_of, run
 TESTS: dict[str, Tests] = {
     "typing into the explorer: tests in which a text is lost": (("explore/test_typing",),),
     "pages: tests that find text cut, covered or hard to read": (
-        ("report/test_flow", "no_text_is_covered_cut_off_or_hard_to_read"),
+        ("pages/test_flow", "no_text_is_covered_cut_off_or_hard_to_read"),
     ),
 }
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from benchmarks import right
+from benchmarks import people, right
 from docs import results, tables
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
@@ -177,9 +177,9 @@ def test_a_number_comes_out_again(kind, claim):
     assert abs(measured(kind)[CLAIMS[claim]] - row["value"]) <= half * wider * (n + 1) ** 0.5
 
 
-def test_each_fault_of_the_review_has_tests():
+def test_each_fault_of_the_review_and_each_claim_on_tests_has_tests():
     assert [*right.FAULTS] == [*range(1, 54)]
-    for tests in (*right.FAULTS.values(), *right.CLAIMS.values()):
+    for tests in (*right.FAULTS.values(), *right.CLAIMS.values(), *people.TESTS.values()):
         for name in right.names_of(tests):
             file, _, function = name.partition("::")
             pattern = f"^(def )?{function}( = refused)?\\(" if function else "."
