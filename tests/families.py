@@ -19,18 +19,30 @@ VOCAB, WIDTH, HIDDEN, LAYERS, HEADS, TIME = 30, 16, 20, 2, 4, 12
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 LIKE_LLAMA = {
-    **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": HIDDEN},
-    **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 2},
-    **{"max_position_embeddings": TIME, **ENDS, "pad_token_id": 0},
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": TIME,
+    **ENDS,
+    "pad_token_id": 0,
 }
 GPT2 = {
-    **{"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS},
-    **{"n_positions": TIME, **ENDS},
+    "vocab_size": VOCAB,
+    "n_embd": WIDTH,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_positions": TIME,
+    **ENDS,
 }
 NEOX = {k: v for k, v in LIKE_LLAMA.items() if k != "num_key_value_heads"}
 FACTORS = {
-    **{"embedding_multiplier": 2.0, "residual_multiplier": 0.7},
-    **{"logits_scaling": 1.7, "attention_multiplier": 0.4},
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+    "attention_multiplier": 0.4,
 }
 KINDS_OF_LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = {**LIKE_LLAMA, "head_dim": 4, "query_pre_attn_scalar": 4}
@@ -45,9 +57,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {**LIKE_LLAMA, "attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("Llama", {**LIKE_LLAMA, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {**LIKE_LLAMA, "head_dim": 6}),
-    **{"qwen2": ("Qwen2", LIKE_LLAMA), "phi3": ("Phi3", LIKE_LLAMA)},
+    "qwen2": ("Qwen2", LIKE_LLAMA),
+    "phi3": ("Phi3", LIKE_LLAMA),
     "qwen3": ("Qwen3", {**LIKE_LLAMA, "head_dim": 6}),
-    **{"gemma2": ("Gemma2", GEMMA), "gemma3": ("Gemma3", GEMMA)},
+    "gemma2": ("Gemma2", GEMMA),
+    "gemma3": ("Gemma3", GEMMA),
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "final_logit_softcapping": None}),
     "gemma": ("Gemma", {**LIKE_LLAMA, "head_dim": 4}),
     "granite": ("Granite", {**LIKE_LLAMA, **FACTORS}),
@@ -57,10 +71,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {**LIKE_LLAMA, "sliding_window": 6, "layer_types": KINDS_OF_LAYERS}),
 }
 EXPERTS = {
-    **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 3},
-    **{"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32},
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
     # Products of groups, the default, need weights of 32 bits or fewer.
-    **{"num_experts_per_tok": 2, "eos_token_id": 1, "experts_implementation": "eager"},
+    "num_experts_per_tok": 2,
+    "eos_token_id": 1,
+    "experts_implementation": "eager",
 }
 QWEN3_MOE = {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 12}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {

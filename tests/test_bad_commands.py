@@ -20,31 +20,43 @@ DEVICES = ["meta", "cuda:99", "abacus", "", "mps", "cpu:-1", "\udcff", "9" * 30]
 NAMES = ["", "t3,,t4", "\udcff", "a\0b", "💥", "x" * 5000]
 COMMANDS = {
     "ngrams model --token t3": {
-        **{"--layer": ["-1", "512", "1.5", "nan", "9" * 400], "--token": NAMES},
-        **{"--k": ["0", "1e400", "x"], "--device": DEVICES},
+        "--layer": ["-1", "512", "1.5", "nan", "9" * 400],
+        "--token": NAMES,
+        "--k": ["0", "1e400", "x"],
+        "--device": DEVICES,
     },
     "heads model": {"--distance": ["-1", "9" * 20], "--head": ["512", "[1]"]},
     "flow model --prompt t3 --token t5 --output f.html": {
-        **{"--ablate": ["nan", "-inf", "x"], "--minus": ["\x1b[2J"], "--prompt": [""]}
+        "--ablate": ["nan", "-inf", "x"],
+        "--minus": ["\x1b[2J"],
+        "--prompt": [""],
     },
     "generate model --prompt t3": {"--temperature": ["-1", "inf"], "--seed": ["1.5", "9" * 20]},
     "contexts bilinear --data texts.txt --token t3 --layer 0": {"--data": ["../..", "/dev/null"]},
     "decompose deep --bonds --metric weights": {"--drop": ["-1", "nan"]},
     "anneal model --data texts.txt --length 8 --tokens 64 --output out": {
-        **{"--batch-size": ["0"], "--data-dir": ["."]},
-        **{"--learning-rate": ["nan", "-1"], "--device": DEVICES},
+        "--batch-size": ["0"],
+        "--data-dir": ["."],
+        "--learning-rate": ["nan", "-1"],
+        "--device": DEVICES,
     },
     "train images --data digits --output out": {
-        **{"--n-layers": ["-1"], "--d-model": ["9" * 20], "--data-dir": ["."]},
-        **{"--epochs": ["0"], "--learning-rate": ["nan"], "--beta": ["0.5"]},
+        "--n-layers": ["-1"],
+        "--d-model": ["9" * 20],
+        "--data-dir": ["."],
+        "--epochs": ["0"],
+        "--learning-rate": ["nan"],
+        "--beta": ["0.5"],
     },
     **{
         f"{reading} --output out.json": {"--data": ["modular-7", "modular-8"]}
         for reading in ("eigenvectors images", "explain images", "paths deep", "bonds deep")
     },
     "tensorise model --output out --length 8": {
-        **{"--data-dir": ["."], "--data-share": ["0.3"]},
-        **{"--attention": ["softmax --pattern-steps 3"], "--mlp": ["gated --layer-steps 3"]},
+        "--data-dir": ["."],
+        "--data-share": ["0.3"],
+        "--attention": ["softmax --pattern-steps 3"],
+        "--mlp": ["gated --layer-steps 3"],
     },
     "process model --output out": {"--steps": ["x", "💥"], "--device": DEVICES},
 }
@@ -124,8 +136,14 @@ READ = {
     "deep": ["decompose", "damaged", "--paths", "5"],
 }
 CONTENTS = {
-    **{"nothing": b"", "a brace": b"{", "a list": b"[]", "a number": b"3", "text": b'"text"'},
-    **{"deep nesting": b"[" * 100_000, "bytes": bytes(range(256)), "zeros": bytes(1000)},
+    "nothing": b"",
+    "a brace": b"{",
+    "a list": b"[]",
+    "a number": b"3",
+    "text": b'"text"',
+    "deep nesting": b"[" * 100_000,
+    "bytes": bytes(range(256)),
+    "zeros": bytes(1000),
     "another object": b'{"a": {"b": [1, 2, {"c": null}]}}',
     "a header of 2^63 bytes": b"\xff" * 7 + b"\x7f" + bytes(100),
 }

@@ -90,17 +90,26 @@ def generated(view):
 
 
 READINGS = {
-    **{"trace": traced, "flow": flows, "flow of two texts": partial(flows, against=OTHER)},
-    **{"circuit": circuit, "patch": patched, "task directions": directions},
-    **{"removal": removed, "labels": labelled, "generation": generated},
+    "trace": traced,
+    "flow": flows,
+    "flow of two texts": partial(flows, against=OTHER),
+    "circuit": circuit,
+    "patch": patched,
+    "task directions": directions,
+    "removal": removed,
+    "labels": labelled,
+    "generation": generated,
 }
 MODELS = {
-    **{"llama": partial(tiny, "llama"), "own": partial(tiny, "own-rms")},
+    "llama": partial(tiny, "llama"),
+    "own": partial(tiny, "own-rms"),
     # Dropout everywhere, if a model is in training mode.
-    **{"gpt2": partial(tiny, "gpt2"), "dynamic": partial(rotating, "dynamic")},
+    "gpt2": partial(tiny, "gpt2"),
+    "dynamic": partial(rotating, "dynamic"),
     "longrope": partial(rotating, "longrope"),
     "dynamic-gemma3": partial(rotating, "dynamic", "gemma3"),
-    **{"norms of queries": partial(tiny, "qwen3"), "fused": partial(tiny, "phi3")},
+    "norms of queries": partial(tiny, "qwen3"),
+    "fused": partial(tiny, "phi3"),
 }
 DAILY = [("llama", name) for name in READINGS]
 DAILY += [("own", "circuit"), ("own", "generation"), ("gpt2", "flow"), ("gpt2", "circuit")]
@@ -165,8 +174,10 @@ def other_attention(model):
 
 
 BEFORE = {
-    **{"a longer text": longer_text, "a longer and a shorter text": shorter_text},
-    **{"training": training, "another attention": other_attention},
+    "a longer text": longer_text,
+    "a longer and a shorter text": shorter_text,
+    "training": training,
+    "another attention": other_attention,
 }
 
 

@@ -107,18 +107,22 @@ WAYS = {
     "an unknown token": row(enter("token", "zebra"), pause, shown=OLD, token="zebra"),
     "an unknown token, put right letter by letter": row(
         *(enter("token", "balloon"), pause, press(*["Backspace"] * 7), keys("rice"), ENTER),
-        **{"shown": "rice", "token": "rice"},
+        shown="rice",
+        token="rice",
     ),
     "a token to subtract that is the token": row(
         enter("minus", "kite"), pause, shown=OLD, minus="kite"
     ),
     "both tokens exchanged": row(
         *(enter("token", "ball"), pause, enter("minus", "kite")),
-        **{"shown": "ball", "token": "ball", "minus": "kite"},
+        shown="ball",
+        token="ball",
+        minus="kite",
     ),
     "texts and token, one Enter": both(
         *(write("prompt", LONG), write("against", SECOND), enter("token", "rice")),
-        **{"shown": "rice", "token": "rice"},
+        shown="rice",
+        token="rice",
     ),
     "a token while the texts wait": waits(
         enter("prompt", LONG), pause, enter("token", "rice"), pause, token="rice"
@@ -141,7 +145,8 @@ WAYS = {
     "by an input method, while the other box is computed": new(
         *(write("token", "ball"), enter("minus", "kite")),
         *(compose("prompt", "o", "once b", end=BEN), pause, ENTER),
-        **{"token": "ball", "minus": "kite"},
+        token="ball",
+        minus="kite",
     ),
     "a word pasted into the middle": new(
         INTO_PROMPT,

@@ -224,8 +224,15 @@ def test_loss_is_that_of_the_next_token():
 
 # What released models add, with two layers.
 RELEASED = {
-    **{"value_mix": True, "embed_mix": True, "logit_cap": 3.0, "qk_norm": True, "n_layers": 2},
-    **{"rope_bfloat16": True, "mlp_bias": "out", "norm_eps": 1e-8, "attention": "differential"},
+    "value_mix": True,
+    "embed_mix": True,
+    "logit_cap": 3.0,
+    "qk_norm": True,
+    "n_layers": 2,
+    "rope_bfloat16": True,
+    "mlp_bias": "out",
+    "norm_eps": 1e-8,
+    "attention": "differential",
 }
 
 

@@ -16,13 +16,22 @@ from tests.tokenizers_of_all_kinds import tokenizer_of
 
 TOKENIZER = tokenizer_of("SentencePiece without a space before texts")
 SIZES = {
-    **{**LIKE_LLAMA, "vocab_size": len(TOKENIZER), "hidden_size": 40, "intermediate_size": 48},
-    **{"num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16},
+    **LIKE_LLAMA,
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 40,
+    "intermediate_size": 48,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
     "max_position_embeddings": 64,
 }
 VISION = {
-    **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
-    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
 }
 KINDS = {"Gemma": "GemmaConfig", "Gemma2": "Gemma2Config", "Gemma3": "Gemma3TextConfig"}
 QUESTION = {"text": "The keys to the cabinet", "token": " are", "minus": (" is",)}

@@ -61,9 +61,21 @@ class MadeUp(nn.Module):
 
 
 FAMILY = Family(
-    **{"layers": "stack", "embed": "tokens", "norm": "last", "unembed": "head", "attn": "attn"},
-    **{"query": "attn.q", "key": "attn.k", "value": "attn.v", "out": "attn.o", "attn_norm": "n1"},
-    **{"gate": "mlp.b", "up": "mlp.a", "down": "mlp.c", "activation": "act", "mlp_norm": "n2"},
+    layers="stack",
+    embed="tokens",
+    norm="last",
+    unembed="head",
+    attn="attn",
+    query="attn.q",
+    key="attn.k",
+    value="attn.v",
+    out="attn.o",
+    attn_norm="n1",
+    gate="mlp.b",
+    up="mlp.a",
+    down="mlp.c",
+    activation="act",
+    mlp_norm="n2",
 )
 
 

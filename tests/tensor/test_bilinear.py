@@ -123,8 +123,11 @@ def test_sums_differences_and_inner_products(shape, rank):
 
 
 KEEP_OUTPUTS = [
-    *(BilinearTensor.with_residual, lambda t: t + t, lambda t: t.to(torch.float32)),
-    *(lambda t: t - replace(t, names=()), lambda t: t.with_bias(out=normal(4))),
+    BilinearTensor.with_residual,
+    lambda t: t + t,
+    lambda t: t.to(torch.float32),
+    lambda t: t - replace(t, names=()),
+    lambda t: t.with_bias(out=normal(4)),
     lambda t: t.change_basis(inputs=normal(4, 2)),
 ]
 

@@ -61,7 +61,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
 
-def check_weights(run: Path, other: Path) -> None:
+def check_same_weights(run: Path, other: Path) -> None:
     """Compare all weights of two runs to the bit."""
     ours, theirs = weights(run), weights(other)
     assert ours.keys() == theirs.keys()

@@ -8,7 +8,7 @@ from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED
 from bilens.train.run_directory import is_begun
 from tests.train.kill_attack import KINDS
-from tests.train.runs import check_weights, file_limit
+from tests.train.runs import check_same_weights, file_limit
 
 
 @pytest.mark.parametrize("kind", ["classifier", "language"])
@@ -25,4 +25,4 @@ def test_a_full_disk_is_one_line_and_the_training_resumes(kind, tmp_path):
         assert "\n" not in str(info.value)
         assert not list(run.rglob(f"{UNFINISHED}*"))
         train(run, resume=is_begun(run))
-        check_weights(run, whole)
+        check_same_weights(run, whole)

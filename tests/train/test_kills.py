@@ -13,7 +13,7 @@ from bilens.train import classifier, trainer
 from bilens.train.run_directory import RunDirectory, only_process_in, read_training
 from tests.command_line import run_python
 from tests.train.kill_attack import KINDS, train_one
-from tests.train.runs import check_weights, ctrl_c
+from tests.train.runs import check_same_weights, ctrl_c
 
 
 def check_outcomes(folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path
     how(damaged)
     if how is flip and start in ("model", "training_state"):
         KINDS[kind](run, resume=True)
-        check_weights(run, stopped[kind] / "whole")
+        check_same_weights(run, stopped[kind] / "whole")
     else:
         assert RunDirectory(run, {}).newest_checkpoint() == earlier
     assert f"{newest} is damaged or incomplete; using an earlier one" in caplog.text
@@ -98,7 +98,7 @@ def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, c
     (run / "checkpoints" / "checkpoint-of-mine").mkdir()
     train_one(run, resume=True)
     assert "has no checkpoint; the training starts from the beginning" in caplog.text
-    check_weights(run, stopped["classifier"] / "whole")
+    check_same_weights(run, stopped["classifier"] / "whole")
 
 
 def test_a_second_training_in_one_folder_is_refused(tmp_path):

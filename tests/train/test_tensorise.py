@@ -37,8 +37,14 @@ from tests.train.runs import ctrl_c, lines, run_of
 
 TIME = 10
 SMALL = TensoriseTraining(
-    **{"tokens": 2 * 2 * TIME, "length": TIME, "calibration_tokens": 64 * TIME, "batch_size": 2},
-    **{"layer_steps": 2, "pattern_steps": 2, "pattern_batch": 4, "sample_batch": 16},
+    tokens=2 * 2 * TIME,
+    length=TIME,
+    calibration_tokens=64 * TIME,
+    batch_size=2,
+    layer_steps=2,
+    pattern_steps=2,
+    pattern_batch=4,
+    sample_batch=16,
 )
 
 

@@ -15,9 +15,15 @@ from tests.nightly import nightly
 from tests.read.flow.flows import QUESTIONS
 
 SILENT = {
-    **{"embeddings": ("embed_tokens", "wte."), "positions": ("wpe",), "heads": ("attn",)},
-    **{"MLPs": ("mlp",), "the first MLP": (".0.mlp",), "heads and MLPs": ("attn", "mlp")},
-    **{"norms": ("norm", "ln_"), "unembedding": ("lm_head", "wte"), "everything": ("",)},
+    "embeddings": ("embed_tokens", "wte."),
+    "positions": ("wpe",),
+    "heads": ("attn",),
+    "MLPs": ("mlp",),
+    "the first MLP": (".0.mlp",),
+    "heads and MLPs": ("attn", "mlp"),
+    "norms": ("norm", "ln_"),
+    "unembedding": ("lm_head", "wte"),
+    "everything": ("",),
 }
 
 
