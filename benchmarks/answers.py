@@ -28,8 +28,9 @@ from experiments.circuits import KEEP, LEFT, splits_of
 from experiments.pretrained import open_models
 from experiments.results import Recording, Row
 
-from bilens.read.flow import Cases, Question, Split, find_circuit, read_pairs
-from bilens.residual import ResidualModel
+from bilens.circuits import Cases, Split, find_circuit
+from bilens.flows import Question, read_pairs
+from bilens.transformer import ResidualModel
 
 TEMPLATES = (
     "The capital of {} is",

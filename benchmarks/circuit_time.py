@@ -20,8 +20,9 @@ from experiments.results import Recording, Row
 
 from benchmarks.unseen_templates import Task
 from bilens import load
-from bilens.read.flow import Cases, circuit, find_circuit, read_pairs
-from bilens.residual import ResidualModel
+from bilens.circuits import Cases, circuit, find_circuit
+from bilens.flows import read_pairs
+from bilens.transformer import ResidualModel
 
 TASKS = ("agreement", "ioi")
 WHOLE: dict[str, dict[str, Any]] = {

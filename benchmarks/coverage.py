@@ -13,7 +13,7 @@ import torch
 from experiments.patching import resampled
 from experiments.results import Recording, Row
 
-from bilens.read.flow import Interval
+from bilens.circuits import Interval
 
 KINDS = ("symmetric", "skewed")
 SIZES = (5, 8, 12, 24)

@@ -18,8 +18,8 @@ from experiments.results import ROOT, Recording, Row
 from torch import Tensor
 
 import bilens
-from bilens.read.flow import flow
-from bilens.residual import ResidualModel
+from bilens.flows import flow
+from bilens.transformer import ResidualModel
 
 COMMIT = "a31c8f6b"
 PAIRS = (
@@ -31,8 +31,8 @@ PAIRS = (
 BEFORE = """
 import sys, torch
 import bilens
-from bilens.read.flow.question import Question
-from bilens.read.flow.split import split
+from bilens.flows.question import Question
+from bilens.flows.split import split
 given = torch.load(sys.argv[1])
 model = bilens.load(given["model"], dtype=torch.float32)
 rows = []

@@ -20,9 +20,9 @@ from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
-from bilens.read.flow import flow
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.flows import flow
+from bilens.language import TokenDirection
+from bilens.transformer import ResidualModel
 
 TEXTS = ("The keys to the cabinet", "The key to the cabinet")
 

@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import bilens
 from benchmarks.clock import spent
 from benchmarks.flow_memory import TEXTS
-from bilens.read.flow import flow
-from bilens.residual import ResidualModel
+from bilens.flows import flow
+from bilens.transformer import ResidualModel
 
 TOKEN, VOCAB, NODES = 5, 20_000, 20
 

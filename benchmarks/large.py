@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from bilens.read.flow import flow
+from bilens.flows import flow
 from bilens.tensor import BilinearTensor, Spectrum
 
 SHAPES = {

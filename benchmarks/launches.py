@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bilens.read.flow import flow
-from bilens.residual import ResidualModel
+from bilens.flows import flow
+from bilens.transformer import ResidualModel
 
 WAITING = ("_local_scalar_dense", "nonzero", "_linalg_eigh", "linalg_cholesky_ex", "_linalg_svd")
 """Operations that hand numbers to the host, or whose size depends on them."""

@@ -45,10 +45,10 @@ SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
 OWN = (
     "import bilens",
     "import torch",
-    "from bilens.read.flow import Question, patch",
-    "from bilens.read.language import read_attention, read_ngrams",
+    "from bilens.flows import Question, patch",
+    "from bilens.language import read_attention, read_ngrams",
     "from bilens.pages import spectrum_figure",
-    "from bilens.residual import Pass",
+    "from bilens.transformer import Pass",
     'story = bilens.load("story")',
     'girl, boy = "The girl was sad because", "The boy was sad because"',
     'u = story.direction("she", minus="he")',

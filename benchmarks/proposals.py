@@ -25,8 +25,9 @@ from experiments.results import Recording, Row
 
 from benchmarks.unseen_templates import all_of
 from bilens import load
-from bilens.read.flow import Cases, Question, find_circuit, propose_questions, read_pairs
-from bilens.residual import ResidualModel
+from bilens.circuits import Cases, find_circuit, propose_questions
+from bilens.flows import Question, read_pairs
+from bilens.transformer import ResidualModel
 
 BEHAVIOURS = ("language", "comparative", "ioi", "plural", "capitals")
 COUNT = 48

@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 
 from experiments.results import Recording, Row
 
-CIRCUITS, QUESTIONS = "read/flow/test_circuit_reading", "read/flow/test_questions"
-REFUSED = "read/flow/test_refusals"
+CIRCUITS, QUESTIONS = "circuits/test_circuit_reading", "flows/test_questions"
+REFUSED = "flows/test_refusals"
 TABLES, FOLDERS, PICTURES = "test_question_files", "convert/test_folders", "data/test_class_folders"
-TOKENS, OPENED, REPORTS = "residual/test_tokens", "test_isolation", "pages/test_report"
+TOKENS, OPENED, REPORTS = "transformer/test_tokens", "test_isolation", "pages/test_report"
 FRESH = (OPENED, "a_result_is_that_of_a_fresh_model_and_the_module_stays")
 FIELDS = (QUESTIONS, "each_field_changes_the_result_or_is_refused_by_name")
 CAPTIONS = ("test_analysis", "captions_name_tables_figures_and_files_and_none_is_lost")
@@ -32,11 +32,11 @@ FAULTS: dict[int, Tests] = {
     ),
     2: ((FOLDERS, "a_revision_is_that_of_the_tokenizer_too"),),
     3: (FIELDS,),
-    4: (FIELDS, ("read/flow/test_recurring", "effects_are_exchanges_by_hand")),
+    4: (FIELDS, ("circuits/test_recurring", "effects_are_exchanges_by_hand")),
     5: (("test_options", "names_of_tokens_are_read_from_a_text"),),
     6: (
         (
-            "read/flow/test_sentences",
+            "flows/test_sentences",
             "words_are_replaced_all_at_once",
             "a_permutation_of_words_is_undone_by_its_inverse",
             "exchanged_names_exchange_the_texts",
@@ -56,10 +56,10 @@ FAULTS: dict[int, Tests] = {
         (REFUSED, "what_no_circuit_takes_is_refused_by_its_name"),
         (REFUSED, "what_is_no_field_is_refused_by_its_name"),
     ),
-    11: (("read/test_own_stack", "no_analysis_reads_tensors_that_are_not_the_model"),),
+    11: (("images/test_own_stack", "no_analysis_reads_tensors_that_are_not_the_model"),),
     12: (CAPTIONS,),
     13: (CAPTIONS,),
-    14: (("read/flow/test_weights", "a_head_of_differential_attention_has_its_outputs"),),
+    14: (("flows/test_weights", "a_head_of_differential_attention_has_its_outputs"),),
     15: ((OPENED, "layers_that_are_called_by_name_have_the_same_readings"),),
     16: (("test_analysis", "files_of_one_name_in_two_folders_are_two"),),
     17: (
@@ -74,12 +74,12 @@ FAULTS: dict[int, Tests] = {
     21: ((TABLES, "all_ways_to_write_a_file_are_one", "files_that_were_joined_have_marks_within"),),
     22: ((CIRCUITS, "a_second_run_without_a_text_has_a_name"),),
     23: ((CIRCUITS, "the_picture_measures_the_parts_of_the_circuit"),),
-    24: (("read/flow/test_graph", "what_is_not_there_is_said"),),
-    25: (("residual/test_gemma",),),
+    24: (("flows/test_graph", "what_is_not_there_is_said"),),
+    25: (("transformer/test_gemma",),),
     26: ((TOKENS, "a_token_that_only_the_tokenizer_has_is_refused_where_it_is_used"),),
     27: (
-        ("residual/test_gemma", "a_model_of_texts_and_images_opens_as_its_text_model"),
-        ("residual/test_refusals", "weights_that_cannot_be_read_are_refused"),
+        ("transformer/test_gemma", "a_model_of_texts_and_images_opens_as_its_text_model"),
+        ("transformer/test_refusals", "weights_that_cannot_be_read_are_refused"),
     ),
     28: (
         (
@@ -92,7 +92,7 @@ FAULTS: dict[int, Tests] = {
     30: ((TOKENS, "a_text_is_its_tokens_after_one_beginning_and_without_an_end"),),
     31: (
         (
-            "read/flow/test_sentences",
+            "flows/test_sentences",
             "a_far_less_probable_token_than_with_a_space_has_a_hint",
             "circuits_patches_and_directions_have_the_hint",
         ),
@@ -147,7 +147,7 @@ FAULTS: dict[int, Tests] = {
     42: (FIELDS,),
     43: (
         (
-            "read/flow/test_recurring",
+            "circuits/test_recurring",
             "directions_are_those_of_a_dense_reference",
             "flows_and_remainders_are_the_flow_through_the_mlp",
         ),
@@ -161,7 +161,7 @@ FAULTS: dict[int, Tests] = {
             "directions_are_not_measured_with_repeated_questions",
         ),
     ),
-    46: (("read/flow/test_interval",),),
+    46: (("circuits/test_interval",),),
     47: (("train/test_full_disk",),),
     48: (
         (REFUSED, "what_no_circuit_takes_is_refused_by_its_name"),
@@ -175,7 +175,11 @@ FAULTS: dict[int, Tests] = {
         ("data/test_texts", "a_text_is_never_held_that_is_too_long"),
     ),
     51: (
-        ("residual/test_model", "a_vocabulary_of_two_tokens", "weights_of_two_types_are_refused"),
+        (
+            "transformer/test_model",
+            "a_vocabulary_of_two_tokens",
+            "weights_of_two_types_are_refused",
+        ),
         (
             OPENED,
             "readings_under_inference_mode_are_the_same",
@@ -204,9 +208,9 @@ CLAIMS: dict[str, Tests] = {
         (OPENED, "other_threads_run_the_model_as_it_is_during_a_reading"),
     ),
     "removals and directions, of mixtures too, against own passes: tests that fail": (
-        ("residual/test_experts", "choices_are_exchanged_as_in_own_passes"),
-        ("read/flow/test_measure", "effects_are_those_of_own_passes"),
-        ("read/flow/test_recurring", "effects_are_exchanges_by_hand"),
+        ("transformer/test_experts", "choices_are_exchanged_as_in_own_passes"),
+        ("flows/test_measure", "effects_are_those_of_own_passes"),
+        ("circuits/test_recurring", "effects_are_exchanges_by_hand"),
     ),
     "Gemma in bfloat16 and its tokenizer: tests that fail, on random weights": FAULTS[25],
     "commands whose --json has a number in a text": (

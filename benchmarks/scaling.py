@@ -16,11 +16,11 @@ import torch
 from experiments.results import Recording, Row
 
 from benchmarks.subprocess_memory import peak_above
+from bilens.flows import flow
+from bilens.language import top_contexts
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.flow import flow
-from bilens.read.language import top_contexts
-from bilens.residual import ResidualModel
 from bilens.tensor import BilinearTensor, bonds
+from bilens.transformer import ResidualModel
 
 VOCAB, LENGTH, HIDDEN, TURNS = 1024, 64, 3, 3
 

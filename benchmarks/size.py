@@ -39,7 +39,11 @@ AIMS = {
 }
 DOOR = ("checks", "lazy_imports", "options", "settings")
 PLACES = {
-    "flows and streams": [*PACKAGE.glob("read/flow/*.py"), *PACKAGE.glob("residual/*.py")],
+    "flows and streams": [
+        *PACKAGE.glob("flows/*.py"),
+        *PACKAGE.glob("circuits/*.py"),
+        *PACKAGE.glob("transformer/*.py"),
+    ],
     "infrastructure": [
         PACKAGE / f"{name}.py"
         for name in (

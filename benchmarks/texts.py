@@ -13,9 +13,9 @@ import torch
 
 import bilens
 from benchmarks.clock import machine, spent
-from bilens.read.language import top_contexts
-from bilens.residual import Pass, ResidualModel
+from bilens.language import top_contexts
 from bilens.tensor import BilinearTensor
+from bilens.transformer import Pass, ResidualModel
 
 TEXTS, LEAST, MOST, TURNS = 32, 8, 32, 3
 SIZES = (1, 4, 16, 32)

@@ -35,8 +35,9 @@ from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
 from torch import Tensor
 
-from bilens.read.flow import Cases, Split, circuit, find_circuit, gradient_effects, read_pairs
-from bilens.residual import ResidualModel
+from bilens.circuits import Cases, Split, circuit, find_circuit, gradient_effects
+from bilens.flows import read_pairs
+from bilens.transformer import ResidualModel
 
 OURS = "integrated gradients of the mask"
 KINDS = ("the answer", "random parts", "nonsense", "shuffled weights")

@@ -16,10 +16,10 @@ from typing import Any
 
 import bilens
 from bilens import __main__ as program
+from bilens.flows import Question
 from bilens.nn import ImageClassifier
 from bilens.pages import report
-from bilens.read.flow import Question
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 
 PACKAGE = str(Path(bilens.__file__).parent)
 CHECKS = ("checks", "settings")

@@ -24,6 +24,8 @@ from playwright.sync_api import sync_playwright
 
 import bilens
 from bilens.data import load_images
+from bilens.images import read_bonds, read_classifier
+from bilens.language import attention_scores
 from bilens.nn import ImageClassifier
 from bilens.pages import (
     dress,
@@ -35,10 +37,8 @@ from bilens.pages import (
     tree_figure,
     truncation_figure,
 )
-from bilens.read import read_bonds, read_classifier
-from bilens.read.language import attention_scores
-from bilens.residual import ResidualModel
 from bilens.tensor import decompile
+from bilens.transformer import ResidualModel
 
 FOLDER = Path(__file__).parent / "pictures"
 

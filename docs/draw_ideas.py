@@ -13,13 +13,13 @@ from experiments.curves import BLUE, GREY, RED
 from torch import Tensor
 
 from bilens.data import Grammar, load_corpus, load_images
+from bilens.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
 from bilens.pages import dress, save_figure
-from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
-from bilens.residual import Pass, ResidualModel
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language
+from bilens.transformer import Pass, ResidualModel
 
 FOLDER = Path(__file__).parent / "pictures"
 SHADES = ("#67001f", RED, "#f4a582", "#f7f7f7", "#92c5de", BLUE, "#053061")

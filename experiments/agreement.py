@@ -1,7 +1,7 @@
 """Agreement: the heads of a real model that carry the number of a verb, and edits of them.
 
 A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The keys to the cabinet".
-`bilens.read.flow` splits the right form of the verb minus the wrong one over its parts. Half of the
+`bilens.flows` splits the right form of the verb minus the wrong one over its parts. Half of the
 subjects are plural. Measured is how well flows predict the removal of a node.
 
 Edits of the weights reverse two heads after the first quarter of the layers, or only the direction
@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from bilens import load
+from bilens.circuits import edit_heads
+from bilens.flows import Ablation, Flow, flow, measure
+from bilens.language import TokenDirection
 from bilens.pages import ablation_figure
-from bilens.read.flow import Ablation, Flow, edit_heads, flow, measure
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import BETWEEN, NOUNS, VERBS, contrasts

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bilens.errors import DataError
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 
 TERM = "subject_verb_agreement"
 

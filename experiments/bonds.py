@@ -43,15 +43,15 @@ import torch
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.nn import ImageClassifier
-from bilens.pages import network_figure
-from bilens.read import (
+from bilens.images import (
     accurate_ranks,
     classifier_bonds,
     classifier_function_bonds,
     held_out,
     read_bonds,
 )
+from bilens.nn import ImageClassifier
+from bilens.pages import network_figure
 from bilens.tensor import (
     BilinearTensor,
     Bonds,

@@ -16,7 +16,7 @@ already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten minute
 from statistics import fmean
 from typing import Any
 
-from bilens.read import class_spectra
+from bilens.images import class_spectra
 from experiments.case import ENDS, case_models, eigenvector_figure, relu_accuracy
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row, interval

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.read import TruncationCurve
+from bilens.images import TruncationCurve
 from bilens.tensor import QuadraticForm, TensorSVD
 from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext

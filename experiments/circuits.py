@@ -36,18 +36,17 @@ from torch import Tensor
 
 import bilens
 from bilens.analysis import Table
-from bilens.read.flow import (
+from bilens.circuits import (
     Cases,
     EdgeCases,
-    Question,
     Split,
     find_circuit,
     find_edges,
     gradient_effects,
     parts_in,
-    read_pairs,
 )
-from bilens.residual import ResidualModel
+from bilens.flows import Question, read_pairs
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.edges import AttributedEdges, attributed_edges

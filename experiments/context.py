@@ -29,7 +29,7 @@ from experiments.autoencoder import (
 from experiments.results import Row, commit, write_json
 
 if TYPE_CHECKING:
-    from bilens.residual import ResidualModel
+    from bilens.transformer import ResidualModel
 
 Scale = Literal["small", "paper"]
 

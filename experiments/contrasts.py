@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bilens import TokenDirection
-from bilens.read.flow import Question, edit_head_along, flow
-from bilens.residual import Pass, ResidualModel
+from bilens.circuits import edit_head_along
+from bilens.flows import Question, flow
+from bilens.transformer import Pass, ResidualModel
 
 NOUNS = (
     *("key keys", "cat cats", "dog dogs", "boy boys", "girl girls", "teacher teachers"),

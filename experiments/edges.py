@@ -1,4 +1,4 @@
-"""Attributions of the edges between the parts of a transformer (`bilens.read.flow.edges`).
+"""Attributions of the edges between the parts of a transformer (`bilens.circuits.edges`).
 
 Source:
     Syed et al. 2023, "Attribution patching outperforms automated circuit discovery"; Hanna et al.
@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.read.flow import Cases, EdgeGraph, Question, adjoints_of
-from bilens.residual import Pass, token_site
+from bilens.circuits import Cases, EdgeGraph
+from bilens.flows import Question, adjoints_of
+from bilens.transformer import Pass, token_site
 from experiments.patching import GRADIENTS
 
 Record = dict[nn.Module, tuple[Tensor, Tensor]]

@@ -29,8 +29,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from bilens.analysis import Table
 from bilens.data import DeepGrammar
-from bilens.read.flow import flow
-from bilens.residual import ResidualModel
+from bilens.flows import flow
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row
 

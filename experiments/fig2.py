@@ -24,8 +24,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
+from bilens.images import class_spectra
 from bilens.pages import eigenvector_figure
-from bilens.read import class_spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

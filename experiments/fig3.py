@@ -17,7 +17,7 @@ Paper: 20, some 4 hours. The source plots one model and one size only.
 from collections.abc import Sequence
 from typing import Any
 
-from bilens.read import TruncationCurve, class_spectra, truncation_curve
+from bilens.images import TruncationCurve, class_spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import line_figure, spread_line

@@ -31,8 +31,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from bilens.images import class_spectra
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure

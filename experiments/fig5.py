@@ -22,8 +22,8 @@ from typing import Any
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.images import class_spectra, truncation_curve
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, truncation_curve
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

@@ -27,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.images import top_inputs
 from bilens.pages import Canvas, spectrum_figure
-from bilens.read import top_inputs
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

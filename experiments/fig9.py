@@ -18,8 +18,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
+from bilens.images import class_spectra, top_inputs
 from bilens.pages import eigenvector_figure, spectrum_figure
-from bilens.read import class_spectra, top_inputs
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 
 TEMPERATURE = 2.0
 FACTORS = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5, "gate_proj": 0.5, "up_proj": 0.5}

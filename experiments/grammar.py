@@ -30,10 +30,10 @@ from torch import Tensor
 
 import bilens
 from bilens.data import DeepGrammar, Grammar, load_corpus
-from bilens.read.flow import Node, remove
-from bilens.read.language import attention_pairs, bigrams, pair_trigrams
-from bilens.residual import ResidualModel
+from bilens.flows import Node, remove
+from bilens.language import attention_pairs, bigrams, pair_trigrams
 from bilens.train import PRESETS
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row, intervals
 

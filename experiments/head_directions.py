@@ -1,6 +1,6 @@
 """Directions of a task in the values of heads: the share of the flow that few of them hold.
 
-`bilens.read.flow.recurring` balances changes and adjoints of the outputs of MLPs. This is the same
+`bilens.circuits.recurring` balances changes and adjoints of the outputs of MLPs. This is the same
 for heads: of the mixed values of each head (d_head numbers), and of those of all heads of a layer,
 side by side. Beside it are principal components of the changes and random directions.
 Shares are of the flow on other questions of the same tasks, without credit for cancellation between
@@ -19,15 +19,9 @@ import pandas as pd
 import torch
 
 from bilens.analysis import Table
-from bilens.read.flow import (
-    MLPDirections,
-    Question,
-    Snapshots,
-    adjoints_of,
-    find_directions,
-    share_held,
-)
-from bilens.residual import ResidualModel
+from bilens.circuits import MLPDirections, Snapshots, find_directions, share_held
+from bilens.flows import Question, adjoints_of
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models

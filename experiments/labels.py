@@ -1,7 +1,7 @@
 """Labels: whether the tokens that a node of a flow raises are raised by it in other texts too.
 
 The 20 strongest nodes of the contrastive flows of some pairs of a task are named by the ten tokens
-that they raise most, as measured (`bilens.read.flow.measure`). On other pairs of the task the same
+that they raise most, as measured (`bilens.flows.measure`). On other pairs of the task the same
 head or MLP, at the same position from the end, raises tokens too; the ten that it raises in most of
 them are what it does. The score of a label is the share of its tokens that are among these.
 
@@ -26,17 +26,9 @@ import torch
 from torch.nn import functional
 
 from bilens.analysis import Table
-from bilens.read.flow import (
-    Cases,
-    Flow,
-    Node,
-    Question,
-    flow,
-    measure,
-    part_effects,
-    search_circuit,
-)
-from bilens.residual import ResidualModel
+from bilens.circuits import Cases, part_effects, search_circuit
+from bilens.flows import Flow, Node, Question, flow, measure
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pretrained import open_models
 from experiments.results import Row

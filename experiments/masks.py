@@ -6,9 +6,9 @@ mask (targeted), or to any digit but their own (fooled), both as means over the 
 comparison each digit has five Gaussian masks of equal length, and five with the mask's own pixels
 in random places.
 
-The masks come from the weights only: `bilens.read.class_mask`. The models are the single-layer ones
-of Pearce et al. 2024, d = 300 and 20 epochs, with the regularisation of their Table 2 (weight decay
-0.5, input noise 1.0) and with none. The source proposes no such attack and has no numbers.
+The masks come from the weights only: `bilens.images.class_mask`. The models are the single-layer
+ones of Pearce et al. 2024, d = 300 and 20 epochs, with the regularisation of their Table 2 (weight
+decay 0.5, input noise 1.0) and with none. The source proposes no such attack and has no numbers.
 
 Small: 3 initialisations of either kind on 1,000 test images, 12 minutes on one core. Paper: 10
 initialisations on all 10,000, about an hour.
@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.images import attack, class_mask
 from bilens.nn import ImageClassifier
-from bilens.read import attack, class_mask
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, picture_figure, spread_line

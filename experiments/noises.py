@@ -22,8 +22,8 @@ import pandas as pd
 
 from bilens.analysis import Table
 from bilens.data import ImageData
+from bilens.images import class_spectra, truncation_curve
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, confidence_line, line_figure

@@ -1,6 +1,6 @@
 """Edits of one direction of agreement: what is lost of it on BLiMP, and of everything else.
 
-The directions are those of the task (`bilens.read.flow.recurring`), found on pairs of a plural and
+The directions are those of the task (`bilens.circuits.recurring`), found on pairs of a plural and
 a singular subject: of the mixed values of the two heads with the largest contrastive flow, and of
 the output of the MLP in the last eighth of the layers whose direction has the largest measured
 effect. BLiMP selects nothing.
@@ -24,14 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bilens.read.flow import (
-    Question,
-    edit_head_along,
-    edit_mlp_along,
-    find_directions,
-    task_directions,
-)
-from bilens.residual import Pass, ResidualModel
+from bilens.circuits import edit_head_along, edit_mlp_along, find_directions, task_directions
+from bilens.flows import Question
+from bilens.transformer import Pass, ResidualModel
 from experiments.agreement import HEADS, accuracy
 from experiments.blimp import TERM, Pair, Preferences, load_pairs
 from experiments.context import Outcome, RecipeContext

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Question
-from bilens.read.language import TokenDirection
-from bilens.residual import Pass, ResidualModel
+from bilens.flows import Question
+from bilens.language import TokenDirection
+from bilens.transformer import Pass, ResidualModel
 
 LEAST = 0.5
 """Least change of the logit difference, in nats, of a pair."""

@@ -1,7 +1,7 @@
 """From parts to weights: how much of a part's measured effect three eigenvectors carry.
 
 The strongest MLPs of a flow, each at a position, are opened to the eigenvectors of their
-interaction matrix along the direction that later parts read (`bilens.read.flow.open_part`). All but
+interaction matrix along the direction that later parts read (`bilens.flows.open_part`). All but
 the three of the largest |flow| are removed from the running model. Beside them are the same number
 of hidden units (neurons), and of principal components of the MLP's output over 64 texts, both the
 three of the largest |flow| too.
@@ -31,9 +31,9 @@ from torch.nn import functional
 
 from bilens.analysis import Table
 from bilens.data import Grammar
-from bilens.read.flow import Flow, Node, flow, open_part, without_output
-from bilens.residual import Pass, ResidualModel
+from bilens.flows import Flow, Node, flow, open_part, without_output
 from bilens.train import PRESETS
+from bilens.transformer import Pass, ResidualModel
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row

@@ -4,7 +4,7 @@ Pairs of texts of equal length come from seven templates (`experiments/pairs.py`
 every head and every MLP takes its output of the other text, at all positions and in both
 directions. This is activation patching, and the effect is the mean of both. Beside it are
 
-- the contrastive flow of `bilens.read.flow`;
+- the contrastive flow of `bilens.flows`;
 - the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
 - the gradient at the first text times the change (AtP), and the mean of both texts' gradients;
 - the mean of the gradients at 8 points between the embeddings (EAP-IG inputs), and at 8 midpoints
@@ -42,9 +42,10 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.analysis import Table
-from bilens.read.flow import Cases, EdgeGraph, Question, adjoints_of, gradient_effects, patch
-from bilens.read.language import TokenDirection
-from bilens.residual import Pass, ResidualModel
+from bilens.circuits import Cases, EdgeGraph, gradient_effects, patch
+from bilens.flows import Question, adjoints_of
+from bilens.language import TokenDirection
+from bilens.transformer import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
 from experiments.pairs import Pair, pairs_of, story_templates

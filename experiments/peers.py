@@ -34,10 +34,10 @@ from transformers.models.llama import modeling_llama
 
 from bilens import load
 from bilens.analysis import Table
+from bilens.circuits import Cases, gradient_effects
 from bilens.errors import BilensError
-from bilens.read.flow import Cases, gradient_effects
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.language import TokenDirection
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
 from experiments.patching import along, measure, summary, tables

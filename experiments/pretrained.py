@@ -9,7 +9,7 @@ from typing import Any
 
 from bilens import load
 from bilens.errors import BilensError
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from experiments.results import commit
 
 STORY_MODEL = "tensorise-small-both"

@@ -34,11 +34,12 @@ import torch
 from torch import Tensor
 
 from bilens.analysis import Table
+from bilens.circuits import Cases, parts_in, search_circuit
 from bilens.data import DeepGrammar, load_corpus
+from bilens.flows import Question
 from bilens.nn import LanguageSettings
-from bilens.read.flow import Cases, Question, parts_in, search_circuit
-from bilens.residual import ResidualModel
 from bilens.train import LanguageTraining
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.grammar import divergence
 from experiments.results import Row, intervals

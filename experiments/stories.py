@@ -27,8 +27,7 @@ import pandas as pd
 import torch
 
 from bilens.analysis import ContextList, Table
-from bilens.pages import spectrum_figure
-from bilens.read.language import (
+from bilens.language import (
     DirectionReading,
     TokenDirection,
     bigrams,
@@ -37,8 +36,9 @@ from bilens.read.language import (
     read_ngrams,
     skip_trigrams,
 )
-from bilens.residual import ResidualModel
+from bilens.pages import spectrum_figure
 from bilens.train import PRESETS
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.results import Row
 

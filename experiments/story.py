@@ -35,12 +35,13 @@ from torch.nn import functional
 
 import bilens
 from bilens import load
+from bilens.circuits import circuit
 from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.data import Corpus, clean, read_texts
-from bilens.read.flow import circuit, read_pairs
-from bilens.read.language import read_ngrams
-from bilens.residual import ResidualModel
+from bilens.flows import read_pairs
+from bilens.language import read_ngrams
 from bilens.train import PRESETS
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K
 from experiments.results import Row

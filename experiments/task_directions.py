@@ -2,7 +2,7 @@
 
 For each task of `experiments/pairs.py` directions are found on some questions. On others of the
 task, and on those of all other tasks, the share of the flow through MLPs is measured that they
-hold, without credit for cancellation between positions (`bilens.read.flow.recurring.share_held`).
+hold, without credit for cancellation between positions (`bilens.circuits.recurring.share_held`).
 
 Baselines are orthonormal directions of each MLP: the principal components of changes of the output
 (PCA of Dy) and of adjoints (PCA of w), both about zero, the left singular vectors of W_down, and
@@ -22,15 +22,9 @@ import pandas as pd
 import torch
 
 from bilens.analysis import Table
-from bilens.read.flow import (
-    MLPDirections,
-    Question,
-    Snapshots,
-    find_directions,
-    share_held,
-    task_directions,
-)
-from bilens.residual import ResidualModel
+from bilens.circuits import MLPDirections, Snapshots, find_directions, share_held, task_directions
+from bilens.flows import Question
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import questions_by_task
 from experiments.pretrained import open_models

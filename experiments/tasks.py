@@ -7,8 +7,8 @@ down before anything was measured on them. Circuits are of the tasks that come w
 from collections.abc import Callable, Iterator
 from itertools import combinations, product
 
-from bilens.read.flow import Question
-from bilens.residual import ResidualModel
+from bilens.flows import Question
+from bilens.transformer import ResidualModel
 from experiments.pairs import HE_SHE, NOUNS, Pair, by_two, questions_by_task, templates
 
 NOUNS_LATE = by_two(

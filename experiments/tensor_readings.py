@@ -32,11 +32,11 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.circuits import edit
 from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.errors import BilensError
-from bilens.read.flow import edit
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from experiments import tensorise as tensors
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row

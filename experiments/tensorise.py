@@ -34,9 +34,9 @@ from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
 from bilens.nn import LanguageSettings
-from bilens.residual import ResidualModel
 from bilens.train import LanguageTraining, TensoriseTraining
 from bilens.train.tensorise import Tensorised, tensorise
+from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K
 from experiments.pretrained import smollm2

@@ -15,7 +15,7 @@ Three kinds of models have a known circuit.
   input that changes, the circuit is the chain from the first MLP that reads it.
 
 Programs and chains also have the circuit of parts and the edges between them that
-`bilens.read.flow` finds, of which nothing is lost (f 0.999): how many are found, and how many of
+`bilens.flows` finds, of which nothing is lost (f 0.999): how many are found, and how many of
 these are in the program.
 
 For each model the score of an edge is the mean |attribution| over pairs of texts. The area under
@@ -45,11 +45,12 @@ from torch.nn import functional
 
 from bilens import load
 from bilens.analysis import Table
+from bilens.circuits import Cases, EdgeCases, EdgeGraph, search_circuit
 from bilens.convert import save_model
 from bilens.errors import BilensError
+from bilens.flows import Question
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.flow import Cases, EdgeCases, EdgeGraph, Question, search_circuit
-from bilens.residual import Pass, ResidualModel
+from bilens.transformer import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import AttributedEdges, attributed_edges
 from experiments.results import Row

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.models import TOKENS, random_model
 from tests.nightly import nightly
 
@@ -107,7 +107,7 @@ DAILY += ["own-layer-bias", "own-mixed", "own-constant"]
 """Structures that differ: merged weights, parallel blocks, norms after parts, caps, factors."""
 EACH = nightly(ALL, DAILY)  # all families as cases, the others than `DAILY` at night
 EACH_READ = nightly(ALL, ("gpt2", "gemma2", "cohere2", "own-mixed", "own-constant"))
-"""The same for readings, which get their parts from `bilens.residual`, tested on all of `DAILY`."""
+"""The same for readings, whose parts come from `bilens.transformer`, tested on all of `DAILY`."""
 EACH_GATED = nightly(GATED, ("llama-biases", "gemma3", "phi3"))
 """Families with gates: an MLP with biases, another activation, gates merged with other weights."""
 

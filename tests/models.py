@@ -16,12 +16,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus, Grammar, ImageData, load_images
+from bilens.images import BondReading, read_bonds
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.layers import ScalarNorm
-from bilens.read import BondReading, read_bonds
-from bilens.residual import ResidualModel
 from bilens.train import ClassifierTraining, train_classifier
+from bilens.transformer import ResidualModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of models whose data stay on the CPU
 VOCAB = 30

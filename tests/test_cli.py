@@ -22,7 +22,7 @@ from bilens.__main__ import main as start
 from bilens.cli import COMMANDS, GROUPS, commands_of, main, parse, running
 from bilens.cli.commands import whole_number
 from bilens.files import read_json
-from bilens.read import read_bonds
+from bilens.images import read_bonds
 from tests.command_line import in_json, output_of, python, refusal
 from tests.models import digits
 

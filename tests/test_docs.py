@@ -15,8 +15,8 @@ from bilens.convert import save_model
 from bilens.data import Grammar
 from bilens.files import write_json
 from bilens.nn import ATTENTIONS, ClassifierConfig
-from bilens.residual.families import FAMILIES
 from bilens.train import ClassifierTraining, train_classifier
+from bilens.transformer.families import FAMILIES
 from tests.command_line import ROOT, python
 from tests.families import LIKE_LLAMA, tiny
 from tests.models import digits, random_model, random_text

@@ -9,16 +9,17 @@ import pandas as pd
 import pytest
 import torch
 
-import bilens.read
+import bilens.images
 import bilens.tensor
 from bilens.analysis import Reading
+from bilens.circuits import circuit, eap_ig, edit_heads, patch, task_directions
 from bilens.convert import process
+from bilens.flows import flow
+from bilens.images import attack, class_spectra, explain
+from bilens.language import following, generate_text, split_logits, top_contexts
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import attack, class_spectra, explain
-from bilens.read.flow import circuit, eap_ig, edit_heads, flow, patch, task_directions
-from bilens.read.language import following, generate_text, split_logits, top_contexts
-from bilens.residual import Pass
 from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
+from bilens.transformer import Pass
 from tests.models import digits, view_of
 
 N = 300  # enough inputs for top eigenpairs to be iterated
@@ -90,16 +91,16 @@ IMAGES, LABELS_OF_IMAGES = digits().test_images, digits().test_labels
 READ = {
     "class spectra": lambda m: class_spectra(m).values,
     "logit spectra": lambda m: class_spectra(m, normal(10), "pixels").values,
-    "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(IMAGES),
-    "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).paths.eigenvalues,
+    "reading": lambda m: bilens.images.read_classifier(m, digits()).spectrum(IMAGES),
+    "deep reading": lambda m: bilens.images.read_deep(m, digits(), 20).paths.eigenvalues,
     "accuracy": lambda m: numbers(m.accuracy(IMAGES, LABELS_OF_IMAGES)),
     "explanation": lambda m: explain(class_spectra(m), IMAGES[0]).logits,
-    "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2),
-    "mask": lambda m: bilens.read.class_mask(class_spectra(m, basis="pixels")),
+    "top inputs": lambda m: bilens.images.top_inputs(SPECTRUM, X, 2),
+    "mask": lambda m: bilens.images.class_mask(class_spectra(m, basis="pixels")),
     "attack": lambda m: numbers(
         attack(m, IMAGES, LABELS_OF_IMAGES, normal(64), label=3, norm=2.0).fooled
     ),
-    "shared": lambda m: numbers(bilens.read.shared_by_classes(class_spectra(m)).weight),
+    "shared": lambda m: numbers(bilens.images.shared_by_classes(class_spectra(m)).weight),
 }
 
 VIEW = view_of(n_layers=2)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import bilens
+from bilens.circuits import patch
 from bilens.errors import BilensError
-from bilens.read.classifier import read_explanation
-from bilens.read.flow import patch
-from bilens.read.language import read_ngrams
+from bilens.images.classifier import read_explanation
+from bilens.language import read_ngrams
 from tests.families import family_view, some_text
 from tests.models import digit_model, digits
 from tests.tensor.factors import random_matrix, random_tensor

@@ -18,17 +18,18 @@ from torch.overrides import TorchFunctionMode
 
 import bilens
 from bilens.analyses import language
+from bilens.circuits import patch
 from bilens.errors import BilensError
+from bilens.flows import Question, remove
+from bilens.images.chain import accuracy, predict
+from bilens.language.contexts import generate_text
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read.chain import accuracy, predict
-from bilens.read.flow import Question, patch, remove
-from bilens.read.language.contexts import generate_text
-from bilens.residual import Pass, ResidualModel
-from bilens.residual.families import FAMILIES
+from bilens.transformer import Pass, ResidualModel
+from bilens.transformer.families import FAMILIES
 from tests.families import tiny
 from tests.models import TOKENS, random_text
 from tests.nightly import nightly
-from tests.residual.test_intact import rotating
+from tests.transformer.test_intact import rotating
 
 LENGTH = 8
 QUESTIONS = []
@@ -462,7 +463,7 @@ def test_a_class_without_a_source_is_read_as_any_other(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
         archive.write(code, code.name)
     monkeypatch.syspath_prepend(tmp_path / "models.zip")
-    monkeypatch.setattr("bilens.residual.families.FAMILIES", dict(FAMILIES))
+    monkeypatch.setattr("bilens.transformer.families.FAMILIES", dict(FAMILIES))
     kind = import_module("archived").ArchivedForCausalLM
     bilens.register_family(kind.__name__, FAMILIES["LlamaForCausalLM"])
     model = tiny("llama")

@@ -42,10 +42,10 @@ def test_a_module_is_imported_on_first_use(package):
 
 
 def test_no_inner_module_is_reached_through_its_package():
-    """`bilens.read.language` is there only where somebody else has imported it, as in tests."""
+    """`bilens.language` is there only where somebody else has imported it, as in tests."""
     inner = {".".join(path.with_suffix("").parts[-3:]) for path in SOURCE.glob("*/*.py")}
     inner |= {".".join(path.parts[-4:-1]) for path in SOURCE.glob("*/*/__init__.py")}
-    assert "bilens.read.language" in inner
+    assert "bilens.language" in inner
     for path, nodes in nodes_of_files().items():
         for node in nodes:
             assert not (isinstance(node, ast.Attribute) and ast.unparse(node) in inner), path
@@ -73,7 +73,7 @@ sys.meta_path[:] = map(Finder, sys.meta_path)
 import transformers
 import bilens
 print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
-import bilens.read.flow, bilens.read.language, bilens.pages, bilens.residual, bilens.train
+import bilens.flows, bilens.language, bilens.pages, bilens.transformer, bilens.train
 from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.lazy_imports import accelerate, datasets

@@ -13,10 +13,10 @@ from rich.console import Console
 from bilens import progress
 from bilens.analysis import Reading
 from bilens.errors import BilensError
+from bilens.flows import flow
+from bilens.images import read_bonds, read_classifier, read_deep
+from bilens.language import TokenDirection, read_language, read_ngrams
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import read_bonds, read_classifier, read_deep
-from bilens.read.flow import flow
-from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.sections import Percent, Table, fact_text, plain, shown, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
 from tests.models import digits, grammar_view, random_text, small_corpus

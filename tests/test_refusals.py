@@ -10,7 +10,7 @@ from bilens.errors import CheckpointError
 from bilens.files import write_text
 from bilens.options import token_list
 from bilens.question_files import read_lines
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.families import tiny
 from tests.refusals import refused
 

@@ -31,8 +31,8 @@ from tests.models import digit_model
 from tests.nightly import nightly
 from tests.source import SOURCE, all_nodes, nodes_of_files
 
-ROOMS = ["convert", "data", "explore", "kernels", "nn", "nn.language", "pages", "read"]
-ROOMS += ["read.flow", "read.language", "residual", "tensor", "train"]
+ROOMS = ["circuits", "convert", "data", "explore", "flows", "images", "kernels", "language", "nn"]
+ROOMS += ["nn.language", "pages", "tensor", "train", "transformer"]
 SLOW = ["torch", "huggingface_hub", "plotly", "datasets", "sklearn", "pyarrow", "tokenizers"]
 SLOW += ["transformers"]
 NAMES = (
@@ -50,7 +50,7 @@ run, page = sys.argv[1:]
 model = bilens.load(run)
 assert bilens.class_spectra(model).vectors.shape[0] == 10
 assert "read from its weights" in bilens.pages.report(run, page, data="digits").read_text()
-reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
+reading = bilens.images.read_classifier(model, bilens.data.load_images("digits"))
 assert reading.title in bilens.pages.report([reading], page).read_text()
 try:
     bilens.pages.report(run, page, colour="red")
@@ -106,11 +106,11 @@ def test_a_public_class_has_at_most_twenty_members():
 def test_text_goes_in_as_a_string_or_as_ids():
     # By the annotations, which every call is checked against.
     takes = {}
-    for function in filter(inspect.isfunction, public("read", "read.flow", "read.language")):
+    for function in filter(inspect.isfunction, public("images", "flows", "circuits", "language")):
         for name, parameter in inspect.signature(function).parameters.items():
             if "Int[Tensor, 'time']" in str(parameter.annotation):
                 takes[f"{function.__name__}({name})"] = "str" in str(parameter.annotation)
-    for method in (bilens.ResidualModel.ids, bilens.residual.Pass.of):
+    for method in (bilens.ResidualModel.ids, bilens.transformer.Pass.of):
         parameters = inspect.signature(method).parameters
         takes[method.__qualname__] = "str" in str([*parameters.values()][1].annotation)
     assert len(takes) > 8
@@ -161,7 +161,7 @@ def test_names_come_from_their_rooms_and_unknown_ones_are_said():
     module_of = importlib.import_module
     assert bilens.BilinearTensor is module_of("bilens.tensor").BilinearTensor
     assert bilens.load is module_of("bilens.models").load
-    assert bilens.read is module_of("bilens.read")
+    assert bilens.images is module_of("bilens.images")
     with pytest.raises(AttributeError, match="module 'bilens' has no attribute 'lode'"):
         bilens.lode  # noqa: B018
 

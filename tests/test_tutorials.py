@@ -85,9 +85,9 @@ def test_every_training_of_a_tutorial_is_made_brief():
 START = """import bilens
 import torch
 model = bilens.load("model")
-from bilens.read.flow import Question
+from bilens.flows import Question
 from bilens.pages import spectrum_figure
-from bilens.residual import Pass
+from bilens.transformer import Pass
 question = Question("t3 t4", "t5", ("t6",), "t3 t7")"""
 SHOWN = {
     "bilens.flow(model, 't3 t4', 't5', minus='t6', against='t3 t7')": "picture",

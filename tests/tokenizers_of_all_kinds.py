@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.families import LIKE_LLAMA
 
 WORDS = ["The", "keys", "to", "the", "cabinet", "key", "are", "is", "was", "New", "York", "Paris"]

@@ -22,14 +22,14 @@ from accelerate.utils import DistributedType
 import bilens.cli
 from bilens.errors import BilensError
 from bilens.files import write_json
+from bilens.language import top_contexts
 from bilens.processes import this_process
-from bilens.read.language import top_contexts
-from bilens.residual import ResidualModel
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from bilens.train.trainer import ResumableTrainer
+from bilens.transformer import ResidualModel
 from tests.families import tiny
 from tests.models import TOKENS, random_model, random_text, small_config, small_corpus
 from tests.train import kill_attack

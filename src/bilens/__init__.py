@@ -17,23 +17,27 @@ from bilens.lazy_imports import lazy_import, lazy_names
 from bilens.version import __version__
 
 if TYPE_CHECKING:
+    from bilens import circuits as circuits
     from bilens import convert as convert
     from bilens import data as data
     from bilens import explore as explore
+    from bilens import flows as flows
+    from bilens import images as images
+    from bilens import language as language
     from bilens import nn as nn
     from bilens import pages as pages
-    from bilens import read as read
-    from bilens import residual as residual
     from bilens import tensor as tensor
     from bilens import train as train
+    from bilens import transformer as transformer
+    from bilens.circuits import task_directions
+    from bilens.circuits.reading import circuit
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
+    from bilens.flows import flow
+    from bilens.images import class_spectra
+    from bilens.language import TokenDirection
     from bilens.models import load
-    from bilens.read import class_spectra
-    from bilens.read.flow import flow, task_directions
-    from bilens.read.flow.circuit_reading import circuit
-    from bilens.read.language import TokenDirection
-    from bilens.residual import Family, ResidualModel, register_family
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
+    from bilens.transformer import Family, ResidualModel, register_family
 else:  # torch takes a second to import, transformers and plotly some more.
     __getattr__, __dir__ = lazy_names(__name__)
 

@@ -11,9 +11,9 @@ from bilens.data.images import KNOWN
 from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
+from bilens.language import corpus_for
 from bilens.models import FILES
 from bilens.progress import logger
-from bilens.read.language import corpus_for
 from bilens.train.run_directory import TRAINING_NAME, is_other_data, read_training
 from bilens.train.settings import OWN_TEXT
 

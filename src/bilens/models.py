@@ -18,10 +18,10 @@ from bilens.shipped import find_model
 from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
-    from bilens import residual
+    from bilens import transformer
     from bilens.convert import loading
 else:  # transformers takes seconds to import, and classifiers do without it.
-    residual, loading = lazy_import("bilens.residual"), lazy_import("bilens.convert.loading")
+    transformer, loading = lazy_import("bilens.transformer"), lazy_import("bilens.convert.loading")
 
 FILES = (".gguf",)
 """Models that are one file have no config.json."""
@@ -36,7 +36,7 @@ def load(
     low_memory: bool = False,
     input_shape: Sequence[int] | None = None,
     **hub: Any,
-) -> "ImageClassifier | residual.ResidualModel | TensorStack":
+) -> "ImageClassifier | transformer.ResidualModel | TensorStack":
     """Return a model for reading: in evaluation mode, and if it was saved with its weights frozen.
 
     A transformer becomes a `ResidualModel`, with the tokenizer in its folder. Its `model` is the
@@ -76,17 +76,17 @@ def load(
     model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model
-    return residual.ResidualModel(model, loading.find_tokenizer(source, model, **place))
+    return transformer.ResidualModel(model, loading.find_tokenizer(source, model, **place))
 
 
 def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
     if isinstance(module, TensorChain):
         return module
-    residual.families.check_merged(module)
+    transformer.families.check_merged(module)
     # Models of transformers have a type in their configuration, and are no stacks of layers.
     is_transformer = hasattr(getattr(module, "config", None), "model_type")
-    if is_transformer or type(module).__name__ in residual.families.known_families():
-        return residual.ResidualModel(module)
+    if is_transformer or type(module).__name__ in transformer.families.known_families():
+        return transformer.ResidualModel(module)
     return TensorStack(module, input_shape)
 
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from bilens.convert import process
 from bilens.errors import BilensError
-from bilens.read.flow import flow
-from bilens.residual import Moment, Pass, ResidualModel
-from bilens.residual.sums import mlp_output, sum_of_parts
+from bilens.flows import flow
+from bilens.transformer import Moment, Pass, ResidualModel
+from bilens.transformer.sums import mlp_output, sum_of_parts
 
 SOFTMAX_ROUNDING = 1e-6
 """Relative error of patterns: transformers computes softmax in float32 whatever the weights."""

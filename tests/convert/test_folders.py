@@ -146,7 +146,7 @@ def test_adapters_around_a_model_are_merged_first():
             return self[0]
 
     model = PeftModelForCausalLM(small_llama(30))
-    for open_it in (bilens.load, bilens.residual.ResidualModel):
+    for open_it in (bilens.load, bilens.transformer.ResidualModel):
         with pytest.raises(BilensError, match=r"PeftModelForCausalLM, .* model.merge_and_unload"):
             open_it(model)
     assert bilens.load(model.merge_and_unload()).vocab_size == 30

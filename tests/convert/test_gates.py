@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import bilens
 from bilens.convert import gates, give_swish, make_bilinear, open_model, save_model
 from bilens.errors import BilensError
-from bilens.residual.layers import MLP
+from bilens.transformer.layers import MLP
 from tests.families import EACH_GATED, log_probabilities, some_text, tiny
 from tests.nightly import nightly
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 import bilens
 from bilens.convert import open_model, process
 from bilens.errors import CheckpointError
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.convert.foreign import IMAGES, PAPER, TOLERANCE, some_ids, state_of, write
 from tests.nightly import nightly
 

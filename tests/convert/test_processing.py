@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 
 from bilens.convert import open_model, process, save_model
 from bilens.errors import BilensError, CheckpointError
-from bilens.read.language import read_stream
-from bilens.residual import ResidualModel
-from bilens.residual.families import find_modules
+from bilens.language import read_stream
+from bilens.transformer import ResidualModel
+from bilens.transformer.families import find_modules
 from tests.families import ALL, DAILY, exact_norms, log_probabilities, tiny
 from tests.models import check_same_model, parts, random_model, random_text
 from tests.nightly import nightly

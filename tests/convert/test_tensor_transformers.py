@@ -9,7 +9,7 @@ from torch.nn import functional
 import bilens
 from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.convert.foreign import RELEASED, TOLERANCE, some_ids, state_of, write
 from tests.models import check_same_model
 from tests.nightly import nightly

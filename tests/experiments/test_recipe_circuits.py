@@ -6,15 +6,15 @@ import torch
 from experiments.edges import AttributedEdges
 from experiments.gim import flat_softmax, gim_rules
 
-from bilens.read.flow.case import both_passes
-from bilens.read.flow.circuit_measures import Split
-from bilens.read.flow.circuit_search import Cases
-from bilens.read.flow.question import Question
-from bilens.read.flow.split import flows
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
-from bilens.residual.changes import Site
-from bilens.residual.passes import logit_of
+from bilens.circuits.case import both_passes
+from bilens.circuits.measures import Split
+from bilens.circuits.search import Cases
+from bilens.flows.question import Question
+from bilens.flows.split import flows
+from bilens.language import TokenDirection
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Site
+from bilens.transformer.passes import logit_of
 from experiments import circuits as recipe
 from tests.families import exact_norms, tiny
 from tests.models import random_text, toy_tokenizer

@@ -8,10 +8,11 @@ import pytest
 import torch
 from experiments.context import RecipeContext
 
+from bilens.circuits import patch
 from bilens.errors import BilensError
+from bilens.flows import flow
+from bilens.flows.question import read_pairs, read_questions
 from bilens.models import load
-from bilens.read.flow import flow, patch
-from bilens.read.flow.question import read_pairs, read_questions
 from experiments import circuits, head_directions, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe
 from tests.experiments.tiny import check_rows, save_llama

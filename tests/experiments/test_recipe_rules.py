@@ -13,7 +13,7 @@ from experiments.running import run_recipe
 from bilens.cli.running import recipes
 from bilens.data import DeepGrammar
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from experiments import rules
 from tests.experiments.tiny import check_rows
 

@@ -8,8 +8,8 @@ import torch
 from experiments.context import RecipeContext
 from sklearn.metrics import roc_auc_score
 
-from bilens.read.flow import edit
-from bilens.residual import ResidualModel
+from bilens.circuits import edit
+from bilens.transformer import ResidualModel
 from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
 from experiments import tensorise_own as heads64

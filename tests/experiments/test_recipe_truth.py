@@ -10,7 +10,7 @@ from experiments.edges import AttributedEdges
 from safetensors.torch import load_file, save_file
 
 from bilens.errors import BilensError
-from bilens.residual import Pass
+from bilens.transformer import Pass
 from experiments import truth as recipe
 from tests.experiments.tiny import check_rows
 

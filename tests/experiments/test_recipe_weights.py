@@ -6,8 +6,8 @@ from experiments.context import RecipeContext
 from experiments.head_directions import head_snapshots
 from experiments.part_weights import Share, opened, principal, summary
 
-from bilens.read.flow import Question
-from bilens.read.flow.split import flows
+from bilens.flows import Question
+from bilens.flows.split import flows
 from experiments import part_weights
 from tests.experiments.tiny import check_rows
 from tests.models import random_text, view_of

@@ -182,7 +182,7 @@ def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
     readout, x = normal(classes, layer.n_out), normal(17, layer.n_in, seed=1)
     labels = torch.arange(17) % classes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.read.fidelity.BLOCK", at_once)
+        patch.setattr("bilens.images.fidelity.BLOCK", at_once)
         curve = bottleneck_curve(svd, readout, x, labels)
     assert len(curve.accuracy) == len(svd)
     # Components of no value leave ties that rounding decides.

@@ -14,8 +14,8 @@ from experiments.bonds import DROP, MODELS, needed_products, product_counts
 from experiments.context import Outcome
 from experiments.fig6 import branches, own_shares, prominence
 
+from bilens.images import classifier_bonds
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import classifier_bonds
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.experiments.test_recipes_single_layer import TinyContext

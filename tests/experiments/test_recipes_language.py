@@ -17,8 +17,8 @@ from experiments.stories import PROMPT, VERBS, talk_share
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
-from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
+from bilens.transformer import ResidualModel
 from experiments import grammar as recipe
 from experiments import larger_story, story
 from tests.experiments.tiny import check_rows, write_gzip

@@ -17,8 +17,8 @@ from experiments.fig4 import matches, positive_vectors, similarity_curves
 from experiments.fig5 import border_share
 from experiments.fig9 import describe_ends
 
+from bilens.images import TruncationCurve, class_spectra
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import TruncationCurve, class_spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from experiments import fig5

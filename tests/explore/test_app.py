@@ -16,9 +16,9 @@ from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
 from bilens.explore.flows import ThreadModel
-from bilens.read.flow import FlowReading
-from bilens.read.flow.reading import answer_question
-from bilens.residual import ResidualModel
+from bilens.flows import FlowReading
+from bilens.flows.reading import answer_question
+from bilens.transformer import ResidualModel
 from tests.explore.browser import NODE, box, served, submit, visiting
 from tests.explore.test_request_guard import ask
 from tests.models import digit_model, random_model

@@ -11,8 +11,8 @@ import pytest
 from bilens.explore.flows import FlowRequest
 from bilens.explore.pages import LanguagePage, LanguageState
 from bilens.explore.screen import AT_ONCE, Screen, write_address
+from bilens.flows import remove
 from bilens.lazy_imports import gradio as gr
-from bilens.read.flow import remove
 from tests.models import grammar_view, small_corpus
 
 TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from bilens.circuits import circuit
+from bilens.flows import Question, read_flow
+from bilens.flows.summary import read_summary
+from bilens.images import read_bonds
+from bilens.language import TokenDirection
+from bilens.language.names import shown_tokens
 from bilens.pages import write_report
-from bilens.read import read_bonds
-from bilens.read.flow import Question, circuit, read_flow
-from bilens.read.language import TokenDirection
-from bilens.read.language.names import shown_tokens
-from bilens.read.summary import read_summary
 from tests.explore.browser import DRAWN, NODE, visiting
 from tests.models import digits, grammar_view, small_corpus, small_model, view_of
 

@@ -9,8 +9,8 @@ import torch
 
 from bilens.explore.flows import LARGEST, FlowRequest, FlowView, _minus
 from bilens.explore.screen import StateError
-from bilens.read.flow import flow, remove
-from bilens.read.language import TokenDirection
+from bilens.flows import flow, remove
+from bilens.language import TokenDirection
 from bilens.sections import signed
 from tests.explore.browser import NODE, box, submit
 from tests.models import grammar_view

@@ -9,6 +9,7 @@ import torch
 
 import bilens
 from bilens.analyses import find_analysis
+from bilens.circuits import circuit
 from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.explore import Explorer, explorer, pages
@@ -16,11 +17,11 @@ from bilens.explore.pages import ImagePage, LanguagePage
 from bilens.explore.panels import sections_html, texts_and_figures
 from bilens.explore.screen import StateError
 from bilens.files import write_json
+from bilens.flows import Question
+from bilens.images.bonds import BONDS_NAME
 from bilens.pages.model import report_readings
-from bilens.read.bonds import BONDS_NAME
-from bilens.read.flow import Question, circuit
-from bilens.residual import ResidualModel
 from bilens.sections import Picture
+from bilens.transformer import ResidualModel
 from tests.explore.browser import submit
 from tests.families import tiny
 from tests.models import digit_model, digits, grammar_view, small_corpus, small_model

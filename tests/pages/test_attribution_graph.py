@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 
 from bilens.errors import BilensError
+from bilens.flows import flow
+from bilens.flows.reading import flow_page
 from bilens.pages.exporters import attribution_graph, write_viewer_files
-from bilens.read.flow import flow
-from bilens.read.flow.reading import flow_page
 from tests.models import random_text, view_of
 
 STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import torch
 
+from bilens.images import BondReading
+from bilens.images.cuts import LEAST_DRAWN, chosen_edges
 from bilens.pages import network_figure
 from bilens.pages.bonds import bond_figure, kept_directions_figure
 from bilens.pages.cuts import directions_figure, matrices_figure
-from bilens.read import BondReading
-from bilens.read.cuts import LEAST_DRAWN, chosen_edges
 from tests.models import digit_bonds
 
 

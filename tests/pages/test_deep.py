@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from bilens.images import read_bonds, read_deep
 from bilens.pages import tree_figure, write_report
-from bilens.read import read_bonds, read_deep
 from bilens.tensor import decompile
 from tests.models import digit_model, digits, small_model
 

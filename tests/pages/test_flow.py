@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from bilens.flows import Ablation, flow
+from bilens.flows.question import Question
+from bilens.flows.reading import FlowReading, flow_page
+from bilens.language.names import token_text
 from bilens.pages import save_figure, write_report
 from bilens.pages.flow import ablation_figure, node_table, start_table
 from bilens.paper.sheet import own_style, paper_figure
-from bilens.read.flow import Ablation, flow
-from bilens.read.flow.question import Question
-from bilens.read.flow.reading import FlowReading, flow_page
-from bilens.read.language.names import token_text
-from bilens.residual.changes import Part
+from bilens.transformer.changes import Part
 from tests.explore.browser import DRAWN, visiting
 from tests.models import random_text, view_of
 

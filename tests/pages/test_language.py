@@ -7,12 +7,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
+from bilens.language import LanguageReading, TokenDirection, read_attention, read_language
+from bilens.language.ngrams import bigrams, read_ngrams
+from bilens.language.outputs import read_direction
 from bilens.pages import write_report
 from bilens.pages.language import ngram_table
-from bilens.read.language import LanguageReading, TokenDirection, read_attention, read_language
-from bilens.read.language.ngrams import bigrams, read_ngrams
-from bilens.read.language.outputs import read_direction
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 from tests.models import VOCAB, random_model, random_text, toy_tokenizer
 
 ATTACK = "<script>alert(1)</script>"

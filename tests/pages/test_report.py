@@ -13,10 +13,10 @@ from PIL import Image
 
 from bilens.errors import BilensError
 from bilens.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
+from bilens.images import TruncationCurve, explain, read_classifier
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.pages import eigenvector_figure, explanation_figure, spectrum_figure, truncation_figure
 from bilens.pages.page import render_page, report, write_report
-from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.explore.browser import visiting
 from tests.models import digits

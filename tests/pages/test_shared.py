@@ -1,8 +1,8 @@
 import torch
 
+from bilens.images.explanation import ClassUse, SharedFeature, SharedFeatures
 from bilens.pages import shared_figure
 from bilens.pages.explanation import shared_section
-from bilens.read.explanation import ClassUse, SharedFeature, SharedFeatures
 
 
 def feature(*uses: tuple[int, bool, float]) -> SharedFeature:

@@ -18,10 +18,10 @@ from bilens.cli import main, running
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, RED, Canvas, dress
 from bilens.figures.plots import heat_figure
+from bilens.images import BondReading
 from bilens.paper import sheet
 from bilens.paper.marks import plain
 from bilens.paper.sheet import paper_figure, save_figure, save_figures
-from bilens.read import BondReading
 from bilens.sections import Picture
 from tests.nightly import nightly
 

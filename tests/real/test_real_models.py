@@ -12,16 +12,17 @@ import torch
 from tokenizers import AddedToken
 
 import bilens
+from bilens.circuits import circuit, propose_questions
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import Question, circuit, flow, propose_questions, read_pairs, remove
-from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.flows import Question, flow, read_pairs, remove
+from bilens.language import TokenDirection
 from bilens.shipped import task_names
 from bilens.testing import check_family
+from bilens.transformer import ResidualModel
 from tests.command_line import ROOT
-from tests.read.flow.flows import leaves
-from tests.read.flow.own_runs import by_hand, lrp
+from tests.flows.flows import leaves
+from tests.flows.own_runs import by_hand, lrp
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 
 pytestmark = [pytest.mark.models, pytest.mark.xdist_group("real models")]

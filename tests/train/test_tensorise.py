@@ -15,7 +15,7 @@ import bilens
 from bilens.convert import process
 from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.errors import BilensError, CheckpointError
-from bilens.read.flow import flow
+from bilens.flows import flow
 from bilens.train import trainer
 from bilens.train.layers import TrainingRows
 from bilens.train.linearise import linearise

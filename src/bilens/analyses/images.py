@@ -32,7 +32,7 @@ def eigenvectors(
         basis: space in which eigenvectors are orthonormal: after the embedding, or pixels.
         order: order of the eigenvectors on a page.
     """
-    from bilens.read import read_classifier
+    from bilens.images import read_classifier
 
     return read_classifier(model, data, basis, order)
 
@@ -57,7 +57,7 @@ def explain(
         n_classes: number of logits, the highest first.
         k: number of eigenvectors of each.
     """
-    from bilens.read.classifier import read_explanation
+    from bilens.images.classifier import read_explanation
 
     return read_explanation(model, data, image, n_classes, k)
 
@@ -73,7 +73,7 @@ def paths(model: "tensor.TensorChain", data: "of_data.ImageData", *, k: Count = 
         data: its images.
         k: number of paths.
     """
-    from bilens.read import read_deep
+    from bilens.images import read_deep
 
     return read_deep(model, data, k)
 
@@ -100,6 +100,6 @@ def bonds(
         drop: accuracy that the cut may lose, as a share of the images.
         metric: inputs of the bonds.
     """
-    from bilens.read import read_bonds
+    from bilens.images import read_bonds
 
     return read_bonds(model, data, drop=drop, metric=metric)

@@ -11,9 +11,9 @@ from bilens.options import Keep, Left, Level, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
-    from bilens import data, residual
+    from bilens import data, transformer
 else:  # Types in quotes, which help does not wait for.
-    data, residual = lazy_import("bilens.data"), lazy_import("bilens.residual")
+    data, transformer = lazy_import("bilens.data"), lazy_import("bilens.transformer")
 
 
 MORE = (
@@ -25,7 +25,7 @@ MORE = (
 
 @analysis("flow")
 def flow(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     corpus: "data.Corpus | None" = None,
     *,
     prompt: str,
@@ -68,7 +68,7 @@ def flow(
         ablate: Measure and name this many of the strongest nodes: each is removed from the running
             model, between two texts its change is exchanged, in both directions.
     """
-    from bilens.read.flow import read_flow
+    from bilens.flows import read_flow
 
     return read_flow(
         model,
@@ -89,7 +89,7 @@ def flow(
 
 @analysis("circuit")
 def circuit(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     prompt: str = "",
     token: str = "",
     *,
@@ -129,8 +129,8 @@ def circuit(
         controls: Also search where there is nothing to find: random parts, an answer that is
             nonsense, and the model with shuffled weights.
     """
-    from bilens.read import flow as flows
-    from bilens.read.flow.question import Question, read_pairs
+    from bilens import circuits
+    from bilens.flows.question import Question, read_pairs
 
     if bool(questions) == bool(prompt):
         problem = "prompt and questions both ask" if prompt else "nothing is asked"
@@ -151,13 +151,13 @@ def circuit(
         if questions
         else [Question.of(prompt, token_list(token), token_list(minus), against)]
     )
-    reading = flows.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
+    reading = circuits.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
     return reading if questions else dataclasses.replace(reading, notes=(*reading.notes, MORE))
 
 
 @analysis("questions")
 def questions(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     prompt: str,
     token: str,
     *,
@@ -185,9 +185,9 @@ def questions(
         count: Most questions, half of each template.
         task: A name for all questions.
     """
-    from bilens.read.flow.proposal_reading import ProposalReading
-    from bilens.read.flow.proposals import propose_questions
-    from bilens.read.flow.question import Question
+    from bilens.circuits.proposal_reading import ProposalReading
+    from bilens.circuits.proposals import propose_questions
+    from bilens.flows.question import Question
 
     question = Question(prompt, token, token_list(minus), against, task)
     proposals = propose_questions(model, question, count)
@@ -201,7 +201,7 @@ def questions(
 
 @analysis("task-directions")
 def task_directions(
-    model: "residual.ResidualModel", *, questions: str, k: Count = 8, strongest: Count = 20
+    model: "transformer.ResidualModel", *, questions: str, k: Count = 8, strongest: Count = 20
 ) -> Reading:
     """Find the directions of MLPs that recur in the flows of a task, and measure them.
 
@@ -217,16 +217,16 @@ def task_directions(
         k: Directions of each MLP.
         strongest: Number of directions that are exchanged between both texts and named.
     """
-    from bilens.read import flow as flows
-    from bilens.read.flow.question import read_pairs
+    from bilens import circuits
+    from bilens.flows.question import read_pairs
 
     asked = read_pairs(model, questions)
-    return flows.task_directions(model, asked, k, strongest=strongest)
+    return circuits.task_directions(model, asked, k, strongest=strongest)
 
 
 @analysis("contexts")
 def contexts(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     corpus: "data.Corpus",
     *,
     token: str,
@@ -249,7 +249,7 @@ def contexts(
         eigenvectors: number of eigenvectors of either sign.
         k: number of texts for each eigenvector.
     """
-    from bilens.read.language import read_direction
+    from bilens.language import read_direction
 
     return read_direction(
         model,
@@ -264,7 +264,7 @@ def contexts(
 
 @analysis("ngrams")
 def ngrams(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     *,
     token: str,
     layer: int | None = None,
@@ -291,7 +291,7 @@ def ngrams(
         among: only this many tokens, the first of the vocabulary, which are often the frequent
             ones; all pairs of 50,000 tokens take a minute a head.
     """
-    from bilens.read.language import read_ngrams
+    from bilens.language import read_ngrams
 
     return read_ngrams(
         model,
@@ -306,7 +306,7 @@ def ngrams(
 
 @analysis("heads")
 def heads(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     *,
     layer: int | None = None,
     heads: Sequence[int] | None = None,
@@ -331,7 +331,7 @@ def heads(
         among: only this many tokens, the first of the vocabulary, which are often the frequent
             ones; all pairs of 50,000 tokens take a minute a head.
     """
-    from bilens.read.language import read_attention
+    from bilens.language import read_attention
 
     return read_attention(
         model,
@@ -346,7 +346,7 @@ def heads(
 
 
 @analysis("composition")
-def composition(model: "residual.ResidualModel") -> Reading:
+def composition(model: "transformer.ResidualModel") -> Reading:
     """Compute how much of each component's output later ones read, with a random baseline.
 
     The score is |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R: Elhage et al.
@@ -354,13 +354,13 @@ def composition(model: "residual.ResidualModel") -> Reading:
 
         bilens composition HuggingFaceTB/SmolLM2-135M --json
     """
-    from bilens.read.language import composition_scores
+    from bilens.language import composition_scores
 
     return composition_scores(model)
 
 
 @analysis("logits")
-def logits(model: "residual.ResidualModel", *, prompt: str, position: int = -1) -> Reading:
+def logits(model: "transformer.ResidualModel", *, prompt: str, position: int = -1) -> Reading:
     """Split the logits at one position of a text by path through the last layer.
 
         bilens logits runs/grammar --prompt "then ben ate"
@@ -370,14 +370,14 @@ def logits(model: "residual.ResidualModel", *, prompt: str, position: int = -1) 
         prompt: A text.
         position: position whose next token is predicted; a negative one counts from the end.
     """
-    from bilens.read.language import split_logits
+    from bilens.language import split_logits
 
     return split_logits(model, prompt, position)
 
 
 @analysis("summary")
 def summary(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     corpus: "data.Corpus",
     *,
     prompt: str = "",
@@ -401,8 +401,8 @@ def summary(
             double quotes.
         n_tokens: number of tokens of the validation texts that the loss is measured on.
     """
-    from bilens.read.language import TokenDirection
-    from bilens.read.summary import read_summary
+    from bilens.flows.summary import read_summary
+    from bilens.language import TokenDirection
 
     if minus and token is None:
         raise BilensError(f"minus={minus!r} is subtracted from a token; give token too")
@@ -412,7 +412,7 @@ def summary(
 
 @analysis("generate")
 def generate(
-    model: "residual.ResidualModel",
+    model: "transformer.ResidualModel",
     *,
     prompt: str = "once upon a time",
     tokens: Count = 120,
@@ -430,8 +430,8 @@ def generate(
         temperature: 0 takes the most likely token, 1 draws from the model's probabilities.
         seed: seed of the sampling.
     """
-    from bilens.read.language import generate_text
-    from bilens.read.language.contexts import Continuation
+    from bilens.language import generate_text
+    from bilens.language.contexts import Continuation
 
     return Continuation(
         generate_text(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
@@ -439,7 +439,7 @@ def generate(
 
 
 def _first_tokens(
-    model: "residual.ResidualModel", among: int | Sequence[int] | None
+    model: "transformer.ResidualModel", among: int | Sequence[int] | None
 ) -> Sequence[int] | None:
     # The explorer gives the tokens themselves, the frequent ones of its texts.
     return range(min(among, model.vocab_size)) if isinstance(among, int) else among

@@ -117,8 +117,8 @@ def token_spectra(
         output: folder; by default runs/spectra-NAME-LAYER.
         low_memory: leave the weights of other layers in their files.
     """
+    from bilens.language import token_names
     from bilens.processes import this_process
-    from bilens.read.language import token_names
 
     opened: Any = bilens.load(model, device=choose_device(device), low_memory=low_memory)
     if not isinstance(opened, bilens.ResidualModel):

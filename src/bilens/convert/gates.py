@@ -37,10 +37,10 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
 from bilens.nn.settings import LanguageSettings
-from bilens.residual.layers import MLP
-from bilens.residual.maps import ModuleMap
-from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
+from bilens.transformer.layers import MLP
+from bilens.transformer.maps import ModuleMap
+from bilens.transformer.sums import check_unchanged, log_probabilities
 
 LINEAR_NAME = "linear in some layers: bilens.load opens this model"
 """Name of an activation in a configuration; transformers raises KeyError with it."""

@@ -8,10 +8,10 @@ from transformers.activations import ACT2FN, LinearActivation
 
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.residual.families import find_modules
-from bilens.residual.layers import Modules, Moment
-from bilens.residual.maps import Norm
-from bilens.residual.sums import check_unchanged, log_probabilities
+from bilens.transformer.families import find_modules
+from bilens.transformer.layers import Modules, Moment
+from bilens.transformer.maps import Norm
+from bilens.transformer.sums import check_unchanged, log_probabilities
 
 
 def as_language_model(model: Any) -> LanguageModel:

@@ -40,11 +40,11 @@ from bilens.checks import check_weights, detached
 from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
 from bilens.options import StepName
-from bilens.residual.families import find_modules
-from bilens.residual.layers import Heads, Modules
-from bilens.residual.maps import Embedding, LinearMap, working_dtype
-from bilens.residual.model import check_unhooked
-from bilens.residual.sums import check_unchanged, log_probabilities
+from bilens.transformer.families import find_modules
+from bilens.transformer.layers import Heads, Modules
+from bilens.transformer.maps import Embedding, LinearMap, working_dtype
+from bilens.transformer.model import check_unhooked
+from bilens.transformer.sums import check_unchanged, log_probabilities
 
 Step = Callable[[Modules], list[str]]
 """A rewriting of a model's weights; returns the folded parts and their new places, in words."""
@@ -91,7 +91,7 @@ def process(
     time changes nothing. The model's config lists the applied steps in `bilens_processing`.
 
     Args:
-        model: of a family that `bilens.residual.families` knows, or one that was registered.
+        model: of a family that `bilens.transformer.families` knows, or one that was registered.
         steps: the steps to apply; by default every step but factor_heads that leaves the function
             unchanged.
         in_place: change the model itself. Otherwise the result is another model, which shares the

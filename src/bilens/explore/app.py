@@ -28,12 +28,12 @@ from bilens.errors import BilensError
 from bilens.explore.screen import html
 from bilens.figures.canvas import DARK
 from bilens.files import written_whole
+from bilens.images.bonds import recorded_settings
 from bilens.inputs import check_data, data_for, names_data
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.progress import logger
-from bilens.read.bonds import recorded_settings
 from bilens.tensor import TensorChain
 
 if TYPE_CHECKING:

@@ -12,6 +12,9 @@ from typing import Any, get_args
 from jaxtyping import Int
 from torch import Tensor
 
+from bilens.circuits import circuit
+from bilens.circuits.edits import sharing_weights
+from bilens.circuits.reading import CircuitReading
 from bilens.errors import BilensError
 from bilens.explore.panels import sections_html
 from bilens.explore.screen import (
@@ -26,18 +29,16 @@ from bilens.explore.screen import (
     picture,
     shown_plot,
 )
+from bilens.flows import FlowReading, remove
+from bilens.flows.question import Against, Question, likely_answer, second_run, second_text
+from bilens.flows.reading import answer_question
+from bilens.language import TokenDirection
+from bilens.language.names import shown_tokens
 from bilens.lazy_imports import gradio as gr
 from bilens.options import Target, token_list
 from bilens.question_files import written_names
-from bilens.read.flow import FlowReading, circuit, remove
-from bilens.read.flow.circuit_reading import CircuitReading
-from bilens.read.flow.edits import sharing_weights
-from bilens.read.flow.question import Against, Question, likely_answer, second_run, second_text
-from bilens.read.flow.reading import answer_question
-from bilens.read.language import TokenDirection
-from bilens.read.language.names import shown_tokens
-from bilens.residual import ResidualModel
 from bilens.sections import signed
+from bilens.transformer import ResidualModel
 
 
 class ThreadModel(threading.local):

@@ -15,16 +15,16 @@ from bilens.explore.flows import FIELDS, FlowRequest, FlowView, circuit_screen, 
 from bilens.explore.panels import NO_SETTINGS, ReadingPanel, lay_out, with_settings
 from bilens.explore.screen import Screen, check_ranges, check_tokens, error_beside, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
+from bilens.flows.summary import LARGE_VOCABULARY, example_of, is_bilinear
+from bilens.language import TokenDirection
+from bilens.language.contexts import example_directions
+from bilens.language.names import exact_names, in_words
+from bilens.language.outputs import model_facts
 from bilens.lazy_imports import gradio as gr
 from bilens.options import Target
-from bilens.read.language import TokenDirection
-from bilens.read.language.contexts import example_directions
-from bilens.read.language.names import exact_names, in_words
-from bilens.read.language.outputs import model_facts
-from bilens.read.summary import LARGE_VOCABULARY, example_of, is_bilinear
-from bilens.residual import ResidualModel
 from bilens.sections import Fact
 from bilens.tensor import TensorChain
+from bilens.transformer import ResidualModel
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
 from bilens.figures.plots import accuracy_curve
+from bilens.images.bonds import BondReading, as_sum
 from bilens.pages.classifier import accuracy_table
 from bilens.pages.cuts import directions_figure, matrices_figure, network_figure
 from bilens.pages.layout import facts_and_tables, record_of, sections_of
-from bilens.read.bonds import BondReading, as_sum
 from bilens.sections import Picture, Section
 
 

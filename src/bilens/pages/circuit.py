@@ -8,14 +8,14 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 
+from bilens.circuits.interval import Interval
+from bilens.circuits.measures import Circuit, Measured
+from bilens.circuits.patching import parts_in
+from bilens.circuits.reading import DRAWN, CircuitReading
 from bilens.figures.canvas import BLUE, dress, new_figure
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.pages.graph import NARROW, WIDE
 from bilens.pages.layout import plot_of, record_of, sections_of
-from bilens.read.flow.circuit_measures import Circuit, Measured
-from bilens.read.flow.circuit_reading import DRAWN, CircuitReading
-from bilens.read.flow.interval import Interval
-from bilens.read.flow.patching import parts_in
 from bilens.sections import Picture, Section, Table, plain
 
 

@@ -11,10 +11,10 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.figures.canvas import BLUE, RED, Canvas
 from bilens.figures.plots import accuracy_curve, spectrum_figure
+from bilens.images.classifier import ClassifierReading, top_inputs
+from bilens.images.fidelity import TruncationCurve, clopper_pearson
 from bilens.pages.explanation import explanation_pictures, shared_section
 from bilens.pages.layout import sections_of
-from bilens.read.classifier import ClassifierReading, top_inputs
-from bilens.read.fidelity import TruncationCurve, clopper_pearson
 from bilens.sections import Columns, Picture, Section, Table, eigenvector_names
 from bilens.settings import Count
 from bilens.tensor import Spectrum

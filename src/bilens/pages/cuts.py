@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from bilens.checks import check_index, checked
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas, diverging
-from bilens.read.cuts import BondNode, CutReading, ProductEdge, chosen_edges
+from bilens.images.cuts import BondNode, CutReading, ProductEdge, chosen_edges
 from bilens.sections import plotly_text
 
 STEP = 2.9

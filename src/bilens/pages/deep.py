@@ -4,11 +4,11 @@ from functools import partial
 
 from bilens.figures.canvas import tree_figure
 from bilens.figures.plots import path_figure
+from bilens.images import chain
+from bilens.images.deep import DeepReading
 from bilens.pages.classifier import accuracy_table
 from bilens.pages.explanation import shared_section
 from bilens.pages.layout import sections_of
-from bilens.read import chain
-from bilens.read.deep import DeepReading
 from bilens.sections import Picture, Section
 
 

@@ -10,9 +10,9 @@ import torch
 from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.figures.canvas import BLUE, GREY, RED, Canvas
+from bilens.images.chain import predict
+from bilens.images.explanation import Explanation, SharedFeature, SharedFeatures, explain
 from bilens.pages.layout import facts_and_tables, plot_of, record_of, table_plot
-from bilens.read.chain import predict
-from bilens.read.explanation import Explanation, SharedFeature, SharedFeatures, explain
 from bilens.sections import Picture, Section, plotly_text, signed
 from bilens.tensor import Spectrum, TensorChain
 

@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bilens.circuits.reading import CircuitReading
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
+from bilens.flows.reading import FlowPage, FlowReading
+from bilens.images import BondReading, ClassifierReading, DeepReading
+from bilens.images.bonds import BONDS_NAME
 from bilens.paper.sheet import save_figure
-from bilens.read import BondReading, ClassifierReading, DeepReading
-from bilens.read.bonds import BONDS_NAME
-from bilens.read.flow.circuit_reading import CircuitReading
-from bilens.read.flow.reading import FlowPage, FlowReading
 from bilens.train.run_directory import TRAINING_NAME
 from bilens.version import __version__
 

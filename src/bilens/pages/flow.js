@@ -1,6 +1,6 @@
 "use strict";
 // The graph of a flow: positions across, layers up. A head is a line from the position that it
-// attends to, with a square where it writes. `graph` is a bilens.read.flow.reading.FlowPage.
+// attends to, with a square where it writes. `graph` is a bilens.flows.reading.FlowPage.
 // With `remove`, a button calls it with the names of the pinned nodes, or of the selected one.
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";

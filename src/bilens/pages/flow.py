@@ -12,13 +12,13 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.figures.canvas import GREY, dress, new_figure
+from bilens.flows.ablation import Ablation
+from bilens.flows.graph import Flow
+from bilens.flows.nodes import node_columns, strongest_first
+from bilens.flows.reading import FlowPage, FlowReading
+from bilens.flows.weights import PartWeights
 from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, record_of, sections_of
-from bilens.read.flow.ablation import Ablation
-from bilens.read.flow.graph import Flow
-from bilens.read.flow.nodes import node_columns, strongest_first
-from bilens.read.flow.reading import FlowPage, FlowReading
-from bilens.read.flow.weights import PartWeights
 from bilens.sections import FlowDrawing, Picture, Section, Table, plotly_text, signed
 
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress, new_figure
+from bilens.flows.graph import DRAWN, Flow, FlowGraph
+from bilens.flows.nodes import Node
 from bilens.pages.layout import plot_of
-from bilens.read.flow.graph import DRAWN, Flow, FlowGraph
-from bilens.read.flow.nodes import Node
 from bilens.sections import plotly_text, signed
 
 WIDE, NARROW = 700, 350

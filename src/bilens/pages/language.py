@@ -7,13 +7,13 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.figures.plots import spectrum_figure
+from bilens.flows.summary import LanguageSummary
+from bilens.language.contexts import Continuation
+from bilens.language.heads import AttentionReading
+from bilens.language.names import in_words
+from bilens.language.ngrams import NGramReading, words_of
+from bilens.language.outputs import DirectionReading, LanguageReading
 from bilens.pages.layout import facts_and_tables, plot_of, record_of, sections_of
-from bilens.read.language.contexts import Continuation
-from bilens.read.language.heads import AttentionReading
-from bilens.read.language.names import in_words
-from bilens.read.language.ngrams import NGramReading, words_of
-from bilens.read.language.outputs import DirectionReading, LanguageReading
-from bilens.read.summary import LanguageSummary
 from bilens.sections import Columns, Picture, Section, Table
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from bilens.analyses import check_once, find_analyses, find_analysis
 from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
+from bilens.flows.summary import is_bilinear, read_summary
+from bilens.images.bonds import recorded_settings
 from bilens.inputs import loader, names_data
+from bilens.language import TokenDirection, read_language
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
-from bilens.read.bonds import recorded_settings
-from bilens.read.language import TokenDirection, read_language
-from bilens.read.summary import is_bilinear, read_summary
-from bilens.residual import ResidualModel
+from bilens.transformer import ResidualModel
 
 
 def report_readings(

@@ -31,10 +31,10 @@ from bilens.files import UNFINISHED, file_errors, remove_unfinished, write_safet
 from bilens.hooks import first_call, hooked
 from bilens.nn.checkpoint import WEIGHTS_NAME
 from bilens.processes import from_main_process, this_process
-from bilens.residual.maps import working_dtype
 from bilens.train.run_directory import CHECKPOINTS, TRAINING_NAME, check_free, is_begun, open_run
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage
+from bilens.transformer.maps import working_dtype
 
 BATCH = 8
 """Texts that run at once."""

@@ -26,8 +26,6 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.settings import LanguageSettings
 from bilens.progress import progress_bar
-from bilens.residual.layers import MLP
-from bilens.residual.maps import working_dtype
 from bilens.settings import NotNegative
 from bilens.train.layers import (
     BATCH,
@@ -40,6 +38,8 @@ from bilens.train.layers import (
 )
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary, shape_of
+from bilens.transformer.layers import MLP
+from bilens.transformer.maps import working_dtype
 
 RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.

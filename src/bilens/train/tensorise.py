@@ -28,7 +28,6 @@ from bilens.nn.language.attention import Attention, Rope
 from bilens.nn.language.model import CACHE
 from bilens.processes import this_process
 from bilens.progress import progress_bar
-from bilens.residual.maps import working_dtype
 from bilens.sections import Columns, Fact, by_column
 from bilens.train.layers import (
     LayerStreams,
@@ -43,6 +42,7 @@ from bilens.train.linearise import linearise
 from bilens.train.run_directory import is_begun
 from bilens.train.settings import OWN_TEXT, Distillation, TensoriseTraining
 from bilens.train.trainer import Stage, alone_with_seed, shape_of
+from bilens.transformer.maps import working_dtype
 
 
 @dataclass(frozen=True)

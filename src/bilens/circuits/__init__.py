@@ -1,0 +1,50 @@
+"""The parts that answer questions: found on some, measured on others, and exchanged.
+
+Whoever compares another search for circuits, or other directions, takes its parts from here:
+`Cases` measure masks of parts, `search_circuit` and `find_circuit` order parts by any scores, and
+`EdgeGraph` and `EdgeCases` are the same for edges.
+"""
+
+from bilens.circuits.directions import MLPDirections
+from bilens.circuits.edges import EdgeCases, EdgeGraph, find_edges
+from bilens.circuits.edits import edit, edit_head_along, edit_heads, edit_mlp_along
+from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
+from bilens.circuits.interval import Interval
+from bilens.circuits.measures import Circuit, Split, find_circuit, part_effects
+from bilens.circuits.patching import Effects, parts_in, patch, patched
+from bilens.circuits.proposals import propose_questions
+from bilens.circuits.reading import CircuitReading, circuit
+from bilens.circuits.recurring import Snapshots, find_directions, share_held, task_directions
+from bilens.circuits.search import Cases, search_circuit
+
+__all__ = [
+    "Attributions",
+    "Cases",
+    "Circuit",
+    "CircuitReading",
+    "EdgeCases",
+    "EdgeGraph",
+    "Effects",
+    "Interval",
+    "MLPDirections",
+    "Snapshots",
+    "Split",
+    "circuit",
+    "eap_ig",
+    "edit",
+    "edit_head_along",
+    "edit_heads",
+    "edit_mlp_along",
+    "find_circuit",
+    "find_directions",
+    "find_edges",
+    "gradient_effects",
+    "part_effects",
+    "parts_in",
+    "patch",
+    "patched",
+    "propose_questions",
+    "search_circuit",
+    "share_held",
+    "task_directions",
+]

@@ -1,0 +1,217 @@
+"""Edits: parts removed or scaled in the weights of a model, for all texts."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.checks import check_finite, check_index, detached
+from bilens.errors import BilensError
+from bilens.settings import NotNegative
+from bilens.transformer import ResidualModel
+from bilens.transformer.maps import LinearMap, Norm
+
+
+@detached
+def edit(
+    model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: NotNegative = 0.0
+) -> ResidualModel:
+    """Return the model with some directions of one MLP's input scaled, or removed.
+
+    With P the projector on the directions and z the normalised stream, the constant included,
+    L becomes L (1 - (1 - scale) P), and so does R of a gate. This holds at every position of every
+    text. Only the weights of that MLP differ. The result is an ordinary model of its family, and
+    `bilens.convert.save_model` writes it. Costs O(k rank n).
+
+    The model stays as it is, and the edited one shares the memory of all other weights with it.
+    Vectors are rows in the normalised stream, with the constant as last coordinate, as
+    in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
+
+    Raises:
+        BilensError: the MLP has experts or reads after a norm with a gain of 0, or the edit asks
+            for a bias, and the model has none.
+    """
+    mlp = model.layer(layer).mlp
+    if mlp.router is not None:
+        raise BilensError(
+            f"{mlp.name} has experts, and their router reads the same input; edit "
+            "heads, or a model without experts"
+        )
+    basis = _orthonormal(vectors.to(model.device, model.modules.dtype), model.d_model)
+    edited = sharing_weights(model)
+    new = edited.layer(layer).mlp
+    tensor, units = mlp.factors(), new.up.n_out
+    for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
+        if part is not None:
+            along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
+            _remove(part, new.norm, along, basis)
+    return edited
+
+
+@detached
+def edit_heads(
+    model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
+) -> ResidualModel:
+    """Return the model with the output of some heads of a layer scaled, or removed.
+
+    O_h becomes scale O_h, at every position of every text. A bias of the output stays. Patterns
+    and all other weights are unchanged, and the result is an ordinary model of its family. The
+    model stays as it is, and the edited one shares the memory of all other weights with it. Scale 0
+    removes the output, -1 reverses it.
+
+    Raises:
+        BilensError: the layer or a head does not exist, or the scale is not finite.
+    """
+    out = model.layer(layer).heads.out
+    check_finite(scale=torch.tensor(scale))
+    for head in heads:
+        check_index("head", head, model.n_heads)
+    weight = out.weight().clone()
+    weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
+    edited = sharing_weights(model)
+    edited.layer(layer).heads.out.set_weight(weight)
+    return edited
+
+
+@detached
+def edit_head_along(
+    model: ResidualModel,
+    vectors: Float[Tensor, "k d_head"],
+    *,
+    layer: int,
+    head: int,
+    scale: float = -1.0,
+    moment: Float[Tensor, "d_head d_head"] | None = None,
+) -> ResidualModel:
+    """Return the model with some directions of one head's mixed values scaled, or reversed.
+
+    Let z be the head's values, mixed by its pattern, and V the vectors in rows. O_h becomes
+    O_h (1 - (1 - scale) V' W) with W = (V M^-1 V')^-1 V M^-1. So z in the span of V is scaled. Of
+    all maps that do this, it changes z least over texts with E[z z'] = M, the moment, without which
+    the projection is orthogonal. Patterns and all other weights are unchanged, and shared with the
+    model. Scale 0 removes the directions, -1 reverses them.
+
+    Raises:
+        BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
+            Or the moment is singular, or the vectors are linearly dependent.
+    """
+    out = model.layer(layer).heads.out
+    check_index("head", head, model.n_heads)
+    check_finite(scale=torch.tensor(scale), vectors=vectors)
+    weight = out.weight().clone()
+    block = weight.unflatten(1, (model.n_heads, -1))[:, head]
+    d_head = block.shape[1]
+    M = torch.eye(d_head) if moment is None else moment
+    if vectors.shape[1] != d_head or M.shape != (d_head, d_head):
+        raise BilensError(
+            f"vectors and moment have shapes {tuple(vectors.shape)} and {tuple(M.shape)}, expected "
+            f"(k, {d_head}) and ({d_head}, {d_head}), the size of a head"
+        )
+    check_finite(moment=M)
+    V = vectors.to(weight.device, torch.float64)
+    try:
+        read = torch.linalg.solve(M.to(V), V.T).T
+        read = torch.linalg.solve(V @ read.T, read)
+    except RuntimeError as error:
+        raise BilensError(
+            "moment is singular or vectors are linearly dependent; add a small multiple of the "
+            "identity to the moment, or leave out vectors"
+        ) from error
+    block -= (1 - scale) * (block.double() @ V.T @ read).to(block)
+    edited = sharing_weights(model)
+    edited.layer(layer).heads.out.set_weight(weight)
+    return edited
+
+
+@detached
+def edit_mlp_along(
+    model: ResidualModel,
+    written: Float[Tensor, "k d_model"],
+    read: Float[Tensor, "k d_model"],
+    *,
+    layer: int,
+    scale: float = 0.0,
+) -> ResidualModel:
+    """Return the model with some directions of one MLP's output scaled, or removed.
+
+    The output y becomes y - (1 - scale) sum_i t_i (r_i . y), at every position of every text, by
+    the weights and bias of its last map. The t are `written` and the r `read`, such as those of
+    `task_directions`; r_i . t_j is 1 for i = j, and else 0. All other weights are unchanged, and
+    shared with the model. Scale 0 removes the directions, -1 reverses them.
+
+    Raises:
+        BilensError: the MLP has experts or a norm after it.
+    """
+    mlp = model.layer(layer).mlp
+    if mlp.router is not None or mlp.out_norm is not None:
+        raise BilensError(
+            f"{mlp.name} has experts or a norm after its output, expected a last map whose output "
+            "the stream receives; edit heads, or another model"
+        )
+    if read.shape[1] != model.d_model:
+        raise BilensError(
+            f"written and read have shapes {tuple(written.shape)} and {tuple(read.shape)}, "
+            f"expected (k, {model.d_model}) of both, the directions of one layer"
+        )
+    check_finite(scale=torch.tensor(scale), written=written, read=read)
+    weight = mlp.down.weight()
+    t, r = (rows.to(weight.device, torch.float64) for rows in (written, read))
+    edited = sharing_weights(model)
+    down = edited.layer(layer).mlp.down
+    down.set_weight(weight - ((1 - scale) * t.T @ (r @ weight.double())).to(weight))
+    if (bias := mlp.down.bias()) is not None:
+        down.set_bias(bias - ((1 - scale) * t.T @ (r @ bias.double())).to(bias))
+    return edited
+
+
+def sharing_weights(model: ResidualModel) -> ResidualModel:
+    """Return a copy of the model whose parameters share their memory until they are set."""
+    # The weights were checked when the model was opened, and are not checked again.
+    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
+    for p in model.model.parameters():
+        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
+    return copy.deepcopy(model, shared)
+
+
+def _orthonormal(vectors: Tensor, width: int) -> Tensor:
+    """Return an orthonormal basis of the rows' span, the constant as its last coordinate."""
+    if len(vectors) == 0 or vectors.shape[1] not in (width, width + 1):
+        raise BilensError(
+            f"vectors has shape {tuple(vectors.shape)}, expected rows of {width} numbers, or of "
+            f"{width + 1} with the constant"
+        )
+    check_finite(vectors=vectors)
+    if not vectors.any(-1).all():
+        raise BilensError("vectors holds a row that is zero and points nowhere; leave it out")
+    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).double()
+    units = padded / padded.norm(dim=-1, keepdim=True)
+    _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
+    return rows[sizes > 1e-6].to(vectors)
+
+
+def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) -> None:
+    """W z - along (basis z) by weights and bias alone; z = [n, 1] and W reads g n + b."""
+    read, constant = basis[:, :-1], basis[:, -1]
+    bias = None if norm is None else norm.bias()
+    if norm is not None:
+        gain = norm.gain()
+        if not gain.all():
+            raise BilensError(
+                f"{norm.name} has a gain of 0, so that no map behind it reads what is removed"
+            )
+        read = read / gain
+    added = -along @ constant
+    if bias is not None:
+        added = added + along @ (read @ bias)
+    weight, old = part.weight() - along @ read, part.bias()
+    if old is None and added.abs().max() > 1e-6 * weight.abs().max():
+        raise BilensError(
+            f"{part.name} has no bias, which these vectors ask for: they hold a share of the "
+            "constant; leave their last coordinate out"
+        )
+    part.set_weight(weight)
+    if old is not None:
+        part.set_bias(old + added)

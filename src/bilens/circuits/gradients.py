@@ -1,0 +1,130 @@
+"""Attributions by gradients: attribution patching and EAP-IG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.analysis import Reading
+from bilens.checks import checked
+from bilens.circuits.case import make_cases
+from bilens.circuits.patching import parts_in
+from bilens.errors import BilensError
+from bilens.flows.question import Question
+from bilens.sections import Columns, Fact, by_column
+from bilens.settings import Count
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Site, mixed_site, mlp_site
+from bilens.transformer.passes import Number, Pass
+
+
+def slopes(
+    start: Pass, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
+) -> list[tuple[Float[Tensor, "runs time width"], Float[Tensor, "runs time width"]]]:
+    """Return what stands at some sites, and a number's gradients by it, at other embeddings.
+
+    `tokens` are the embeddings, in one run each; `start` gives the text.
+    """
+    at = Pass.of(start.model, start.ids.expand(len(tokens), -1), tokens)
+    zeros: dict[Site, Tensor] = {}
+    values: dict[Site, Tensor] = {}
+
+    def add_zeros(x: Tensor, site: Site) -> Tensor:
+        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + zeros[site]
+
+    changes = [(site, partial(add_zeros, site=site)) for site in sites]
+    with torch.enable_grad():
+        value = number(at.changed([changes])[0]).sum()
+        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
+    return [(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
+
+
+def gradient_effects(
+    runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
+) -> Float[Tensor, "layers parts"]:
+    """Return the change of each head and MLP times the mean gradient at some points.
+
+    A point is a share of the way of the embeddings from the second text (0) to the first (1). The
+    point 1 is attribution patching; the points 1/8, 2/8, ... 1 are EAP-IG of 8 steps.
+
+    Source:
+        Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
+    """
+    first, second = runs
+    model = first.model
+    shares = first.tokens.new_tensor(points)[:, None, None]
+    tokens = second.tokens + shares * (first.tokens - second.tokens)
+    layers = range(model.n_layers)
+    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
+    of_sites = slopes(first, number, sites, tokens)
+    rows = []
+    for layer in layers:
+        of_heads, of_mlp = (slope.sum(0) for _, slope in of_sites[2 * layer : 2 * layer + 2])
+        heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
+        mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
+        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
+    return torch.stack(rows).double().cpu() / len(points)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attributions(Reading):
+    """What each head and MLP is worth to the change of a number, by gradients.
+
+    The last part of a layer is its MLP.
+
+    Attributes:
+        of_questions: the attribution of each part to the change of each question.
+    """
+
+    of_questions: Float[Tensor, "questions layers parts"]
+
+    title: ClassVar[str] = "Attributions"
+    axes: ClassVar[dict[str, str]] = {"x": "part", "y": "attribution"}
+
+    def facts(self) -> list[Fact]:
+        return [("questions", len(self.of_questions)), ("parts", self.of_questions[0].numel())]
+
+    def columns(self) -> Columns:
+        """Return a row for each head and MLP, with the mean over questions, the largest first."""
+        mean = self.of_questions.mean(0)
+        parts = parts_in(torch.ones_like(mean, dtype=torch.bool))
+        rows = [
+            (str(part), part.layer, value)
+            for part, value in zip(parts, mean.flatten().tolist(), strict=True)
+        ]
+        rows.sort(key=lambda row: -abs(row[-1]))
+        return by_column(["part", "layer", "attribution"], rows)
+
+
+@checked
+def eap_ig(
+    model: ResidualModel, questions: Sequence[Question], *, steps: Count = 8
+) -> Attributions:
+    """Return the attributions of all heads and MLPs to the answers to questions, by EAP-IG.
+
+    A part's attribution is its change between both texts times the mean gradient of the number by
+    it, at `steps` points between the embeddings of the texts: EAP-IG inputs. With one step it is
+    attribution patching.
+
+    Args:
+        model: any.
+        questions: each with a second text of as many tokens.
+        steps: points between the texts.
+
+    Raises:
+        BilensError: there are no questions, one has no second text, or texts do not fit.
+
+    Source: Hanna et al. 2024 (arXiv 2403.17806).
+    """
+    if not questions:
+        raise BilensError("questions is empty, expected at least one")
+    points = [(step + 1) / steps for step in range(steps)]
+    rows = []
+    for case in make_cases(model, questions):
+        rows.append(gradient_effects(case.alone, case.score, points))
+    return Attributions(torch.stack(rows))

@@ -1,0 +1,322 @@
+"""Circuits that are measured: what their parts restore, and what is left without them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.circuits.edges import EdgeCircuit
+from bilens.circuits.interval import Interval
+from bilens.circuits.patching import exchanged_each, parts_in
+from bilens.circuits.search import Cases, Found, Scores, necessary, search_circuit
+from bilens.flows.labels import ends_of, token_scores
+from bilens.language.names import shown_tokens
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Part
+
+SHOWN = 4
+"""Questions on which the effects of single parts are measured, at most."""
+
+
+class Split(NamedTuple):
+    """The questions of a template: some order parts, some decide the size, others measure."""
+
+    template: str
+    ordering: Cases
+    deciding: Cases
+    measuring: Cases
+
+    @classmethod
+    def of(cls, cases: Cases, numbers: Sequence[int], template: str) -> "Split":
+        """Return the split of the questions of a template, by their numbers; see `shares`."""
+        return cls(template, *map(cases.some, cls.shares(numbers)))
+
+    @staticmethod
+    def shares(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Return the numbers of the questions that order, that decide, and that measure.
+
+        A quarter orders, at most six; a third decides, at most eight. A single one does all.
+        """
+        if len(numbers) == 1:
+            return numbers, numbers, numbers
+        ordering = min(6, max(1, len(numbers) // 4))
+        deciding = ordering + min(8, max(1, len(numbers) // 3))
+        return numbers[:ordering], numbers[ordering:deciding], numbers[deciding:]
+
+
+@dataclass(frozen=True)
+class PartEffect:
+    """What one part of a circuit does, on questions that measure."""
+
+    part: Part
+    # Share of the change that is lost when the part alone is that of the second text.
+    noising: float
+    denoising: float  # share that is gained when the part alone is that of the first text
+    raises: tuple[str, ...]  # tokens that become less probable without it
+    lowers: tuple[str, ...]  # tokens that become more probable without it
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a circuit does on questions that did not find it.
+
+    Attributes:
+        questions: their number.
+        restored: f of the circuit.
+        left: f of everything else, with the needed parts in place.
+        closeness: 1 minus the mean of |1 - f| over questions.
+        right: number of questions whose answer is ahead with the circuit alone; None for vectors.
+        answers: number of questions that the model itself answers; None for vectors.
+        change: mean absolute change of their number between both texts.
+    """
+
+    questions: int
+    restored: Interval
+    left: Interval
+    closeness: float
+    right: int | None
+    answers: int | None
+    change: float
+
+
+def measured(
+    cases: Cases, circuit: Bool[Tensor, " *shape"], others: Bool[Tensor, " *shape"]
+) -> tuple[Measured, dict[str, Measured]]:
+    """Return what a circuit, and everything else, does on questions, and on each template."""
+    rises, right = cases.measured(torch.stack([circuit, others]).double())
+    changes, answers = cases.changes, cases.answers
+
+    def count(answered: Sequence[bool | None], numbers: Sequence[int]) -> int | None:
+        known = [x for i in numbers if (x := answered[i]) is not None]
+        return sum(known) if known else None
+
+    def of(numbers: Sequence[int]) -> Measured:
+        (f, left), of_these = rises[:, list(numbers)], changes[list(numbers)]
+        return Measured(
+            questions=len(numbers),
+            restored=Interval.of(f, of_these),
+            left=Interval.of(left, of_these),
+            closeness=float(1 - (1 - f / of_these).abs().mean()),
+            right=count(right, numbers),
+            answers=count(answers, numbers),
+            change=float(of_these.mean()),
+        )
+
+    by_template = {name: of(numbers) for name, numbers in cases.templates.items()}
+    return of(range(len(cases))), by_template
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The parts that answer the questions of a task.
+
+    Attributes:
+        task: its name.
+        found: the search, whose mask may have fewer parts; None for parts that were drawn.
+        mask: the parts.
+        needed: those of them that any circuit needs; see `needed_parts`.
+        measured: what it does on all questions that measure.
+        by_template: the same for each template.
+        effects: what each part does, the largest first.
+        questions: number of questions that order parts, that decide the size, and that measure; 0
+            at the end if a single question measures itself.
+        opposite: number of those that measure whose number the first text lowers.
+        left_out: of several templates, the circuit of all others, measured on the one.
+        own: the circuit of each template, if other parts answer one of them.
+        exchanged: parts that another can stand for, with that other one.
+        controls: what the same search finds where there is nothing to find.
+        edges: those between the parts that carry the answer, if they were asked for.
+        wrong: first texts of questions that were left out, since the model answers otherwise.
+        repeated: number of questions that were left out, since they repeat others.
+        of_other_templates: number of questions that measure, of a single name of a template, whose
+            sentences are like none that found the circuit.
+    """
+
+    task: str
+    found: Found | None
+    mask: Bool[Tensor, " *shape"]
+    needed: Bool[Tensor, " *shape"]
+    measured: Measured
+    by_template: Mapping[str, Measured] = field(default_factory=dict)
+    effects: tuple[PartEffect, ...] = ()
+    questions: tuple[int, int, int] = (0, 0, 0)
+    opposite: int = 0
+    left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
+    own: "Mapping[str, Circuit]" = field(default_factory=dict)
+    exchanged: Mapping[Part, Part] = field(default_factory=dict)
+    controls: "Mapping[str, Circuit]" = field(default_factory=dict)
+    edges: EdgeCircuit | None = None
+    wrong: tuple[str, ...] = ()
+    repeated: int = 0
+    of_other_templates: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of parts."""
+        return int(self.mask.sum())
+
+    @property
+    def holds(self) -> bool:
+        """Whether f is in bounds on every template, on the questions that decide the size."""
+        return self.found is not None and self.found.holds
+
+    @property
+    def half(self) -> int | None:
+        """The least number of parts that restore half on every template; None if it needs all."""
+        sizes = self.found.sizes if self.found is not None else {}
+        enough = [size for size, shares in sizes.items() if min(shares) >= 0.5]
+        return min((size for size in enough if size < self.size), default=None)
+
+    @property
+    def others(self) -> Bool[Tensor, " *shape"]:
+        """The mask of all parts that are not in the circuit, and of those that any needs."""
+        return ~self.mask | self.needed
+
+    def on(self, cases: Cases) -> Measured:
+        """Return what it does on other questions."""
+        return measured(cases, self.mask, self.others)[0]
+
+    @property
+    def core(self) -> Bool[Tensor, " *shape"]:
+        """The mask of the parts that are in it whichever template is left out."""
+        return torch.stack([self.mask, *(one.mask for one in self.left_out.values())]).all(0)
+
+    @property
+    def similar(self) -> float | None:
+        """Mean Jaccard index of every two circuits of all templates but one; None for one."""
+        pairs = [*combinations([one.mask for one in self.left_out.values()], 2)]
+        shared = [float((a & b).sum() / (a | b).sum()) for a, b in pairs]
+        return sum(shared) / len(shared) if shared else None
+
+    @property
+    def unlike_templates(self) -> list[str]:
+        """Names of the templates of which the circuit of the others restores less than half."""
+        return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.5]
+
+
+def find_circuit(
+    splits: Sequence[Split],
+    keep: float,
+    left: float,
+    *,
+    measuring: Cases | None = None,
+    scores: Scores[Cases] = Cases.scores,
+) -> Circuit:
+    """Return the circuit of some templates, measured on questions that did not find it.
+
+    These are by default those of the templates that measure. It is the smallest that
+    `search_circuit` finds, with the parts without which at most `left` is left.
+    """
+    deciding = Cases.joined([split.deciding for split in splits])
+    found = search_circuit([split.ordering for split in splits], deciding, keep, scores=scores)
+    needed = needed_parts(found.mask, deciding)
+    mask = necessary(found.mask, needed, deciding, left)
+    measuring = measuring or Cases.joined([split.measuring for split in splits])
+    total, by_template = measured(measuring, mask, ~mask | needed)
+    return Circuit(measuring.cases[0].question.task, found, mask, needed, total, by_template)
+
+
+def left_out(splits: Sequence[Split], keep: float, left: float) -> dict[str, Circuit]:
+    """Return the circuit of all templates but one, measured on that one, for each of several."""
+    circuits = {}
+    for split in splits if len(splits) > 1 else ():
+        others = [other for other in splits if other is not split]
+        circuits[split.template] = find_circuit(others, keep, left, measuring=split.measuring)
+    return circuits
+
+
+def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor, " *shape"]:
+    """Return the parts of a circuit that any circuit needs.
+
+    They are in the first half of the layers, and encode the tokens for whatever is asked about
+    them: without one, more than three quarters of the change are lost on every template, in the
+    circuit and in the whole model, on two questions of each.
+    """
+    needed = mask.clone()
+    needed[(len(mask) + 1) // 2 :] = False
+    # The circuit and one question tell for most that they are not.
+    few = deciding.some([i for numbers in deciding.templates.values() for i in numbers[:2]])
+    for whole, cases in ((mask, few.some([0])), (mask, few), (deciding.everything, few)):
+        places = needed.flatten().nonzero().flatten()
+        if len(places):
+            trials = whole.flatten().repeat(len(places), 1)
+            trials[torch.arange(len(places)), places] = False
+            shares = cases.shares(trials.reshape(-1, *mask.shape).double())
+            needed.view(-1)[places[shares.amax(1) >= 0.25]] = False
+    return needed
+
+
+def exchanges(
+    circuit: Circuit, splits: Sequence[Split], trials: int = 6, change: float = 0.02
+) -> dict[Part, Part]:
+    """Return parts of a circuit that another can stand for, with that other part.
+
+    The exchange changes f by less than `change` on every template, on three of the questions that
+    decide the size. Tried are the parts of the smallest scores, each with one of the next in the
+    order, which adds about as much.
+    """
+    assert circuit.found is not None
+    cases = Cases.joined([split.deciding for split in splits])
+    few = cases.some([i for numbers in cases.templates.values() for i in numbers[:3]])
+    mask, order = circuit.mask.flatten(), circuit.found.order.tolist()
+    inside = [i for i in order if mask[i]][-trials:]
+    outside = [i for i in order if not mask[i]][:trials]
+    if not outside:
+        return {}
+
+    def shares(changed: Sequence[Sequence[int]]) -> Float[Tensor, "n templates"]:
+        """Return f of the circuit with some parts turned over."""
+        masks = mask.repeat(len(changed), 1)
+        for row, places in zip(masks, changed, strict=True):
+            row[list(places)] ^= True
+        given = masks.reshape(-1, *circuit.mask.shape).double()
+        return few.shares(given)
+
+    whole, *moved = shares([(), *((i,) for i in (*inside, *outside))])
+    moves = torch.stack(moved) - whole
+    lost, gained = -moves[: len(inside)], moves[len(inside) :]
+    best = (lost[:, None] - gained).abs().amax(-1).argmin(1).tolist()
+    pairs = [(i, outside[j]) for i, j in zip(inside, best, strict=True)]
+    same = (shares(pairs) - whole).abs().amax(1) < change
+    parts = parts_in(torch.ones_like(circuit.mask))
+    found = {}
+    for (part, other), is_same in zip(pairs, same.tolist(), strict=True):
+        if is_same:
+            found[parts[part]] = parts[other]
+    return found
+
+
+@torch.no_grad()
+def part_effects(
+    shown: Cases, mask: Bool[Tensor, " *shape"], tokens: int = 3
+) -> tuple[PartEffect, ...]:
+    """Return the effects of the parts of a mask, each alone, the largest first."""
+    model, parts = shown.model, parts_in(mask)
+    lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
+    moved = torch.zeros(len(parts), model.vocab_size)
+    cases = shown.cases
+    for case in cases:
+        first, second = case.alone
+        noised, denoised = (exchanged_each(*pair, parts) for pair in (case.alone, (second, first)))
+        lost += abs(case.change) - case.rise(noised).double().cpu()
+        gained += case.rise(denoised).double().cpu()
+        for ends in ends_of((first.stream, noised), case.score.length):
+            moved += token_scores(model, *ends).cpu() / len(cases)
+    total = sum(abs(case.change) for case in cases)
+    effects = []
+    for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
+        raises, lowers = (name_tokens(model, sign * scores, tokens) for sign in (1, -1))
+        effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
+    return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
+
+
+def name_tokens(
+    model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3
+) -> tuple[str, ...]:
+    """Return the tokens of the largest positive scores as text, the largest first."""
+    values, numbers = scores.topk(min(count, len(scores)))
+    return tuple(shown_tokens(model, numbers[values > 0]))

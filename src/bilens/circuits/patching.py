@@ -1,0 +1,292 @@
+"""Measured effects of heads and MLPs between two texts."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import Cache
+
+from bilens.analysis import Reading
+from bilens.checks import detached
+from bilens.circuits.case import make_cases
+from bilens.errors import BilensError
+from bilens.flows.question import Against, Answer, Question, replaced, second_ids, token_hints
+from bilens.hooks import hooked
+from bilens.options import Target
+from bilens.sections import Columns, Fact, by_column, signed
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Part
+from bilens.transformer.choices import Choosing, by_text
+from bilens.transformer.exchanges import exchanged
+from bilens.transformer.experts import ExpertCall
+from bilens.transformer.passes import Number, Pass, first_change
+from bilens.transformer.running import first_input, first_output
+
+
+def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
+    """Return the parts of a mask (layers, heads + 1) or (layers, time, heads + 1), by layer."""
+    parts = []
+    for layer, *at, number in mask.nonzero().tolist():
+        position = at[0] if at else None
+        is_head = number < mask.shape[-1] - 1
+        part = Part("head", layer, number) if is_head else Part("mlp", layer)
+        parts.append(part._replace(position=position))
+    return parts
+
+
+def all_parts(model: ResidualModel) -> list[Part]:
+    """Return the heads and the MLP of every layer that has them, in the order of the layers."""
+    return parts_in(model.places.exist)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Effects(Reading):
+    """Effects of every head and MLP, at all positions, on the change of a number.
+
+    The last part of a layer is its MLP.
+
+    Attributes:
+        change: the change of the number between the texts.
+        noising: fall of the number of the first text when the part comes from the second.
+        denoising: rise of the number of the second text when the part comes from the first.
+        notes: warnings about the answers.
+    """
+
+    change: float
+    noising: Float[Tensor, "layers parts"]
+    denoising: Float[Tensor, "layers parts"]
+    notes: tuple[str, ...] = ()
+
+    title: ClassVar[str] = "Effects between two texts"
+    axes: ClassVar[dict[str, str]] = {"x": "part", "y": "effect"}
+
+    @property
+    def heads(self) -> Float[Tensor, "layers heads"]:
+        """Effect of each head, the mean of both directions."""
+        return (self.noising + self.denoising)[:, :-1] / 2
+
+    @property
+    def mlps(self) -> Float[Tensor, " layers"]:
+        """Effect of each MLP, the mean of both directions."""
+        return (self.noising + self.denoising)[:, -1] / 2
+
+    def facts(self) -> list[Fact]:
+        layer, head = divmod(int(self.heads.abs().argmax()), self.heads.shape[1])
+        mlp = int(self.mlps.abs().argmax())
+        return [
+            ("change", self.change),
+            (f"head.{layer}.{head}", signed(float(self.heads[layer, head]))),
+            (f"mlp.{mlp}", signed(float(self.mlps[mlp]))),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def columns(self) -> Columns:
+        """Return a row for each head and MLP, the largest |effect| first."""
+        parts = parts_in(torch.ones_like(self.noising, dtype=torch.bool))
+        fall, rise = self.noising.flatten().tolist(), self.denoising.flatten().tolist()
+        rows = []
+        for part, a, b in zip(parts, fall, rise, strict=True):
+            rows.append((str(part), part.layer, a, b, (a + b) / 2))
+        rows.sort(key=lambda row: -abs(row[-1]))
+        return by_column(["part", "layer", "noising", "denoising", "effect"], rows)
+
+
+@detached
+def patch(
+    model: ResidualModel,
+    text: str | Int[Tensor, " time"],
+    token: Answer,
+    position: int = -1,
+    *,
+    minus: str | Sequence[str] = (),
+    against: Against | None = None,
+    replace: Mapping[str, str] | None = None,
+    target: Target = "logit",
+) -> Effects:
+    """Measure the effect of every head and MLP by activation patching, in both directions.
+
+    One part at a time takes its output of the other text at all positions, in the run of the text
+    (noising) and in that of the other (denoising). All runs of a layer start there, in batches.
+
+    The number is the `target`, or its difference from those of other tokens. If an answer has
+    several tokens, such as " New York", it is the sum of the log-probabilities of its tokens after
+    the text, and of each answer to subtract in a run of its own.
+
+    Args:
+        model: any.
+        text: the first text.
+        token: the answer, by name, or several, whose mean is taken; or a direction of the last
+            normalised stream.
+        position: whose next token is predicted, counted from the end if negative.
+        minus: answers whose mean is subtracted.
+        against: the second run; see `flow`. Of a text with other numbers of tokens, tokens that are
+            as far from the end stand against each other; earlier ones stay as they are.
+        replace: words of the text and their replacements in the second run.
+        target: the logit before a soft cap, the log-probability or the probability of the token.
+
+    Raises:
+        BilensError: the texts or tokens do not fit the model or each other, the number is the same
+            after both texts, or `target` is given for an answer of several tokens.
+
+    Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
+    """
+    if (against is None) == (replace is None):
+        raise BilensError("against and replace name the second run, expected one of them")
+    second = replaced(text, replace or {}) if against is None else against
+    question = Question.of(text, token, minus, second, position=position, target=target)
+    questions, shares = [question], [1.0]
+    names = (*question.tokens, *question.minus)
+    if len(names) > 1 and any(len(model.answer(name)) > 1 for name in names):
+        if target != "logit":
+            raise BilensError(
+                f"target={target!r} with an answer of several tokens, whose number is its "
+                "log-probability; leave target out, or take answers of one token"
+            )
+        # Each answer follows both texts, in a run of its own.
+        alone = dataclasses.replace(question, minus=(), target="log-probability")
+        questions = [dataclasses.replace(alone, token=name) for name in names]
+        shares = question.shares
+    change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
+    cases = make_cases(model, questions, any_length=True)
+    for share, case in zip(shares, cases, strict=True):
+        of_answer = patched_effects(case.alone, case.score)
+        change += share * of_answer.change
+        both += share * torch.stack([of_answer.noising, of_answer.denoising])
+    return Effects(change, both[0], both[1], token_hints(model, [question]))
+
+
+@contextmanager
+def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterator[None]:
+    """Let parts have their values of another text in every pass of this block.
+
+        with patched(model, ["head.26.0@4"], "The key to the cabinet"):
+            generate_text(model, "The keys to the cabinet")
+
+    They have them at their position, or at all positions of the other text. Tokens that a model
+    writes after the text have values of their own.
+
+    Args:
+        model: any.
+        parts: addresses of heads, MLPs and experts, with or without a position, or of choices.
+        against: the other text; the first text has at least as many tokens, and a shorter one
+            stays as it is.
+
+    Raises:
+        BilensError: an address is not one of the model, or its position is not in the other text.
+    """
+    other = Pass.of(model, second_ids(model, against)[None])
+    time, texts, choosing = other.ids.shape[1], [1], Choosing()
+    is_start = [True]  # whether a pass has the start of the text, and no token after a cache of it
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
+        is_start[0] = not any(cache.get_seq_length() for cache in caches)
+
+    def end(*_: Any) -> None:
+        is_start[0] = True  # layers that run by themselves have the whole text
+
+    def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        texts[0] = len(first_input(args, kwargs))
+
+    def exchange_input(exchange: Exchange, _: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return (exchange(args[0]), *args[1:]), kwargs
+
+    def exchange_output(exchange: Exchange, *call: Any) -> Any:
+        output = call[-1]
+        y = exchange(first_output(output))
+        return (y, *output[1:]) if isinstance(output, tuple) else y
+
+    def exchange_term(
+        exchange: Exchange, module: nn.Module, args: tuple[Any, ...], kwargs: Any, y: Tensor
+    ) -> Tensor:
+        # Experts take the tokens of all texts as one list.
+        rows, call = y.reshape(texts[0], -1, y.shape[-1]), ExpertCall.of(module, args, kwargs)
+
+        def term(part: Part) -> Tensor:
+            return call.term(part.number or 0).reshape(rows.shape)[:, :time]
+
+        return exchange(rows, term=term).reshape(y.shape)
+
+    def choose(exchange: Exchange, number: int, places: Tensor) -> Tensor:
+        return exchange(by_text(places, 1, texts[0])[0], number=number).reshape(places.shape)
+
+    before: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, begin)]
+    after: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, end)]
+    for address in parts:
+        part = Part.parse(address, model)
+        if part.position is not None and part.position >= time:
+            raise BilensError(
+                f"parts: {address} has the position {part.position}, expected one of the {time} "
+                "tokens of against, counted from 0"
+            )
+        ((site, function),) = exchanged(part._replace(position=None), other)
+        exchange = partial(_at_start, function, part.position, time, is_start)
+        before.append((model.places.layers[site.layer].module, count))
+        match site.place:
+            case "input":
+                before.append((site.module, partial(exchange_input, exchange)))
+            case "experts":
+                after.append((site.module, partial(exchange_term, exchange)))
+            case "choice":
+                start = partial(choosing.start, partial(choose, exchange))
+                before.append((site.module, lambda *_, start=start: start()))
+                after.append((site.module, lambda *_: choosing.start(None)))
+            case _:
+                after.append((site.module, partial(exchange_output, exchange)))
+    with hooked(before, after), choosing:
+        yield
+
+
+Exchange = Callable[..., Tensor]
+"""A function from a value to the one in its place."""
+
+
+def _at_start(
+    function: Callable[..., Any],
+    position: int | None,
+    time: int,
+    is_start: Sequence[bool],
+    x: Tensor,
+    **given: Any,
+) -> Tensor:
+    """Return a value that is changed at a position of the text, or at all of them."""
+    # Readings run a single token for its unembedding, also inside of the block.
+    if not is_start[0] or x.shape[1] < time:
+        return x
+    changed = function(x[:, :time], **given)
+    if changed is None:
+        return x
+    rows = slice(0, time) if position is None else slice(position, position + 1)
+    x = x.clone()
+    x[:, rows] = changed[:, rows]
+    return x
+
+
+def exchanged_each(
+    of_text: Pass, other: Pass, parts: Sequence[Part]
+) -> Float[Tensor, "parts time d_model"]:
+    """Return the last streams of a text where each part, alone, has its value of another text."""
+    values = other.in_place_of(of_text)
+    sets = [exchanged(part, values) for part in parts]
+    return of_text.changed(sets, kept=first_change((of_text, values)))[:, 0]
+
+
+@torch.no_grad()
+def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
+    """Return the effects of all heads and MLPs on a number of a text, in both directions."""
+    model, effects = passes[0].model, []
+    ends = [float(number(of_text.stream)[0]) for of_text in passes]
+    for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
+        changed = exchanged_each(of_text, other, all_parts(model))
+        change = end - number(changed).double().cpu()
+        of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
+        of_parts[model.places.exist] = sign * change
+        effects.append(of_parts)
+    noising, denoising = effects
+    return Effects(ends[0] - ends[1], noising, denoising)

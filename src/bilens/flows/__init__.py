@@ -1,0 +1,26 @@
+"""An exact split of an answer on a text, or between two, through every layer of a model."""
+
+from bilens.flows.ablation import Ablation, measure, remove, without_output
+from bilens.flows.graph import Flow
+from bilens.flows.nodes import Node
+from bilens.flows.question import Question, read_pairs
+from bilens.flows.reading import FlowReading, read_flow
+from bilens.flows.split import adjoints_of, flow
+from bilens.flows.weights import PartWeights, open_part
+
+__all__ = [
+    "Ablation",
+    "Flow",
+    "FlowReading",
+    "Node",
+    "PartWeights",
+    "Question",
+    "adjoints_of",
+    "flow",
+    "measure",
+    "open_part",
+    "read_flow",
+    "read_pairs",
+    "remove",
+    "without_output",
+]

@@ -1,0 +1,238 @@
+"""Effects of the nodes of a flow, measured in the running model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.analysis import Reading
+from bilens.checks import detached
+from bilens.errors import BilensError
+from bilens.flows.graph import Flow
+from bilens.flows.labels import Runs, ends_of, sources, token_changes, token_words
+from bilens.flows.nodes import Node
+from bilens.flows.question import Score
+from bilens.sections import Columns, Fact, signed
+from bilens.settings import Between, NotNegative
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Change, Part, adding, mlp_site
+from bilens.transformer.exchanges import exchanged
+from bilens.transformer.passes import Pass, first_change
+
+
+@dataclass(frozen=True, repr=False)
+class Ablation(Reading):
+    """The change of a logit when a part of the model is removed, scaled or exchanged.
+
+    Attributes:
+        predicted: the change by the flow through the part.
+        actual: the change when the model runs so; between two texts the mean of both directions.
+        part: name of the part.
+        kind: kind of the part, as nodes have it.
+        raises: next tokens that are more likely with the part than without it, the most first.
+        lowers: next tokens that are less likely with it.
+    """
+
+    predicted: float
+    actual: float
+    part: str = ""
+    kind: str = ""
+    raises: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()
+
+    def facts(self) -> list[Fact]:
+        part = [("without", self.part)] if self.part else []
+        return [*part, ("predicted", signed(self.predicted)), ("actual", signed(self.actual))]
+
+    def columns(self) -> Columns:
+        """Return one row with the part and both changes."""
+        return {"without": [self.part], "predicted": [self.predicted], "actual": [self.actual]}
+
+
+@detached
+def measure(
+    model: ResidualModel,
+    flow: Flow,
+    nodes: Sequence[Node],
+    *,
+    scale: NotNegative = 0.0,
+    tokens: Annotated[int, Between(1)] = 4,
+) -> list[Ablation]:
+    """Run a model without each of some nodes of a flow, or with their output scaled.
+
+    Everything after a node runs as the model does, so that norms, patterns and gates may change. On
+    one text the output of a node is removed: what a head moves from one position to another, the
+    output of an MLP at its position, or the vector of a token or position. Between two texts each
+    text has the node's output, or choice, of the other one; the effect is the mean of both.
+
+    Args:
+        model: that of the flow.
+        flow: on one text or between two.
+        nodes: nodes of the flow.
+        scale: share of the output, or of its change, that stays.
+        tokens: most tokens that a part is said to raise, and to lower.
+
+    Raises:
+        BilensError: a node is the logit or a bias, or a choice is scaled.
+    """
+    if scale and any(node.kind == "choice" for node in nodes):
+        raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
+    groups = [[part] for part in _parts(flow, nodes)]
+    runs, score = _run_without(model, flow, groups, scale), Score(model, flow.question)
+    ends = [pair for both in runs for pair in ends_of(both, score.length)]
+    results = []
+    for node, actual, (raised, lowered) in zip(
+        nodes, _changes(score, runs), token_changes(model, ends, tokens), strict=True
+    ):
+        words = (token_words(model, numbers, tokens) for numbers in (raised, lowered))
+        predicted = (scale - 1) * node.flow
+        results.append(Ablation(predicted, actual, node.name(flow.tokens), node.kind, *words))
+    return results
+
+
+def measurable(model: ResidualModel, flow: Flow) -> list[Node]:
+    """Return the nodes of a flow that can be removed from any run of the model."""
+    # The vectors of positions are a module of their own in known families only.
+    known = model.places.modules is not None
+    kinds = {"head", "mlp", "token", *(["position"] if known else [])}
+    return [node for node in flow.nodes if node.kind in kinds]
+
+
+def name_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
+    """Return a flow in which some nodes have measured effects and names.
+
+    Names are the tokens whose probability a node changes, and those at which its flow starts.
+    """
+    if not nodes:
+        return flow
+    named = []
+    effects = measure(model, flow, nodes)
+    for node, effect, starts in zip(nodes, effects, sources(flow, nodes), strict=True):
+        named.append(
+            replace(
+                node,
+                measured=-effect.actual,
+                raises=effect.raises,
+                lowers=effect.lowers,
+                sources=starts,
+            )
+        )
+    return replace(flow, named=(*flow.named, *named))
+
+
+@detached
+def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
+    """Run the model without some nodes, all at once in one run, as `measure` does without each.
+
+    A node is not changed a second time by those before it: whatever they do to it, it has its
+    output of the other text, or none on one text. The predicted change is the flow that leaves the
+    group: what its nodes send to each other counts once.
+
+    Raises:
+        BilensError: nodes is empty, or a node is the logit or a bias.
+    """
+    nodes = list({node.place: node for node in nodes}.values())
+    if not nodes:
+        raise BilensError("nodes is empty, expected nodes of the flow")
+    actual = without_parts(model, flow, _parts(flow, nodes))
+    inside = float(flow.edges(nodes).sum())
+    predicted = inside - sum(node.flow for node in nodes)
+    names = [node.name(flow.tokens) for node in nodes]
+    return Ablation(predicted, actual, " and ".join(names), "group")
+
+
+@torch.no_grad()
+def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> float:
+    """Return the change of the number without some parts, all at once in one run; see `remove`."""
+    runs = _run_without(model, flow, [parts])
+    (change,) = _changes(Score(model, flow.question), runs)
+    return change
+
+
+def without_output(
+    model: ResidualModel, flow: Flow, mlp: Part, outputs: Float[Tensor, "sets d_model"]
+) -> list[float]:
+    """Return the change of the number without some parts of an MLP's output, or of its change."""
+    site = mlp_site(model, mlp.layer or 0)
+
+    def taking(output: Tensor, sign: int) -> list[Change]:
+        rows = output.new_zeros(len(flow.ids), len(output))
+        rows[mlp.position] = sign * output
+        return [(site, adding(rows))]
+
+    def without(of_text: Pass, sign: int) -> Tensor:
+        sets = [taking(output, sign) for output in outputs]
+        return of_text.changed(sets, kept=mlp.position or 0)[:, 0]
+
+    texts = _both(model, flow)
+    first, *second = (texts.some([row]) for row in range(len(texts.ids)))
+    runs = [(first.stream, without(first, -1))]
+    runs += [(without(of_text, 1), of_text.stream) for of_text in second]
+    return _changes(Score(model, flow.question), runs)
+
+
+def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
+    """Return the change of the number without each part, the mean over the ways of measuring it."""
+    changes = [score(absent) - score(present) for present, absent in runs]
+    return torch.stack(changes).double().mean(0).tolist()
+
+
+def _run_without(
+    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]], scale: float = 0
+) -> list[Runs]:
+    """Return both texts' last streams with all parts, and without those of each group.
+
+    In the run of the second text parts have their values of the first, in place of being removed.
+    """
+    texts = _both(model, flow)
+    other = texts.some([1, 0]) if flow.two_texts else texts
+    # What is no part of one position differs nowhere before the first token that differs.
+    start = first_change((texts, other)) if flow.two_texts else 0
+    sets, kept = [], []
+    for group in groups:
+        of_parts = [exchanged(part, other, float(flow.two_texts)) for part in group]
+        changes = chain.from_iterable(of_parts)
+        sets.append([(site, _in_part(function, scale)) for site, function in changes])
+        kept.append(min(start if x.position is None else x.position for x in group))
+    changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]
+    if not flow.two_texts:
+        return [(own[0], changed[:, 0])]
+    return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
+
+
+def _both(model: ResidualModel, flow: Flow) -> Pass:
+    """Return the pass of both texts of a flow side by side, or of its one text."""
+    flow.check_model(model)
+    if not flow.two_texts:
+        return Pass.of(model, flow.ids[None], parts=True)
+    first, second, tokens = flow.question.both_texts(model)
+    rows = model.places.rows(torch.stack([first, second]))
+    if tokens is not None:
+        rows[1] = tokens
+    return Pass.of(model, torch.stack([first, second]), rows, parts=True)
+
+
+def _in_part(function: Callable[..., Any], scale: float) -> Callable[..., Any]:
+    """Return a change of which a share `scale` is left out."""
+
+    def change(x: Tensor, **given: Any) -> Tensor:
+        changed: Tensor = function(x, **given)
+        return x + (1 - scale) * (changed - x)
+
+    return change if scale else function
+
+
+def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
+    """Return the parts of the model that nodes are, and that can be removed."""
+    flow.check_nodes(nodes)
+    for node in nodes:
+        if not node.is_removable or (node.kind == "choice" and not flow.two_texts):
+            raise BilensError(
+                f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
+                "tokens, positions, or choices between two texts"
+            )
+    return [node.where for node in nodes]

@@ -1,0 +1,428 @@
+"""Adjoints of a number at every part of a model, layer by layer from the last."""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.errors import BilensError
+from bilens.flows.modules import Hook, module_hooks
+from bilens.flows.nodes import NodeKind, Sublayer
+from bilens.flows.rules import RELEVANCE, SECANTS, Leaf, Rule, Rules
+from bilens.hooks import hooked
+from bilens.transformer.experts import ExpertCall
+from bilens.transformer.mixing import Mix
+from bilens.transformer.places import LayerPlaces, Places
+from bilens.transformer.running import first_input, first_output, with_input
+
+Score = Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
+"""A number of the stream after the last layer, for each text."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphCut:
+    """A place at which the graph of a pass is cut: it ends in `value`, and goes on from `leaf`."""
+
+    value: Tensor
+    leaf: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor) -> "GraphCut":
+        """Cut the graph at an activation."""
+        return cls(value, value.detach().requires_grad_())
+
+
+@dataclass(eq=False)
+class LayerGraph:
+    """The graph of one layer, from the stream before it to that after it, and the adjoints in it.
+
+    Adjoints are those of all texts, and None where nothing is read.
+    """
+
+    stream: GraphCut  # before the layer
+    heads: GraphCut | None = None  # mixed values of all heads, side by side
+    mlp: GraphCut | None = None  # output of the MLP
+    cuts: list[GraphCut] = field(default_factory=list)  # both, in the order of the pass
+    out: GraphCut | None = None  # output of the layer, where graphs are not kept
+    mixes: list[Mix] = field(default_factory=list)
+    experts: tuple[ExpertCall, Tensor] | None = None  # the call of the MLP's experts, its output
+    leaves: list[Leaf] = field(default_factory=list)
+    of_attention: int = 0  # the first leaves, before the output of the MLP
+    after: Tensor = field(init=False)  # the stream after the layer, in the graph
+    of_heads: Float[Tensor, "texts time width"] | None = None
+    of_mlp: Float[Tensor, "texts time d_model"] | None = None
+    of_leaves: list[Tensor | None] = field(default_factory=list)
+    passes: bool = False  # whether a vector in the stream passes the layer unchanged
+
+    @cached_property
+    def mix(self) -> Mix | None:
+        """What the heads mixed, if it is all that the attention's last map reads."""
+        if (heads := self.heads) is None:
+            return None
+        return next((mix for mix in self.mixes if mix.is_all_of(heads.leaf)), None)
+
+    @property
+    def inside(self) -> list[Tensor]:
+        """Where the graph starts inside the layer: at what was cut, and at leaves."""
+        return [*(cut.leaf for cut in self.cuts), *(leaf.value for leaf in self.leaves)]
+
+    def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
+        """Return the kind of the node that a leaf belongs to, and its part of the layer."""
+        if self.leaves[number].kind == "choice":
+            return "choice", None
+        return "bias", "attention" if number < self.of_attention else "mlp"
+
+    def of_experts(self, of_mlp: Tensor) -> Tensor:
+        """Return the adjoint at the output of the experts, given that at the output of the MLP."""
+        assert self.mlp is not None
+        assert self.experts is not None
+        (w,) = gradients(self.mlp.value, [self.experts[1]], of_mlp)
+        return torch.zeros_like(of_mlp) if w is None else w.reshape(of_mlp.shape)
+
+    def take(self, rules: Rules) -> None:
+        """Take what the rules have noted since the last call."""
+        self.leaves += rules.leaves
+        self.mixes += rules.mixes
+        self.experts = rules.experts or self.experts
+        rules.leaves, rules.mixes, rules.experts = [], [], None
+
+
+class Adjoints:
+    """A pass of a model under rules, and the adjoints of a number, from the last layer down.
+
+    `layers` goes through the model once; afterwards the adjoints before the first layer are there.
+
+    Args:
+        places: the places of the model.
+        ids: all texts: the first texts of some questions, then as many second texts.
+        score: the number.
+        positions: number of the last positions that it reads.
+        two_texts: whether each question has a second text.
+        table: rules; by default secants between two texts, and relevance on one.
+        keep: keep the graphs of all layers; else each layer runs again when it is its turn.
+
+    Attributes:
+        numbers: the number of each text.
+        logits: the model's own, after the last token.
+        embedding: the embeddings of the tokens.
+        calls: arguments of each layer, where graphs are not kept.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        ids: Int[Tensor, "texts time"],
+        score: Score,
+        *,
+        positions: int = 1,
+        two_texts: bool,
+        table: dict[str, Rule] | None = None,
+        keep: bool = True,
+    ) -> None:
+        self.places, self.ids, self.two_texts, self.keep = places, ids, two_texts, keep
+        self.table = table or (SECANTS if two_texts else RELEVANCE)
+        self.questions = len(ids) // 2 if two_texts else len(ids)
+        self.graphs: list[LayerGraph] = []
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.first_leaves: list[Leaf] = []
+        self.known: list[tuple[int, LayerGraph]] = []
+        self._run(ids, positions)
+        with places.context(), torch.enable_grad(), Rules(self.table, len(ids)) as rules:
+            numbers = score(self.last.leaf)
+        self.numbers, self.last_leaves = numbers.detach(), rules.leaves
+        ones = torch.ones_like(self.numbers[: self.questions])
+        inputs = [self.last.leaf, *(leaf.value for leaf in self.last_leaves)]
+        of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        # A number that no stream changes, as along a vector of zeros.
+        self.of_last = torch.zeros_like(self.last.leaf) if of_last is None else of_last
+        self.of_first: list[Tensor | None] = [None] * len(self.first)
+
+    def change(self, x: Float[Tensor, "texts *shape"]) -> Float[Tensor, "questions *shape"]:
+        """Return the change of an activation between the texts; on one text the activation."""
+        x = x.detach()
+        return x[: self.questions] - x[self.questions :] if self.two_texts else x
+
+    def of_question(self, row: int, w: Float[Tensor, "texts *shape"]) -> Tensor:
+        """Return adjoints of the texts of one question, 0 for those of others."""
+        only = torch.zeros_like(w)
+        only[row :: self.questions] = w[row :: self.questions]
+        return only
+
+    def paired(self, w: Float[Tensor, "questions *shape"]) -> Float[Tensor, "texts *shape"]:
+        """Return the adjoints of all texts, given those of the first."""
+        return torch.cat([w, -w]) if self.two_texts else w
+
+    # The pass.
+
+    def _run(self, ids: Tensor, positions: int) -> None:
+        places, rules = self.places, Rules(self.table, len(self.ids))
+
+        def embed(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
+            self.embedding = GraphCut.of(output)
+            return self.embedding.leaf.clone()
+
+        def start(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
+            leaf = output.detach().requires_grad_()
+            rules.leaves.append(Leaf("token", leaf))
+            return leaf.clone()
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._take(rules)
+            graph = LayerGraph(GraphCut.of(first_input(args, kwargs)))
+            self.graphs.append(graph)
+            if not self.keep:
+                self.calls.append((args, kwargs))
+                rules.paused = True
+            return with_input(graph.stream.leaf.clone(), args, kwargs)
+
+        def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+            rules.paused = False
+            self.graphs[-1].out = cut = GraphCut.of(first_output(output))
+            leaf = cut.leaf.clone()
+            several = isinstance(output, (tuple, list))
+            return type(output)((leaf, *output[1:])) if several else leaf
+
+        def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if len(self.graphs) < len(places.layers):
+                return  # an earlier call of the same module
+            self._take(rules)
+            self.last = GraphCut.of(first_input(args, kwargs))
+            # The logits are only compared with the score.
+            rules.paused = True
+
+        before: list[Hook] = [(layer.module, enter) for layer in places.layers]
+        before.append((places.last, finish))
+        after: list[Hook] = [(places.embed, embed), *((table, start) for table in places.tables)]
+        if not self.keep:
+            after += [(layer.module, leave) for layer in places.layers]
+        for layer in places.layers if self.keep else ():
+            cutting = self._cutting(layer, rules)
+            before += cutting[0]
+            after += cutting[1]
+        own = module_hooks(places.model, lambda: rules)
+        hooks = hooked([*before, *own[0]], [*own[1], *after])
+        with hooks, places.context(), torch.enable_grad(), rules:
+            self.logits = places.forward(ids, positions).detach()
+        if len(self.graphs) != len(places.layers):
+            raise BilensError(
+                f"The model ran {len(self.graphs)} of {len(places.layers)} layers, expected each "
+                "once; a flow needs a model that runs its layers in their order"
+            )
+
+    def _take(self, rules: Rules) -> None:
+        if self.graphs:
+            self.graphs[-1].take(rules)
+        else:
+            self.first_leaves += rules.leaves
+            rules.leaves, rules.mixes = [], []
+
+    def _cutting(
+        self, layer: LayerPlaces, rules: Rules, graph: LayerGraph | None = None
+    ) -> tuple[list[Hook], list[Hook]]:
+        """Return the hooks that cut the graph at a layer's mixed values and its MLP's output."""
+
+        def current() -> LayerGraph:
+            return self.graphs[-1] if graph is None else graph
+
+        def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            of_layer = current()
+            of_layer.heads, x = self._cut(args[0], rules, of_layer)
+            return (x, *args[1:]), kwargs
+
+        def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+            of_layer = current()
+            of_layer.take(rules)
+            of_layer.of_attention = len(of_layer.leaves)
+            value, *others = output if isinstance(output, tuple) else (output,)
+            of_layer.mlp, x = self._cut(value, rules, of_layer)
+            return (x, *others) if isinstance(output, tuple) else x
+
+        before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
+        after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
+        return before, after
+
+    def _cut(self, x: Tensor, rules: Rules, layer: LayerGraph) -> tuple[GraphCut, Tensor]:
+        """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
+        if not (x.requires_grad or self.two_texts):
+            # Held fixed on this text, as after an exponential.
+            x = rules.constant(x, x)
+        cut = GraphCut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
+        layer.cuts.append(cut)
+        return cut, cut.leaf.clone().reshape(x.shape)
+
+    def graph(self, layer: int) -> LayerGraph:
+        """Return the graph of a layer, which runs again if it was not kept."""
+        if self.keep:
+            self.graphs[layer].after = self.above(layer).value
+            return self.graphs[layer]
+        args, kwargs = self.calls[layer]
+        graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
+        place = self.places.layers[layer]
+        own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
+        hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
+        with hooks, self.places.context(), torch.enable_grad(), rules:
+            args, kwargs = with_input(graph.stream.leaf.clone(), args, kwargs)
+            graph.after = first_output(place.module(*args, **kwargs))
+        graph.take(rules)
+        return graph
+
+    def earlier(self, layer: int) -> list[Tensor]:
+        """Return what a layer may read: what comes before all layers, and the streams up to it.
+
+        Layers may read more of earlier ones, which follows from what those cut or chose.
+        """
+        inside = [x.inside for x in self.graphs[:layer]] if self.places.crosses else []
+        streams = [x.stream.leaf for x in self.graphs[: layer + 1]]
+        return [*self.first, *chain.from_iterable(inside), *streams]
+
+    @property
+    def first(self) -> list[Tensor]:
+        """The embeddings of the tokens, and constants that are added to them."""
+        return [self.embedding.leaf, *(leaf.value for leaf in self.first_leaves)]
+
+    def above(self, layer: int) -> GraphCut:
+        """Return the cut of the stream after a layer."""
+        return self.graphs[layer + 1].stream if layer + 1 < len(self.graphs) else self.last
+
+    def arriving(self, layer: int, sums: "Sums") -> Tensor | None:
+        """Take the adjoint at a layer's output from sums, by what comes between it and the next."""
+        above, out = self.above(layer), self.graphs[layer].out
+        w = sums.pop(above.leaf)
+        if w is None or out is None:
+            return w
+        of_out, *of_first = gradients(above.value, [out.leaf, *self.first], w)
+        sums.add_all(self.first, of_first)
+        return of_out
+
+    # From the last layer down.
+
+    def layers(self) -> Iterator[tuple[int, LayerGraph]]:
+        """Yield the number and the adjoints of each layer, the last one first."""
+        if self.known:
+            yield from self.known
+            return
+        # Adjoints of streams, and of the embeddings, which layers may read directly.
+        pending = Sums()
+        pending.add(self.last.leaf, self.of_last)
+        for layer in reversed(range(len(self.graphs))):
+            of_layer = self.pull(layer, pending)
+            if self.keep:
+                self.known.append((layer, of_layer))
+            yield layer, of_layer
+            if not self.keep:
+                # Arrays of heads and of MLPs do not fit into each other's places.
+                del of_layer
+                _return_freed()
+        stream = self.graphs[0].stream
+        of_stream = pending.get(stream.leaf)
+        if of_stream is not None:
+            pending.add_all(self.first, gradients(stream.value, self.first, of_stream))
+        self.of_first = [pending.get(x) for x in self.first]
+
+    def pull(self, layer: int, pending: "Sums") -> LayerGraph:
+        """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
+        graph = self.graph(layer)
+        earlier = self.earlier(layer)
+        inputs = [*earlier, *graph.inside]
+        w = self.arriving(layer, pending)
+        graph.passes = w is None
+        if w is not None:
+            direct = gradients(graph.after, inputs, w)
+            pending.add_all(inputs, direct)
+            of_stream = direct[len(earlier) - 1]
+            graph.passes = of_stream is not None and torch.equal(of_stream, w)
+        for cut in reversed(graph.cuts):
+            adjoint = pending.get(cut.leaf)
+            if adjoint is not None:
+                pending.add_all(inputs, gradients(cut.value, inputs, adjoint))
+        graph.of_heads = None if graph.heads is None else pending.pop(graph.heads.leaf)
+        graph.of_mlp = None if graph.mlp is None else pending.pop(graph.mlp.leaf)
+        graph.of_leaves = [pending.pop(leaf.value) for leaf in graph.leaves]
+        return graph
+
+
+class Sums:
+    """Sums of adjoints of some tensors."""
+
+    def __init__(self) -> None:
+        self.adjoints: dict[int, Tensor] = {}
+
+    def add(self, x: Tensor, adjoint: Tensor | None) -> None:
+        """Add an adjoint of a tensor; None where it is not read."""
+        if adjoint is not None:
+            known = self.adjoints.get(id(x))
+            self.adjoints[id(x)] = adjoint if known is None else known + adjoint
+
+    def add_all(self, tensors: Sequence[Tensor], adjoints: Sequence[Tensor | None]) -> None:
+        """Add adjoints of the first tensors."""
+        for x, adjoint in zip(tensors, adjoints, strict=False):
+            self.add(x, adjoint)
+
+    def get(self, x: Tensor) -> Tensor | None:
+        """Return the adjoint of a tensor; None where it is not read."""
+        return self.adjoints.get(id(x))
+
+    def pop(self, x: Tensor) -> Tensor | None:
+        """Return the adjoint of a tensor, and forget it."""
+        return self.adjoints.pop(id(x), None)
+
+
+def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[Tensor | None]:
+    """Pull an adjoint back to some inputs; None for those that the value does not read."""
+    if not value.requires_grad:
+        return [None] * len(inputs)
+    found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
+    return list(found)
+
+
+def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
+    """Return the flow that starts at a leaf for each question: w . d of a choice or w . c."""
+    if not adjoints.two_texts:
+        return (w * leaf.detach()).sum()[None]
+    # Models fold further axes into that of texts.
+    size = len(leaf) // len(adjoints.ids)
+    change = adjoints.change(leaf.unflatten(0, (-1, size)))
+    w = w.unflatten(0, (-1, size))[: adjoints.questions]
+    return (w * change).flatten(1).sum(1)
+
+
+def first_flows(
+    adjoints: Adjoints, of_first: Sequence[Tensor | None]
+) -> tuple[Float[Tensor, "questions time"], Float[Tensor, "questions time"]]:
+    """Return the flows from before the first layer: of tokens and of constants, by position."""
+    time = adjoints.ids.shape[1]
+    of_tokens, of_constants = adjoints.embedding.leaf.new_zeros(2, adjoints.questions, time)
+    starts = [Leaf("token", adjoints.embedding.value), *adjoints.first_leaves]
+    for (kind, value), w in zip(starts, of_first, strict=True):
+        if w is None:
+            continue
+        if kind == "token":
+            terms = w[: adjoints.questions] * adjoints.change(value)
+            of_tokens += terms.flatten(2).sum(-1)
+        elif not adjoints.two_texts:
+            rows = (w * value.detach()).sum(-1)
+            if rows.shape[-1:] == (time,):
+                of_constants += rows.reshape(-1, time).sum(0)
+            else:
+                of_constants += rows.sum() / time
+    return of_tokens, of_constants
+
+
+def _return_freed() -> None:
+    """Give freed memory back to the system, on Linux.
+
+    Its C library keeps freed arrays of less than 32 MB, between which larger ones do not fit: half
+    of what a flow of a long text would hold.
+    """
+    if sys.platform == "linux":
+        # Other C libraries than glibc keep less, and have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

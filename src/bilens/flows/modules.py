@@ -1,0 +1,98 @@
+"""Modules that have a rule as a whole: activations, and mixtures of experts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bilens.errors import BilensError
+from bilens.flows.rules import SECANTS, Rules, UnknownOperationError, activation, is_live
+from bilens.transformer.experts import ExpertCall, expert_count, is_experts
+from bilens.transformer.running import first_input
+
+Hook = tuple[nn.Module, Callable[..., Any]]
+
+ACTIVATIONS = "transformers.activations"
+"""A file whose classes are functions of each number."""
+
+
+def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hook], list[Hook]]:
+    """Return hooks before and after modules, by which they have rules in a pass.
+
+    Args:
+        model: the model.
+        rules: a function that returns the rules of the running pass.
+    """
+    before: list[Hook] = []
+    after: list[Hook] = []
+    for module in model.modules():
+        if _is_activation(module):
+            after.append((module, _activated(rules)))
+        elif is_experts(module):
+            hide, mix = _mixture(rules)
+            before.append((module, hide))
+            after.append((module, mix))
+    return before, after
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ == ACTIVATIONS or "Gelu" in type(module).__name__
+
+
+def _activated(rules: Callable[[], Rules]) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> Tensor | None:
+        if not (args and is_live(args[0])):
+            return None
+        return activation(rules(), lambda x: type(module).forward(module, x), args[0])
+
+    return hook
+
+
+def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return hooks that let a module of experts run once more, expert by expert, under rules.
+
+    Its own run may use fused operations, and sees constants.
+    """
+    calls: list[ExpertCall] = []
+
+    def hide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_live(first_input(args, kwargs)) or rules().paused:
+            return None
+        try:
+            calls.append(ExpertCall.of(module, args, kwargs))
+        except BilensError as error:
+            raise UnknownOperationError(str(error)) from None
+        constant = {name: y.detach() if is_live(y) else y for name, y in kwargs.items()}
+        return tuple(y.detach() if is_live(y) else y for y in args), constant
+
+    def mix(_: nn.Module, __: Any, ___: Any, ____: Any) -> Any:
+        if not calls:
+            return None
+        call, mode = calls.pop(), rules()
+        if mode.table is not SECANTS:
+            call = call._replace(weights=call.weights.detach())
+        else:
+            call = _in_either(mode, call)
+        output = call.run()
+        mode.experts = call, output
+        return output
+
+    return hide, mix
+
+
+def _in_either(mode: Rules, call: ExpertCall) -> ExpertCall:
+    """Let each expert run where one of the texts chose it, with the weight 0 where a text did not.
+
+    The axis of texts survives: both texts have the same places of each expert.
+    """
+    index, count = call.chosen, expert_count(call.module)
+    one_hot = functional.one_hot(index, count)
+    dense = (mode.chosen(one_hot, call.weights) * call.weights.unsqueeze(-1)).sum(-2)
+    asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
+    asked = asked.scatter(1, index, True).unflatten(0, (2, -1)).any(0).repeat(2, 1)
+    if not call.knows_none:
+        asked[:] = True
+    numbers = torch.arange(count, device=index.device)
+    return call._replace(chosen=torch.where(asked, numbers, count), weights=dense)

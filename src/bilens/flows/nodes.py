@@ -1,0 +1,132 @@
+"""Nodes of a flow: names, vectors that they read from the stream and write to it, and a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bilens.errors import BilensError
+from bilens.sections import Columns
+from bilens.transformer.changes import Part
+
+NodeKind = Literal["output", "token", "position", "head", "mlp", "expert", "choice", "bias"]
+Sublayer = Literal["attention", "mlp"]
+LEAVES = ("token", "position", "bias", "choice")
+"""Kinds of nodes at which a flow starts."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a model on a text, or between two texts.
+
+    Attributes:
+        kind: output is the logit itself, token an embedding, position a position's vector. A head
+            is at one position, from one or from all. An mlp is at one position, and so is an
+            expert, a part of it. A choice is what a layer chose, such as experts; a bias is at all
+            positions.
+        flow: the part of the logit, or of its change, that goes through it.
+        layer: its number.
+        part: attention or mlp, inside a layer.
+        position: its position, at which it writes.
+        source: the position that a head attends to; None for all.
+        number: of the head or expert.
+        measured: its effect in the running model; None where it is not measured.
+        raises: next tokens that are more likely with it than without it, the most first.
+        lowers: next tokens that are less likely with it.
+        sources: tokens of the text at which most of its flow starts.
+    """
+
+    kind: NodeKind
+    flow: float
+    layer: int | None = None
+    part: Sublayer | None = None
+    position: int | None = None
+    source: int | None = None
+    number: int | None = None
+    measured: float | None = None
+    raises: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What tells it from the other nodes of its flow."""
+        return self.kind, self.layer, self.part, self.number, self.position, self.source
+
+    @property
+    def is_removable(self) -> bool:
+        """True if it can be removed from a run of the model, or exchanged between two."""
+        return self.kind in ("head", "mlp", "expert", "token", "position", "choice")
+
+    @property
+    def where(self) -> Part:
+        """The part of the model that it is.
+
+        Raises:
+            BilensError: it is the logit or a bias.
+        """
+        if self.kind == "output" or self.kind == "bias":  # noqa: PLR1714  narrowed one by one
+            raise BilensError(f"{self.address} is no part of the model at a place")
+        return Part(self.kind, self.layer, self.number, self.position, self.source)
+
+    @property
+    def address(self) -> str:
+        """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
+        match self.kind:
+            case "output":
+                return "the logit"
+            case "bias":
+                where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
+                return f"biases of {where.get(self.part or '', 'the unembedding')}"
+        return str(self.where)
+
+    @property
+    def strength(self) -> float:
+        """Size of its measured effect, or of its flow where it is not measured."""
+        return abs(self.flow if self.measured is None else self.measured)
+
+    def name(self, tokens: Sequence[str]) -> str:
+        """Return its address with the tokens there; a source that is repeated has its position."""
+        if self.position is None or self.kind == "position":
+            return self.address
+        at = f'"{tokens[self.position]}"'
+        if self.kind == "head" and self.source is not None:
+            source = tokens[self.source]
+            repeated = f" ({self.source})" if tokens.count(source) > 1 else ""
+            return f'{self.address} "{source}"{repeated} → {at}'
+        return f"{self.address} {at}"
+
+    def effect(self, k: int = 3) -> str:
+        """Return in words the tokens that it raises and lowers; empty where it is not measured."""
+        sides = (("raises", self.raises[:k]), ("lowers", self.lowers[:k]))
+        return "; ".join(f"{verb} {', '.join(names)}" for verb, names in sides if names)
+
+    @property
+    def label(self) -> str:
+        """Return a name for a picture, whose columns are the tokens of the text."""
+        words = self.effect(2).split("; ")
+        # Of a part that lowers the logit, first what it lowers.
+        words = words if self.flow > 0 else words[::-1]
+        return f"{self.address} {words[0]}".strip()
+
+
+def strongest_first(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes by their measured effects, then those that are not measured by their flows."""
+    return sorted(nodes, key=lambda node: (node.measured is None, -node.strength))
+
+
+def node_columns(nodes: Sequence[Node], tokens: Sequence[str]) -> Columns:
+    """Return a row for each node; columns in which no node has an entry are left out."""
+    columns: Columns = {
+        "node": [node.name(tokens) for node in nodes],
+        "kind": [node.kind for node in nodes],
+        "layer": [node.layer for node in nodes],
+        "flow": [node.flow for node in nodes],
+    }
+    optional: Columns = {
+        "measured effect": [node.measured for node in nodes],
+        "raises": [", ".join(node.raises) for node in nodes],
+        "lowers": [", ".join(node.lowers) for node in nodes],
+        "from": [", ".join(node.sources) for node in nodes],
+    }
+    filled = {name: cells for name, cells in optional.items() if set(cells) - {None, ""}}
+    return {**columns, **filled}

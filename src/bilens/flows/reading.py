@@ -1,0 +1,462 @@
+"""The flow of a logit on a text as a reading: a question, its answer, its strongest nodes."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from bilens.analysis import Reading
+from bilens.checks import checked
+from bilens.data import Corpus
+from bilens.data.corpus import first_texts
+from bilens.errors import BilensError
+from bilens.flows.ablation import Ablation, measurable, name_by_measurement, without_parts
+from bilens.flows.graph import DRAWN, Flow
+from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
+from bilens.flows.question import Question, Score, is_text, likely_answer, second_run, token_hints
+from bilens.flows.split import flows
+from bilens.flows.weights import PartWeights, open_part
+from bilens.language.names import TokenDirection, quoted, shown_tokens, token_names
+from bilens.options import Target
+from bilens.sections import Columns, Fact, Percent, signed
+from bilens.settings import Between, Count
+from bilens.transformer import ResidualModel
+from bilens.transformer.changes import Part
+
+
+@dataclass(frozen=True)
+class PageNode:
+    """A node of a flow on a page; fields without a comment are those of `Node`."""
+
+    rank: int  # its place from the logit down to the tokens
+    kind: str
+    name: str  # its address and tokens
+    label: str  # its name in the picture
+    flow: float
+    measured: float | None
+    effect: str  # the tokens that it raises and lowers, in words
+    sources: tuple[str, ...]
+    layer: int | None
+    part: str | None
+    position: int | None
+    source: int | None
+    number: int | None
+    removable: bool  # whether it can be removed from the running model
+    sink: bool  # whether it is at an attention sink
+
+
+@dataclass(frozen=True)
+class FlowPage:
+    """The strongest nodes of a flow, their edges, and their share of it, for pages and JSON.
+
+    Fields without a comment are those of `Flow`.
+    """
+
+    number: str  # the number that is split, in words
+    tokens: tuple[str, ...]
+    second: tuple[str, ...]  # tokens of the second text; empty without one
+    value: float
+    values: tuple[float, ...]
+    absolute: float
+    frozen: tuple[str, ...]
+    layers: int
+    n_nodes: int  # number of nodes of the flow, without the logit
+    sum: float  # flow of all nodes
+    sinks: tuple[int, ...]
+    # The logit first, then the largest |flow| first: the first n are the graph of the n - 1
+    # strongest.
+    nodes: tuple[PageNode, ...]
+    # Numbers of the upper and the lower node, and the flow between them.
+    edges: tuple[tuple[int, int, float], ...]
+    # Counts of nodes, and the share of the logit on paths among so many of them.
+    shares: tuple[tuple[int, float], ...]
+    # Flow of each token, of positions and of biases; they add up to the value.
+    leaves: tuple[tuple[str, float], ...]
+    start: int  # the place in `shares` with which a page begins
+
+
+def flow_page(flow: Flow, *, number: str, k: int, second: Sequence[str] = ()) -> FlowPage:
+    """Return the k strongest nodes of a flow for a page, and its `number` in words.
+
+    `second` are the tokens of the second text.
+    """
+    graph = flow.top(k)
+    order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
+    place = {i: rank for rank, i in enumerate([0, *order])}
+    # Small edges are left out of files.
+    large = graph.edges.abs() >= 1e-3 * float(graph.edges.abs().max())
+    large &= graph.edges != 0
+    ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
+    listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
+    counts = _counts(len(order))
+    shares = []
+    for count in counts:
+        some = graph.some([graph.nodes[i] for i in order[:count]])
+        shares.append((count, some.share_of_logit))
+    return FlowPage(
+        number=number,
+        tokens=flow.tokens,
+        second=tuple(second),
+        value=flow.value,
+        values=flow.values,
+        absolute=flow.absolute,
+        frozen=flow.frozen,
+        layers=flow.n_layers,
+        n_nodes=len(flow.nodes),
+        sum=sum(node.flow for node in flow.nodes),
+        sinks=flow.sinks,
+        nodes=tuple(_page_node(flow, i, graph.nodes[i]) for i in [0, *order]),
+        edges=tuple(sorted(listed, key=lambda edge: -abs(edge[2]))),
+        shares=tuple(shares),
+        leaves=tuple(_leaves(flow).items()),
+        start=counts.index(min(DRAWN, counts[-1])),
+    )
+
+
+def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
+    return PageNode(
+        rank=rank,
+        kind=node.kind,
+        name=node.name(flow.tokens),
+        label=node.label,
+        flow=node.flow,
+        measured=node.measured,
+        effect=node.effect(),
+        sources=node.sources,
+        layer=node.layer,
+        part=node.part,
+        position=node.position,
+        source=node.source,
+        number=node.number,
+        removable=node.is_removable,
+        sink=node.kind != "output" and not {*flow.sinks}.isdisjoint({node.position, node.source}),
+    )
+
+
+def _leaves(flow: Flow) -> dict[str, float]:
+    together = {"position": "positions", "bias": "biases"}
+    leaves: dict[str, float] = defaultdict(float)
+    for node in flow.nodes:
+        if node.kind in LEAVES:
+            leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
+    return leaves
+
+
+def _counts(most: int) -> list[int]:
+    """Return counts that grow by 1.3 at each step, up to all; that of a picture is among them."""
+    counts = {min(1, most), most, min(DRAWN, most)}
+    step = 1
+    while step < most:
+        counts.add(step)
+        step = max(step + 1, round(1.3 * step))
+    return sorted(counts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlowReading(Reading):
+    """The flow of a logit on a text, and what became of it without its strongest nodes.
+
+    Attributes:
+        flow: The flow.
+        question: The question that it answers.
+        page: Its strongest nodes and the edges between them.
+        probability: Of the token after the text.
+        strongest: The heads and MLPs among the nodes of a picture, at their positions.
+        together: Change of the number without these, all at once.
+        preferred: The most likely of its tokens after each text, empty if two are equal; of all
+            tokens, if none is subtracted.
+        notes: Warnings about the tokens.
+        other: Name of the second run; empty without one.
+        opened: Parts that are opened to what their weights say.
+    """
+
+    flow: Flow
+    question: Question
+    page: FlowPage
+    probability: float
+    strongest: tuple[Part, ...]
+    together: float
+    preferred: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    other: str = ""
+    opened: tuple[PartWeights, ...] = ()
+
+    axes: ClassVar[dict[str, str]] = Flow.axes
+    is_picture: ClassVar[bool] = True
+    formats: ClassVar[dict[str, str]] = dict.fromkeys(("flow", "measured effect"), "+#.3g")
+
+    @property
+    def title(self) -> str:
+        """The question that the flow answers: only where the model prefers the token, why."""
+        token, minus = _words(self.question)
+        first, two = f"“{self._text}”", len(self.preferred) > 1
+        holds = [name in self.question.tokens for name in self.preferred]
+        if holds == [True, False][: len(holds)]:
+            instead = f" rather than {' or '.join(minus)}" if minus else ""
+            at = "after" if self._are_texts else "with"
+            against = f", and not {at} {self._second}" if two else ""
+            return f"Why {token}{instead} after {first}{against}?"
+        number = f"{token} minus {', '.join(minus)}" if minus else token
+        if not minus or self.question.target != "logit":
+            number = f"the {self.question.target} of {number}"
+        if two:
+            return f"What changes {number} from {self._second} to {first}?"
+        return f"Where does {number} after {first} come from?"
+
+    @property
+    def preference(self) -> str:
+        """The token that the model prefers after each text, by how much, and the change."""
+        question, values = self.question, self.flow.values
+        token, minus = _words(question)
+        two = len(values) > 1
+        names = [quoted(name) if name else "neither" for name in self.preferred]
+        if len(minus) == len(question.tokens) == 1:
+            sizes = " and ".join(format(abs(x), ".3g") for x in values)
+            sizes += "" if question.target == "logit" else f" in {question.target}"
+            if two:
+                change = f"the difference changes by {signed(self.flow.value)}"
+                return f"The model prefers {self._each(names)}, by {sizes}; {change}."
+            if not self.preferred[0]:
+                return f"The model prefers neither {token} nor {minus[0]}."
+            other = minus[0] if self.preferred[0] in question.tokens else token
+            return f"The model prefers {names[0]} over {other}, by {sizes}."
+        shown = " and ".join(map(signed, values))
+        change = f", and changes by {signed(self.flow.value)}" if two else ""
+        if minus:
+            among = f"{', '.join([token, *minus[:-1]])} and {minus[-1]}"
+            most = f"Of {among} the model prefers {self._each(names)}"
+            return f"{most}; {token} minus the mean of the others is {shown}{change}."
+        number = f"the {question.target} of {token} is {shown}{change}"
+        return f"The model predicts {self._each(names)}; {number}."
+
+    @property
+    def answer(self) -> str:
+        """The answer: what is preferred, where it starts, the parts that carry it, their effect."""
+        flow, two = self.flow, self.flow.two_texts
+        quantity = "change" if two else "value"
+        starts = [node for node in flow.nodes if node.kind == "token"]
+        if not starts:
+            return f"{self.preference} The {quantity} starts at no token."
+        start = max(starts, key=lambda node: abs(node.flow)).position or 0
+        carried: dict[str, float] = defaultdict(float)
+        for node in flow.nodes:
+            if node.measured is not None and node.part is not None:
+                carried[node.address] += node.measured
+        parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
+        text = f"The {quantity} starts mostly at “{flow.tokens[start].strip()}”"
+        if parts:
+            n, left = len(self.strongest), signed(self.left)
+            strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
+            change = f"with {strongest} exchanged" if two else f"without {strongest}"
+            text += (
+                f" and passes through {', '.join(parts)}; {change} the {quantity} is {left}, not "
+            )
+            text += signed(flow.value)
+        return f"{self.preference} {text}."
+
+    @property
+    def left(self) -> float:
+        """What is left of the number, or of its change, without the strongest parts."""
+        left = self.flow.value + self.together
+        # Rounding is no number to read.
+        return left if abs(left) > 1e-5 * abs(self.flow.value) else 0.0
+
+    @property
+    def _text(self) -> str:
+        text = self.question.text
+        return text if isinstance(text, str) else "".join(self.flow.tokens)
+
+    @property
+    def _second(self) -> str:
+        """The second run in words."""
+        against = self.question.against
+        if isinstance(against, str):
+            return f"“{against}”"
+        if isinstance(against, Tensor):
+            return self.other or "other embeddings"
+        return f"the mean of {' and '.join(f'“{text}”' for text in against)}"
+
+    def _each(self, names: Sequence[str]) -> str:
+        """Return what is preferred in each run: a name, or two that may be the same."""
+        after, text = ("after", "text") if self._are_texts else ("in", "run")
+        if len(names) == 1:
+            return names[0]
+        first, second = names
+        if first == second:
+            return f"{first} {after} both {text}s"
+        return f"{first} {after} the first {text} and {second} {after} the second"
+
+    @property
+    def _are_texts(self) -> bool:
+        return is_text(self.question.against)
+
+    @property
+    def ablated(self) -> list[Ablation]:
+        """The nodes that were removed one at a time."""
+        return [
+            Ablation(-node.flow, -node.measured, node.name(self.flow.tokens), node.kind)
+            for node in strongest_first(self.flow.nodes)
+            if node.measured is not None
+        ]
+
+    def facts(self) -> list[Fact]:
+        """Return the preference, the value, the number of nodes, and the share that is shown."""
+        n, share = self.page.shares[self.page.start]
+        two = len(self.page.values) > 1
+        return [
+            ("", self.preference.removesuffix(".")),
+            (f"change of {self.page.number}" if two else self.page.number, self.page.value),
+            ("probability of the token" + " after the first text" * two, Percent(self.probability)),
+            ("nodes", self.page.n_nodes),
+            (f"share on paths among the {n} strongest", Percent(share)),
+            *([("held fixed", ", ".join(self.page.frozen))] if self.page.frozen else []),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def columns(self) -> Columns:
+        """Return the strongest nodes, those that are measured first."""
+        nodes = self.flow.nodes[: len(self.page.nodes) - 1]
+        return node_columns(strongest_first(nodes), self.flow.tokens)
+
+
+@checked
+def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
+    model: ResidualModel,
+    prompt: str,
+    token: str | Sequence[str] | TokenDirection = (),
+    corpus: Corpus | None = None,
+    *,
+    minus: str | Sequence[str] = (),
+    against: str | None = None,
+    mean: bool = False,
+    replace: str = "",
+    target: Target = "logit",
+    through_patterns: bool = False,
+    weights: tuple[str, ...] = (),
+    shown: Count = 200,
+    ablate: Annotated[int, Between(0)] = DRAWN,
+) -> FlowReading:
+    """Split a logit on a text, or its change between two, exactly over the parts of a model.
+
+    With a second text nothing is frozen.
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The text; the logit that is split is of the token after it.
+        token: The answer that is predicted; or several tokens, whose mean is taken. Without one it
+            is the likeliest token, and `minus` its rival; see `likely_answer`.
+        minus: Tokens whose mean is subtracted.
+        corpus: Texts whose mean embedding `mean` takes.
+        against: A second text of as many tokens; the change of the logit between both is split. Of
+            several, separated by |, the mean embedding is taken.
+        mean: The second run has the mean embedding at each position, of the texts or else of the
+            vocabulary.
+        replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
+        target: The logit, or between two texts the log-probability or the probability.
+        through_patterns: Split patterns of bilinear and squared attention too.
+        weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
+            MLP, pairs of tokens of a head.
+        shown: Number of the strongest nodes that pages and JSON have.
+        ablate: Measure and name this many of the strongest nodes: each is removed from the running
+            model, between two texts its change is exchanged, in both directions.
+
+    Raises:
+        BilensError: the model has no tokenizer, a text is empty, a token is unknown, or there are
+            texts whose mean is not taken.
+    """
+    if corpus is not None and not mean:
+        raise BilensError("data has no effect without mean, which takes the mean of its texts")
+    texts = [] if corpus is None else list(first_texts(corpus))
+    second, other = second_run(
+        model, prompt, against=against, mean=mean, replace=replace, texts=texts
+    )
+    if not token:
+        likely = likely_answer(model, prompt, second)
+        token, minus = (likely.token,), minus or likely.minus
+    question = Question.of(prompt, token, minus, second, target=target)
+    reading = answer_question(
+        model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
+    )
+    opened = tuple(open_part(model, reading.flow, part) for part in weights)
+    return dataclasses.replace(reading, opened=opened)
+
+
+def answer_question(
+    model: ResidualModel,
+    question: Question,
+    other: str = "",
+    *,
+    through_patterns: bool = False,
+    shown: int = 200,
+    ablate: int = DRAWN,
+) -> FlowReading:
+    """Return the answer to a question; `other` names its second run, see `read_flow`."""
+    if question.vector is not None:
+        raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
+    (through,) = flows(model, [question], through_patterns=through_patterns)
+    through = name_by_measurement(model, through, measurable(model, through)[:ablate])
+    addresses = [
+        Part(node.kind, node.layer, node.number, node.position)
+        for node in through.strongest(DRAWN)
+        if node.kind in ("head", "mlp")
+    ]
+    strongest = tuple(dict.fromkeys(addresses))
+    return FlowReading(
+        flow=through,
+        question=through.question,
+        page=flow_page(
+            through, number=through.question.number, k=shown, second=_second_tokens(model, question)
+        ),
+        probability=_probability(model, through),
+        strongest=strongest,
+        together=without_parts(model, through, strongest) if strongest else 0.0,
+        preferred=_preferred(model, through),
+        notes=token_hints(model, [question]),
+        other=other or (question.against if isinstance(question.against, str) else ""),
+    )
+
+
+def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
+    """Return the tokens of a second text as nodes name them; none of other second runs."""
+    if not (question.has_two_texts and isinstance(question.against, str)):
+        return ()
+    return tuple(shown_tokens(model, question.both_texts(model)[1]))
+
+
+def _words(question: Question) -> tuple[str, list[str]]:
+    """Return the answer of a question, and the tokens that it subtracts, in words."""
+    return " or ".join(map(quoted, question.tokens)), [*map(quoted, question.minus)]
+
+
+def _probability(model: ResidualModel, flow: Flow) -> float:
+    """Return the probability of the answer after the first text, or of any of several tokens."""
+    score = Score(model, dataclasses.replace(flow.question, minus=(), target="probability"))
+    return len(score.tokens or [0]) * float(score(flow.streams[:1])[0])
+
+
+def _preferred(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
+    """Return the most likely of a question's tokens in each run; empty if two are equal.
+
+    If no token is subtracted, it is the most likely of all tokens.
+    """
+    question = flow.question
+    if len(question.tokens) == len(question.minus) == 1:
+        names = {True: question.tokens[0], False: question.minus[0]}
+        return tuple(names[value > 0] if value else "" for value in flow.values)
+    score = Score(model, question)
+    numbers = [*score.tokens, *score.minus]
+    among = numbers if question.minus else range(model.vocab_size)
+    # The names of the question itself, which may spell a token in another way.
+    given = dict(zip(numbers, (*question.tokens, *question.minus), strict=False))
+    preferred = []
+    for streams in flow.streams:
+        if score.spoken and score.is_answer(streams):
+            preferred.append(question.tokens[0])
+            continue
+        logits = model.places.logits(streams[-score.length][None])[0]
+        token = among[int(logits[among].argmax())]
+        preferred.append(given.get(token) or token_names(model, [token])[0])
+    return tuple(preferred)

@@ -1,0 +1,47 @@
+"""From a model to findings."""
+
+from bilens.images.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
+from bilens.images.classifier import (
+    AttackRate,
+    ClassifierReading,
+    attack,
+    class_mask,
+    class_spectra,
+    read_classifier,
+    top_inputs,
+)
+from bilens.images.deep import DeepReading, path_accuracies, read_deep
+from bilens.images.explanation import Explanation, explain, shared_by_classes, shared_by_paths
+from bilens.images.fidelity import (
+    TruncationCurve,
+    accurate_ranks,
+    held_out,
+    product_accuracies,
+    truncation_curve,
+)
+
+__all__ = [
+    "AttackRate",
+    "BondReading",
+    "ClassifierReading",
+    "DeepReading",
+    "Explanation",
+    "TruncationCurve",
+    "accurate_ranks",
+    "attack",
+    "class_mask",
+    "class_spectra",
+    "classifier_bonds",
+    "classifier_function_bonds",
+    "explain",
+    "held_out",
+    "path_accuracies",
+    "product_accuracies",
+    "read_bonds",
+    "read_classifier",
+    "read_deep",
+    "shared_by_classes",
+    "shared_by_paths",
+    "top_inputs",
+    "truncation_curve",
+]

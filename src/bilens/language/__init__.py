@@ -1,0 +1,62 @@
+"""Readings of language models: n-grams, heads, directions and their contexts, logits by path."""
+
+from bilens.language.contexts import Context, contribution, corpus_for, generate_text, top_contexts
+from bilens.language.heads import (
+    AttentionReading,
+    attention_pairs,
+    composition_scores,
+    output_pairs,
+    read_attention,
+    token_components,
+)
+from bilens.language.names import TokenDirection, token_names
+from bilens.language.ngrams import (
+    NGramReading,
+    attention_scores,
+    bigram_matrix,
+    bigrams,
+    following,
+    head_outputs,
+    pair_trigrams,
+    preceding,
+    read_ngrams,
+    skip_trigram_matrix,
+    skip_trigrams,
+)
+from bilens.language.outputs import DirectionReading, LanguageReading, read_direction, read_language
+from bilens.language.stream import LogitTerms, Sources, read_stream, split_logits
+
+__all__ = [
+    "AttentionReading",
+    "Context",
+    "DirectionReading",
+    "LanguageReading",
+    "LogitTerms",
+    "NGramReading",
+    "Sources",
+    "TokenDirection",
+    "attention_pairs",
+    "attention_scores",
+    "bigram_matrix",
+    "bigrams",
+    "composition_scores",
+    "contribution",
+    "corpus_for",
+    "following",
+    "generate_text",
+    "head_outputs",
+    "output_pairs",
+    "pair_trigrams",
+    "preceding",
+    "read_attention",
+    "read_direction",
+    "read_language",
+    "read_ngrams",
+    "read_stream",
+    "skip_trigram_matrix",
+    "skip_trigrams",
+    "split_logits",
+    "token_components",
+    "token_names",
+    "top_contexts",
+]

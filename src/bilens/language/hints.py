@@ -1,0 +1,59 @@
+"""Hints about tokens: those that were probably meant with the space before them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from math import log
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from bilens.transformer import ResidualModel
+from bilens.transformer.tokens import plain_ids
+
+FAR = log(100)
+"""Difference of logits of a token with a space in front and without, from which on it is noted."""
+
+
+@torch.no_grad()
+def space_hints(
+    model: ResidualModel, asked: Iterable[tuple[Int[Tensor, " time"], Sequence[str]]]
+) -> tuple[str, ...]:
+    """Return a hint for each token that is far less probable after a text than behind a space.
+
+    `asked` are texts and the names of the tokens or answers after each. Of an answer of several
+    tokens the first is compared. "Far" is a hundred times.
+    """
+    n, counts, spaced = 0, Counter[str](), cache(partial(_spaced, model))
+    for ids, names in asked:
+        n += 1
+        pairs = {name: pair for name in names if (pair := spaced(name))}
+        if not pairs:
+            continue
+        logits = model.logits(ids[None])[0, -1].float()
+        for name, (own, other) in pairs.items():
+            counts[name] += float(logits[other] - logits[own]) >= FAR
+    return tuple(
+        f'"{name}" is far less probable here than " {name}"'
+        + (f" (in {count} of {n} questions)" if n > 1 else "")
+        + f'; did you mean " {name}"?'
+        for name, count in counts.items()
+        if count
+    )
+
+
+def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:
+    """Return the first token of an answer, and its first token behind a space.
+
+    None if that is no other answer.
+    """
+    tokenizer = model.tokenizer
+    if tokenizer is None or name.startswith((" ", "Ġ", "▁")):
+        return None
+    own = model.answer(name)
+    # Not by `model.token`, which takes a second to say what is like an unknown name.
+    other = plain_ids(f" {name}", tokenizer)
+    if own[1:] != other[1:] or own[:1] == other[:1] or tokenizer.unk_token_id in other:
+        return None
+    return own[0], other[0]

@@ -1,0 +1,158 @@
+"""Effects of nodes alone and together are those of the model's own forward passes with hooks."""
+
+import pytest
+
+from bilens.circuits import patch
+from bilens.circuits.patching import all_parts
+from bilens.errors import BilensError
+from bilens.flows import Node, flow, measure, remove
+from bilens.flows.ablation import without_parts
+from bilens.flows.question import Score
+from bilens.transformer.passes import Pass
+from tests.families import EACH_READ, MIXTURES, exact_norms, family_view, some_text
+from tests.flows.flows import DIRECTION, TWO, logit, nodes_of
+from tests.flows.own_runs import by_hand
+from tests.models import random_text, view_of
+from tests.nightly import nightly
+
+FEW = nightly(
+    ["gpt2", "llama-biases", "gemma2", "granite", "olmo2", "cohere2", "neox"],
+    ["llama-biases", "gemma2", "neox"],
+)
+STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
+
+
+def asked(logits):
+    return logits[3] - logits[[7, 8]].mean()
+
+
+@pytest.mark.parametrize("two_texts", [True, False])
+@pytest.mark.parametrize(
+    "name", [*EACH_READ, *nightly(MIXTURES, ("mixtral", "qwen3-experts")), "neox", "gemma3"]
+)
+def test_effects_are_those_of_own_passes(name, two_texts):
+    view, texts = family_view(name), some_text()[: 1 + two_texts, :8]
+    with exact_norms():
+        result = flow(view, texts[0], DIRECTION, against=texts[1] if two_texts else None, ablate=0)
+        heads, mlps = nodes_of(result, kind="head"), nodes_of(result, kind="mlp")
+        if name == "own-mixed":  # later heads mix values of the first layer, too
+            heads = [node for node in heads if node.layer == 0]
+        nodes = [*nodes_of(result, kind="token")[:3], *heads[:3], *mlps[:3]]
+        for scale in (0.0, 0.5):
+            for node, effect in zip(nodes, measure(view, result, nodes, scale=scale), strict=True):
+                expected = by_hand(view, [node], texts, asked, scale)
+                assert effect.actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+                assert effect.predicted == (scale - 1) * node.flow
+                assert effect.part == node.name(result.tokens)
+        # More heads, so that some read others: none is changed a second time.
+        nodes += heads[3:12]
+        together = remove(view, result, [*nodes, nodes[0]])
+        expected = by_hand(view, nodes, texts, asked)
+    assert together.actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    inside = float(result.edges(nodes).sum())
+    assert together.predicted == pytest.approx(inside - sum(node.flow for node in nodes))
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale, against):
+    view = view_of(**STRAIGHT)
+    result = flow(view, TWO[0], DIRECTION, against=against, ablate=0)
+    last = nodes_of(result, kind="mlp", layer=1, position=len(TWO[0]) - 1)
+    (effect,) = measure(view, result, last, scale=scale)
+    assert effect.actual == pytest.approx(effect.predicted, abs=1e-12)
+    assert abs(effect.actual) > 1e-3
+
+
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_no_node_has_no_effect(against):
+    view = view_of(**STRAIGHT)
+    assert measure(view, flow(view, TWO[0], DIRECTION, against=against, ablate=0), []) == []
+    assert Pass.of(view, TWO).changed([]).shape == (0, *TWO.shape, view.d_model)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
+    view, (first, second) = family_view(name), some_text()[:2]
+    if view.layer(0).heads.out_norm is not None:
+        pytest.skip("a norm after the heads mixes them")
+    with exact_norms():
+        flows = flow(view, first, DIRECTION, position=0, against=second, ablate=0)
+        patched = patch(view, first, DIRECTION, position=0, against=second)
+        for head in range(view.n_heads):
+            (node,) = nodes_of(flows, kind="head", layer=1, number=head)
+            (result,) = measure(view, flows, [node])
+            expected = float(patched.heads[1, head])
+            assert -result.actual == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_all_tokens_removed_together_leave_no_change(name):
+    """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
+    view, (first, second) = family_view(name), some_text()[:2]
+    with exact_norms():
+        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        result = remove(view, flows, nodes_of(flows, kind="token"))
+    assert result.actual == pytest.approx(-flows.value, rel=1e-5)
+    assert result.predicted == pytest.approx(-flows.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_parts_exchanged_together_are_those_of_patches_and_leave_no_change_at_last(name):
+    view, (first, second) = family_view(name), some_text()[:2].clone()
+    second[-1] = first[-1]
+    with exact_norms():
+        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        patched = patch(view, first, DIRECTION, against=second)
+        places, everything = range(len(first)), []
+        for part in all_parts(view):
+            alone = [part._replace(position=position) for position in places]
+            number = view.n_heads if part.kind == "mlp" else part.number
+            effects = (patched.noising, patched.denoising)
+            expected = sum(float(x[part.layer, number]) for x in effects) / 2
+            actual = without_parts(view, flows, alone)
+            assert -actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            everything += alone
+        # Each has its value of the other text, and is not changed a second time by those before it.
+        left = flows.value + without_parts(view, flows, everything)
+    assert left == pytest.approx(0, abs=1e-5 * abs(flows.value))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite", "olmo2"])  # without biases
+def test_without_all_parts_a_text_has_its_last_embedding_alone(name):
+    view, ids = family_view(name), some_text()[0]
+    with exact_norms():
+        flows = flow(view, ids, DIRECTION, ablate=0)
+        parts = [part._replace(position=at) for part in all_parts(view) for at in range(len(ids))]
+        actual = flows.value + without_parts(view, flows, parts)
+        stream = Pass.of(view, ids[None]).streams[0]
+        assert actual == pytest.approx(float(Score(view, flows.question)(stream)), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EACH_READ)
+def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
+    with exact_norms():
+        view, ids = family_view(name), some_text()[0][:4]
+        assert len(set(ids.tolist())) == 4
+        flows = flow(view, ids, DIRECTION, ablate=0)
+        [result] = measure(view, flows, nodes_of(flows, kind="token", position=1))
+        view.modules.embed.module.weight[ids[1]] = 0
+        assert result.actual == pytest.approx(logit(view, ids) - flows.value, abs=1e-5)
+
+
+def test_a_learned_position_is_taken_away():
+    view, ids = view_of(n_layers=2, positions="learned"), random_text(5)
+    result = flow(view, ids, DIRECTION, ablate=0)
+    (node,) = nodes_of(result, kind="position", position=2)
+    (effect,) = measure(view, result, [node])
+    view.modules.positions.module.weight[2] = 0
+    assert effect.actual == pytest.approx(logit(view, ids) - result.value)
+    assert abs(effect.actual) > 1e-3
+
+
+def test_what_cannot_be_removed_is_said(biased):
+    result = flow(biased, TWO[0], DIRECTION, ablate=0)
+    for node in (result.output, nodes_of(result, kind="bias")[0], Node("choice", 1.0, 0)):
+        for call in (measure, remove):
+            with pytest.raises(BilensError, match=f"{node.address}.* is no part that can be remov"):
+                call(biased, result, [node])

@@ -1,0 +1,267 @@
+"""Mixtures of experts: hidden units of all experts, with the weights of the router on a text.
+
+An expert is a part of its MLP: shown, removed and exchanged as by own hooks.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+from experiments.families import make, texts
+
+from bilens.circuits import patched
+from bilens.convert import process
+from bilens.errors import BilensError
+from bilens.flows import flow, measure, open_part, remove
+from bilens.testing import check_family
+from bilens.transformer import Pass, ResidualModel
+from bilens.transformer.changes import Part
+from bilens.transformer.layers import MLP
+from tests.families import MIXTURES, family_view, tiny
+from tests.flows.flows import leaves
+from tests.models import TOKENS
+from tests.nightly import nightly
+
+TEXT = torch.tensor([3, 14, 15, 9, 26, 5, 3])
+TEXTS = torch.stack([TEXT, torch.tensor([3, 14, 7, 9, 2, 5, 3])])
+
+
+@pytest.mark.parametrize("name", nightly(MIXTURES, ("mixtral", "qwen3-dense")))
+def test_every_part_is_that_of_the_model(name):
+    check_family(tiny(name))
+
+
+def test_the_usual_types_and_products_of_groups():
+    settings = {**MIXTURES["mixtral"][1], "experts_implementation": "grouped_mm"}
+    check_family(tiny("mixtral", dtype=torch.float32, settings=settings), rounding=1e-4)
+
+
+def test_a_router_that_is_ignored_is_noticed(monkeypatch):
+    model = tiny("mixtral")
+    monkeypatch.setattr(MLP, "routing", lambda mlp, _: torch.ones(1, mlp.up.n_out))
+    with pytest.raises(BilensError, match="the parts of an MLP but computes something else"):
+        check_family(model)
+    monkeypatch.setattr(MLP, "check", lambda _: None)
+    with pytest.raises(BilensError, match="not read exactly"):
+        check_family(model)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-experts"])
+def test_experts_add_up_to_the_mlp(name):
+    view = ResidualModel(tiny(name))
+    layer, mlp = Pass.of(view, TEXT).layer(1), view.layer(1).mlp
+    size = mlp.up.n_out // 4
+    total = torch.zeros_like(layer.mlp_n)
+    for number in range(4):
+        tensor, units = mlp.expert(number), slice(number * size, (number + 1) * size)
+        hidden = (layer.mlp_n @ tensor.left.T) * (layer.mlp_n @ tensor.right.T)
+        total += hidden * layer.gate_ratio[..., units] @ tensor.out.T
+    torch.testing.assert_close(total, mlp.stream_output(layer.mlp_input))
+    runs = (layer.routing[0].unflatten(1, (4, size))[..., 0] != 0).sum(1)
+    assert runs.tolist() == [2] * len(TEXT)
+
+
+def test_flows_add_up_and_the_change_of_routing_is_a_choice():
+    view = ResidualModel(tiny("mixtral"))
+    on_text = flow(view, TEXT, view.direction(3, 4))
+    between = flow(view, TEXT, view.direction(3, 4), against=TEXT.flip(0))
+    assert not on_text.choices.any()
+    assert between.choices.any()
+    for result in (on_text, between):
+        assert leaves(result) == pytest.approx(result.value, rel=1e-5)
+
+
+def number_with_hooks(model, ids, hooks=()):
+    """Return a difference of logits of a text, with hooks after modules."""
+    with ExitStack() as registered:
+        for module, hook in hooks:
+            registered.enter_context(module.register_forward_hook(hook))
+        logits = model(ids[None], use_cache=False).logits[0, -1]
+    return float(logits[5] - logits[6])
+
+
+def chosen_weights(gate, logits, places):
+    """Return the weights that a router gives to places of its experts, by its equations."""
+    if type(gate).__name__ == "MixtralTopKRouter":
+        weights = logits.float().softmax(-1).gather(1, places)
+        return weights / weights.sum(-1, keepdim=True)
+    weights = logits.sigmoid().gather(1, places)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * gate.routed_scaling_factor
+
+
+def number_with_choices(model, ids, chosen):
+    """Return a difference of logits of a text, with given places of the experts of routers."""
+
+    def choose(gate, _, output):
+        weights = chosen_weights(gate, output[0], chosen[gate])
+        return output[0], weights.to(output[1]), chosen[gate]
+
+    return number_with_hooks(model, ids, [(gate, choose) for gate in chosen])
+
+
+def choices_of(model, gates, ids):
+    """Return the places of the experts that routers choose."""
+    chosen = {}
+
+    def note(gate, _, output):
+        chosen[gate] = output[2]
+
+    number_with_hooks(model, ids, [(gate, note) for gate in gates])
+    return chosen
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+def test_choices_are_exchanged_as_in_own_passes(kind):
+    model = make(kind).requires_grad_(False)
+    view, ids = ResidualModel(model, TOKENS), [x % 30 for x in texts()]
+    split = flow(view, ids[0], "t5", minus="t6", against=ids[1], ablate=0)
+    nodes = [node for node in split.nodes if node.kind == "choice"]
+    assert nodes
+    gates = [view.places.layers[node.layer].module.mlp.gate for node in nodes]
+    chosen = [choices_of(model, gates, text) for text in ids]
+
+    def by_hand(some):
+        first, second = (
+            number_with_choices(model, text, {gate: of_other[gate] for gate in some})
+            for text, of_other in zip(ids, reversed(chosen), strict=True)
+        )
+        own = [number_with_hooks(model, text) for text in ids]
+        return (first - own[0] + own[1] - second) / 2
+
+    for node, gate, effect in zip(nodes, gates, measure(view, split, nodes), strict=True):
+        assert effect.actual == pytest.approx(by_hand([gate]), rel=1e-3, abs=1e-7)
+        assert abs(effect.actual) > 1e-5
+        assert effect.part == f"choice.{node.layer}"
+    together = remove(view, split, nodes)
+    assert together.actual == pytest.approx(by_hand(gates), rel=1e-3, abs=1e-7)
+    with pytest.raises(BilensError, match="scale=0.5 of a choice, which is exchanged as a whole"):
+        measure(view, split, nodes, scale=0.5)
+
+
+def test_processing_folds_the_norm_into_experts_and_router():
+    model, report = process(tiny("mixtral"))
+    assert not report.refused or "fold_norms" not in report.refused
+    layer = model.model.layers[0]
+    assert torch.equal(layer.post_attention_layernorm.weight, torch.ones(16).double())
+    assert not torch.equal(layer.mlp.gate.weight, tiny("mixtral").model.layers[0].mlp.gate.weight)
+
+
+def test_dense_mlps_have_no_experts():
+    view = ResidualModel(tiny("qwen3-dense"))
+    assert [layer.mlp.router is None for layer in view.modules.layers] == [True, False, True]
+
+
+def term(experts, args, number):
+    """Return weight times output of an expert by its equations, from the arguments of a call."""
+    x, index, weights = args
+    gate, up = (x @ experts.gate_up_proj[number].T).chunk(2, -1)
+    output = (experts.act_fn(gate) * up) @ experts.down_proj[number].T
+    return ((index == number) * weights).sum(-1, keepdim=True) * output
+
+
+def on_experts(model, places, hook):
+    """Return the experts at places, a layer and a number each, and the hook for them."""
+    return [(model.model.layers[x[0]].mlp.experts, partial(hook, place=x)) for x in places]
+
+
+def noted(model, ids, places):
+    """Return the terms of experts in a run of the model, by layer and number."""
+    terms = {}
+
+    def note(experts, args, _, place):
+        terms[place] = term(experts, args, place[1])
+
+    number_with_hooks(model, ids, on_experts(model, places, note))
+    return terms
+
+
+def number_with(model, ids, given):
+    """Return a difference of logits in a run in which experts have given terms at positions."""
+
+    def exchange(experts, args, output, place):
+        own, output = term(experts, args, place[1]), output.clone()
+        for position, row in given[place].items():
+            output[position] += row - own[position]
+        return output
+
+    return number_with_hooks(model, ids, on_experts(model, given, exchange))
+
+
+def by_hand(model, nodes, texts):
+    places = {(node.layer, node.number) for node in nodes}
+    terms = [noted(model, ids, places) for ids in texts]
+    changes = []
+    for i, ids in enumerate(texts):
+        given = {place: {} for place in places}
+        for node in nodes:
+            place = node.layer, node.number
+            other = terms[1 - i][place][node.position] if len(texts) > 1 else 0
+            given[place][node.position] = other
+        change = number_with(model, ids, given) - number_with_hooks(model, ids)
+        changes.append((-1) ** i * change)
+    return sum(changes) / len(changes)
+
+
+@pytest.mark.parametrize("two_texts", [True, False])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-experts"])
+def test_experts_are_removed_as_by_own_hooks(name, two_texts):
+    view, texts = family_view(name), TEXTS[: 1 + two_texts]
+    model, against = view.model, texts[1] if two_texts else None
+    split = flow(view, texts[0], "t5", minus="t6", against=against, ablate=0)
+    nodes = [node for layer in range(3) for node in split.experts(layer, 4)[:2]]
+    for node, effect in zip(nodes, measure(view, split, nodes), strict=True):
+        assert effect.actual == pytest.approx(by_hand(model, [node], texts), rel=1e-3, abs=1e-7)
+        assert effect.part.startswith(f"expert.{node.layer}.{node.number}@4")
+    together = remove(view, split, nodes)
+    assert together.actual == pytest.approx(by_hand(model, nodes, texts), rel=1e-3)
+    assert abs(together.actual - sum(x.actual for x in measure(view, split, nodes))) > 1e-6
+
+
+@pytest.mark.parametrize("two_texts", [True, False])
+def test_flows_of_experts_add_up_to_that_of_their_mlp(two_texts):
+    view = family_view("mixtral")
+    split = flow(view, TEXTS[0], "t5", against=TEXTS[1] if two_texts else None, ablate=0)
+    for layer in range(3):
+        for position in (2, 6):
+            total = sum(node.flow for node in split.experts(layer, position))
+            assert total == pytest.approx(float(split.mlps[layer, position]), rel=1e-6, abs=1e-12)
+    # The last layer's experts at the last position are read by the logit alone.
+    graph = split.graph(split.experts(2, 6))
+    flows = torch.tensor([node.flow for node in graph.nodes[1:]]).to(graph.edges)
+    torch.testing.assert_close(graph.edges[0, 1:], flows)
+
+
+def test_an_mlp_is_opened_to_its_experts():
+    view = family_view("mixtral")
+    split = flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    opened, nodes = open_part(view, split, "mlp.1@4"), split.experts(1, 4)
+    frame = opened.frame()
+    assert frame["expert"].tolist() == [node.number for node in nodes]
+    assert frame["flow"].sum() == pytest.approx(opened.flow)
+    effects = [-effect.actual for effect in measure(view, split, nodes)]
+    assert frame["measured effect"].tolist() == pytest.approx(effects)
+
+
+def test_experts_and_choices_are_patched_by_their_addresses():
+    view = family_view("mixtral")
+    model = view.model
+
+    def number(*addresses):
+        with patched(view, addresses, TEXTS[1]):
+            return number_with_hooks(model, TEXTS[0])
+
+    terms = noted(model, TEXTS[1], [(1, 2)])
+    expected = number_with(model, TEXTS[0], {(1, 2): dict(enumerate(terms[1, 2]))})
+    assert number("expert.1.2") == pytest.approx(expected)
+    assert expected != pytest.approx(number_with_hooks(model, TEXTS[0]))
+    chosen = choices_of(model, [layer.mlp.gate for layer in model.model.layers], TEXTS[1])
+    expected = number_with_choices(model, TEXTS[0], chosen)
+    assert number("choice.0", "choice.1", "choice.2") == pytest.approx(expected, abs=1e-7)
+    assert expected != pytest.approx(number_with_hooks(model, TEXTS[0]), abs=3e-6)
+
+
+def test_addresses_of_experts():
+    view = ResidualModel(tiny("qwen3-dense"))
+    for address in ("expert.1.3", "expert.1.0@4", "choice.1"):
+        assert str(Part.parse(address, view)) == address
