@@ -36,8 +36,8 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def unseen_templates(results: Mapping[str, Row]) -> str:
-    """Return tables of all folds of each model, each task, and each behaviour of proposals."""
-    unseen, proposals = results["unseen_templates"], results["proposals"]
+    """Return tables of all folds of each model, and of each task."""
+    unseen = results["unseen_templates"]
     parts = [f"`{unseen['command']}`, unseen_templates.json, {unseen['commit']}\n"]
     of_all: list[Sequence[str]] = []
     of_tasks: list[Sequence[str]] = []
@@ -61,14 +61,6 @@ def unseen_templates(results: Mapping[str, Row]) -> str:
     parts.append(lines(columns, of_all))
     columns = ["f on the template left out", "median", "range", *baselines, "all found"]
     parts.append(lines(columns, of_tasks))
-    parts.append(f"`{proposals['command']}`, proposals.json, {proposals['commit']}\n")
-    by_behaviour: dict[str, list[str]] = {}
-    for row in proposals["rows"]:
-        name, _, claim = row["claim"].partition(": ")
-        if claim:
-            by_behaviour.setdefault(name, []).append(number(row["value"]))
-    columns = ["behaviour", "accepted", "f by hand, found on proposals", "the other way round"]
-    parts.append(lines(columns, [(name, *cells) for name, cells in by_behaviour.items()]))
     return "\n".join(parts)
 
 

@@ -289,7 +289,6 @@ def test_one_question_has_parts_at_positions(view):
     positions = {(node.layer, node.position) for node in reading.graph.nodes}
     measured = {(e.part.layer, e.part.position) for e in found.effects}
     assert {place for place in positions if place[0] is not None} <= measured
-    assert "`bilens questions MODEL` with the same options proposes others" in reading.notes[-1]
     assert len(reading.sections()) == 4
 
 

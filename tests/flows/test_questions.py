@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from functools import partial
+from itertools import permutations
 from math import exp
 
 import pytest
@@ -13,7 +14,7 @@ from bilens.circuits.case import make_cases
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.errors import BilensError
 from bilens.explore.flows import FlowRequest, FlowView
-from bilens.flows import Question, flow
+from bilens.flows import Question, answered, flow
 from bilens.flows.reading import answer_question
 from bilens.transformer.changes import mixed_site, mlp_site
 from tests.families import exact_norms, family_view
@@ -247,14 +248,14 @@ def test_an_answer_of_several_tokens_is_given_if_each_is_the_likeliest(view):
 def test_one_of_several_tokens_is_an_answer(view):
     logits = view.logits(view.ids(BASE.text)[None])[0, -1]
     best, second, *_, least = (f"t{number}" for number in logits.argsort(descending=True).tolist())
-    for token, minus, answered in (
+    for token, minus, is_right in (
         ((least, best), (), True),
         ((least, second), (), False),
         ((least, best), (second,), True),
         ((least, second), (best,), False),
     ):
         (case,) = make_cases(view, [replace(BASE, token=token, minus=minus)])
-        assert case.answers[0] is answered
+        assert case.answers[0] is is_right
     reading = answer_question(view, replace(BASE, token=(best, second), minus=()))
     assert f'"{best}" or "{second}"' in reading.title
     probability = float(logits.softmax(-1)[[view.token(best), view.token(second)]].sum())
@@ -386,3 +387,22 @@ def test_sizes_that_another_check_left_behind_do_not_matter():
         assert isinstance(torch.zeros(3, dtype=torch.int64), Int[torch.Tensor, " time"])
         question = Question(torch.arange(5), "t5", against=torch.arange(5))
     assert len(question.text) == 5
+
+
+def test_kept_are_the_questions_that_a_model_answers(view):
+    """Those whose token is ahead after the first text and behind after the second, by logits."""
+    logits = {
+        text: view.logits(view.ids(text)[None])[0, -1]
+        for text in ("t1 t2 t3", "t4 t2 t3", "t9 t2 t3")
+    }
+    asked, expected = [], []
+    for a, b in permutations(logits, 2):
+        for token, minus in permutations(range(20, 25), 2):
+            question = Question(a, f"t{token}", (f"t{minus}",), b)
+            first, second = (logits[text][token] - logits[text][minus] for text in (a, b))
+            asked.append(question)
+            expected += [question] * bool(first > 0 > second)
+    assert 0 < len(expected) < len(asked)
+    assert answered(view, asked) == expected
+    alone = Question("t1 t2 t3", f"t{int(logits['t1 t2 t3'].argmax())}")
+    assert answered(view, [alone, replace(alone, token="t20 t21", against="t4 t2 t3")]) == [alone]

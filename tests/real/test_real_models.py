@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken
 
 import bilens
-from bilens.circuits import circuit, propose_questions
+from bilens.circuits import circuit
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
 from bilens.flows import Question, flow, read_pairs, remove
@@ -171,28 +171,6 @@ def test_gemma_3_in_the_form_of_the_hub(tmp_path):
 @pytest.mark.parametrize("task", task_names())
 def test_questions_that_come_with_bilens_are_read(package, task):
     assert len(read_pairs(opened(package), task)) == 72
-
-
-CAPITALS = "The capital of France is", " Paris", (" Rome",), "The capital of Italy is"
-CABINETS = "The keys to the cabinet", " are", (" is",), "The key to the cabinet"
-
-
-@pytest.mark.parametrize(
-    ("question", "moves"), [(Question(*CABINETS), False), (Question(*CAPITALS), True)]
-)
-def test_a_model_proposes_questions_that_it_answers(question, moves):
-    model = opened(SMOLLM2)
-    proposals = propose_questions(model, question, 6)
-    assert [x.question.template for x in proposals] == 3 * ["as given"] + 3 * ["words in front"]
-    for proposal in proposals:
-        asked = proposal.question
-        texts = torch.stack([model.ids(asked.text), model.ids(asked.against)])
-        right, wrong = (model.token(name) for name in (asked.token, *asked.minus))
-        logits = model.logits(texts)[:, -1]
-        ends = (logits[:, right] - logits[:, wrong]).tolist()
-        assert ends == pytest.approx(proposal.ends, abs=1e-3)
-        assert ends[0] > 0 > ends[1]
-        assert (asked.token != question.token) == moves
 
 
 def test_the_readme_finds_the_file_of_smollm2():

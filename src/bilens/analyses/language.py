@@ -1,6 +1,5 @@
 """Analyses of language models: their options, and calls of what computes."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,6 @@ if TYPE_CHECKING:
     from bilens import data, transformer
 else:  # Types in quotes, which help does not wait for.
     data, transformer = lazy_import("bilens.data"), lazy_import("bilens.transformer")
-
-
-MORE = (
-    "One question measures itself; `bilens questions MODEL` with the same options proposes others, "
-    "as a file for --questions."
-)
-"""What a circuit of a single prompt offers."""
 
 
 @analysis("flow")
@@ -151,52 +143,7 @@ def circuit(
         if questions
         else [Question.of(prompt, token_list(token), token_list(minus), against)]
     )
-    reading = circuits.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
-    return reading if questions else dataclasses.replace(reading, notes=(*reading.notes, MORE))
-
-
-@analysis("questions")
-def questions(
-    model: "transformer.ResidualModel",
-    prompt: str,
-    token: str,
-    *,
-    minus: str,
-    against: str,
-    count: Count = 48,
-    task: str = "",
-) -> Reading:
-    """Propose further questions like a first one, for a file that `bilens circuit` reads.
-
-        bilens questions story --prompt "A girl ran" --token she --minus he --against "A boy ran"
-
-    Words are exchanged for those that the model finds alike or likely at their place, in the
-    sentence as it is given and behind a few words. Kept is what the model answers as it answers
-    the first. Read the file before you use it: some proposals are no good sentences, and answers
-    that move with the words, as from France to Paris, are what the model says.
-
-    Args:
-        model: Any, with its tokenizer.
-        prompt: The first text.
-        token: The token that is predicted after it.
-        minus: Tokens whose mean logit is subtracted, separated by commas; one with a comma in
-            double quotes.
-        against: The second text, of as many tokens.
-        count: Most questions, half of each template.
-        task: A name for all questions.
-    """
-    from bilens.circuits.proposal_reading import ProposalReading
-    from bilens.circuits.proposals import propose_questions
-    from bilens.flows.question import Question
-
-    question = Question(prompt, token, token_list(minus), against, task)
-    proposals = propose_questions(model, question, count)
-    if not proposals:
-        raise BilensError(
-            f"the model finds no other words for {prompt!r} and {against!r} after which its answer "
-            "changes; ask about words that others can stand for, or write the questions yourself"
-        )
-    return ProposalReading(question, proposals)
+    return circuits.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
 
 
 @analysis("task-directions")

@@ -12,7 +12,6 @@ from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
 from bilens.circuits.interval import Interval
 from bilens.circuits.measures import Circuit, Split, find_circuit, part_effects
 from bilens.circuits.patching import Effects, parts_in, patch, patched
-from bilens.circuits.proposals import propose_questions
 from bilens.circuits.reading import CircuitReading, circuit
 from bilens.circuits.recurring import Snapshots, find_directions, share_held, task_directions
 from bilens.circuits.search import Cases, search_circuit
@@ -43,7 +42,6 @@ __all__ = [
     "parts_in",
     "patch",
     "patched",
-    "propose_questions",
     "search_circuit",
     "share_held",
     "task_directions",

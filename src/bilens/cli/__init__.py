@@ -37,7 +37,7 @@ OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 
 GROUPS = {
     "Read a language model": (
-        *("flow", "circuit", "questions", "task-directions", "contexts", "ngrams", "heads"),
+        *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
         *("composition", "logits", "summary", "generate", "token-spectra"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),

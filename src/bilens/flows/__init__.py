@@ -3,7 +3,7 @@
 from bilens.flows.ablation import Ablation, measure, remove, without_output
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
-from bilens.flows.question import Question, read_pairs
+from bilens.flows.question import Question, answered, read_pairs
 from bilens.flows.reading import FlowReading, read_flow
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.weights import PartWeights, open_part
@@ -16,6 +16,7 @@ __all__ = [
     "PartWeights",
     "Question",
     "adjoints_of",
+    "answered",
     "flow",
     "measure",
     "open_part",

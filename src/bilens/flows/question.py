@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, detached
 from bilens.errors import BilensError
 from bilens.language.hints import space_hints
 from bilens.language.names import TokenDirection, shown_tokens, token_text
@@ -18,6 +18,7 @@ from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.settings import CheckedSettings
 from bilens.transformer import ResidualModel
+from bilens.transformer.passes import Pass
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
@@ -469,3 +470,28 @@ class Score:
         if not self.minus:
             return int(logits.argmax()) in self.tokens
         return bool(logits[self.tokens].max() > logits[self.minus].max())
+
+
+@detached
+def answered(model: ResidualModel, questions: Sequence[Question]) -> list[Question]:
+    """Return the questions that a model answers: after the first text, and not after the second.
+
+    The token is ahead of those to subtract, or of all others if there are none.
+
+    Raises:
+        BilensError: a text or a token does not fit the model.
+    """
+    kept = []
+    for question in questions:
+        fitted = question.fitted(model)
+        texts, tokens = [model.ids(fitted.text, fitted.position)], None
+        if fitted.has_two_texts:
+            first, second, tokens = fitted.both_texts(model, any_length=True)
+            texts = [first, second]
+        score, answers = Score(model, fitted), []
+        for ids, rows in zip(texts, (None, tokens), strict=False):
+            stream = Pass.of(model, ids[None], None if rows is None else rows[None]).stream[0]
+            answers.append(score.is_answer(stream))
+        if answers == [True, False][: len(answers)]:
+            kept.append(question)
+    return kept
