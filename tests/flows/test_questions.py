@@ -2,7 +2,6 @@
 
 from dataclasses import fields, replace
 from functools import partial
-from itertools import permutations
 from math import exp
 
 import pytest
@@ -391,18 +390,12 @@ def test_sizes_that_another_check_left_behind_do_not_matter():
 
 def test_kept_are_the_questions_that_a_model_answers(view):
     """Those whose token is ahead after the first text and behind after the second, by logits."""
-    logits = {
-        text: view.logits(view.ids(text)[None])[0, -1]
-        for text in ("t1 t2 t3", "t4 t2 t3", "t9 t2 t3")
-    }
-    asked, expected = [], []
-    for a, b in permutations(logits, 2):
-        for token, minus in permutations(range(20, 25), 2):
-            question = Question(a, f"t{token}", (f"t{minus}",), b)
-            first, second = (logits[text][token] - logits[text][minus] for text in (a, b))
-            asked.append(question)
-            expected += [question] * bool(first > 0 > second)
-    assert 0 < len(expected) < len(asked)
-    assert answered(view, asked) == expected
-    alone = Question("t1 t2 t3", f"t{int(logits['t1 t2 t3'].argmax())}")
-    assert answered(view, [alone, replace(alone, token="t20 t21", against="t4 t2 t3")]) == [alone]
+    texts = "t1 t2 t3", "t9 t9 t9"
+    first, second = (view.logits(view.ids(text)[None])[0, -1] for text in texts)
+    ahead = (first[:, None] > first) & (second[:, None] < second)
+    some = ahead.nonzero()[:5].tolist() + (~ahead).nonzero()[5:10].tolist()
+    asked = [Question(texts[0], f"t{i}", (f"t{j}",), texts[1]) for i, j in some]
+    assert ahead.any()
+    assert answered(view, asked) == asked[:-5]
+    alone = Question(texts[0], f"t{int(first.argmax())}")
+    assert answered(view, [alone, replace(alone, token="t20 t21", against=texts[1])]) == [alone]
