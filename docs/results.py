@@ -42,8 +42,8 @@ GROUPS = {
     ],
     "Exactness and speed": [
         *("earlier_flows", "flow_memory", "flow_time"),
-        *("attention", "short_attention", "launches", "eigenpairs"),
-        *("spectra", "epoch", "step", "scaling", "large", "gpu", "peers", "tasks"),
+        *("attention", "short_attention", "launches"),
+        *("epoch", "step", "scaling", "large", "gpu", "peers", "tasks"),
     ],
 }
 """Headings of the page, and the names of their files."""

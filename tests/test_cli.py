@@ -380,9 +380,9 @@ def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
 
 
 def test_a_reader_that_closes_early_is_no_error():
-    command = f"{sys.executable} -m bilens token-spectra --help | head -1"
+    command = f"{sys.executable} -m bilens contexts --help | head -1"
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("usage: bilens token-spectra")
+    assert shown.stdout.startswith("usage: bilens contexts")
     assert shown.stderr == ""
 
 

@@ -1,14 +1,12 @@
 """The commands on other people's models, from a folder to spectra."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 import bilens
 from bilens.cli import main
-from bilens.convert import open_model, read_spectra, save_model
+from bilens.convert import open_model, save_model
 from bilens.files import read_json
 from tests.command_line import in_json, output_of, refusal
 from tests.convert import foreign
@@ -70,15 +68,11 @@ def test_process_says_what_plain_transformers_cannot_hold(tmp_path, capsys):
     assert "1 maps have a bias that plain transformers has no room for" in shown
 
 
-def test_export_then_spectra(annealed, tmp_path, capsys):
+def test_export(annealed, capsys):
     bilinear = annealed / "bilinear"
     assert in_json(capsys, "export", annealed) == {"model": str(bilinear)}
     assert LlamaForCausalLM.from_pretrained(bilinear).config.hidden_act == "linear"
-    command = ["token-spectra", bilinear, "--layer", "1", "--top", "3", "--output", tmp_path / "s"]
-    assert "30 tokens" in output_of(capsys, *command)
-    names, spectrum = read_spectra(tmp_path / "s")
-    assert names.tolist() == list(range(30))
-    assert in_json(capsys, *command)["tokens"][2]["eigenvalues"] == spectrum.values[2].tolist()
+    assert bilens.load(bilinear).mlp(1).n_out == 16
 
 
 def test_linearise_then_anneal(model, texts, tmp_path, capsys):
@@ -124,29 +118,6 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     )
 
 
-def test_spectra_of_some_tokens(annealed, tmp_path, capsys, monkeypatch):
-    command = ["token-spectra", str(annealed), "--layer", "0"]
-    main([*command, "--output", str(tmp_path / "s"), "--tokens", "t7,12"])
-    assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
-    message = refusal(capsys, *command, "--output", tmp_path / "s", "--tokens", "t7,other")
-    assert "token='other', expected a single token" in message
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs" / f"spectra-{annealed.stem}-0"
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    assert "bilens did not write it" in refusal(capsys, *command, "--tokens", "t7")
-
-
-def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
-    command = ["token-spectra", annealed, "--layer", "0", "--output", tmp_path / "s"]
-    for number in range(2):
-        state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
-        monkeypatch.setattr("accelerate.PartialState", lambda state=state, **_: state)
-        shown = output_of(capsys, *command, "--batch", "7")
-        assert f"the part of process {number} is done" in shown
-    assert len(read_spectra(tmp_path / "s")[0]) == 30
-
-
 def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
     run, held = tmp_path / "run", [*BRIEF, "--schedule", "held"]
     result = in_json(capsys, "anneal", model, "--data", texts, "--output", run, *held)
@@ -159,9 +130,6 @@ def test_commands_on_a_released_model(tmp_path, capsys):
     state = foreign.random_state(foreign.released_shapes(foreign.RELEASED), torch.float32)
     toy_tokenizer().save_pretrained(tmp_path / "released")
     released = foreign.write(tmp_path / "released", foreign.RELEASED, state, "pytorch_model.bin")
-    command = ["token-spectra", released, "--layer", "2", "--output", tmp_path / "s"]
-    assert "30 tokens" in output_of(capsys, *command)
-    assert len(read_spectra(tmp_path / "s")[0]) == 30
     assert "t" in output_of(capsys, "generate", released, "--prompt", "t3", "--tokens", "3")
     shown = output_of(capsys, "process", released, "--output", tmp_path / "processed")
     assert "rows of a pattern do not sum to 1" in " ".join(shown.split())

@@ -14,7 +14,6 @@ from tests.command_line import refusal, work_beside, write_sources
 from tests.nightly import nightly
 
 TRAINED = ["model", "--data", "texts.txt", "--length", "8", "--device", "cpu"]
-SPECTRA = ["--layer", "0", "--tokens", "t3", "--top", "2"]
 FLOW = ["flow", "model", "--prompt", "t3 t4", "--token", "t5"]
 WRITERS = {
     "train images": ["train", "images", "--d-model", "8", "--epochs", "1", "--output"],
@@ -38,7 +37,6 @@ WRITERS = {
         *["tensorise", *TRAINED, "--tokens", "0", "--calibration-tokens", "64"],
         *["--pattern-steps", "1", "--layer-steps", "1", "--held-out", "16", "--output"],
     ],
-    "token-spectra": ["token-spectra", "bilinear", *SPECTRA, "--output"],
     "report": ["report", "images", "--output"],
     "explore": ["explore", "images", "--space"],
     "demo": ["demo", "--output"],
@@ -46,7 +44,7 @@ WRITERS = {
 }
 """By name: the arguments before the path that a command writes to."""
 LONG = ("demo", "reproduce")  # minutes of work, whose writers are those of the others
-BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "token-spectra", "report")
+BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "report")
 """Commands of each way to write, for every day."""
 SILENT = ("decompose", "doctor", "cite")  # `decompose` writes into the run that it reads
 READINGS = ("ngrams", "heads", "contexts", "flow")  # the other analyses share their writers

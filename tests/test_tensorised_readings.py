@@ -34,7 +34,6 @@ COMMANDS = {
     "logits": ["--prompt", PROMPT],
     "generate": ["--prompt", PROMPT, "--tokens", "3"],
     "flow": ["--prompt", PROMPT, "--token", TOKEN, "--through-patterns"],
-    "token-spectra": ["--layer", "1", "--tokens", TOKEN, "--top", "2"],
     "report": ["--data", "grammar", "--layer", "1", "--token", TOKEN],
 }
 

@@ -22,16 +22,14 @@ from accelerate.utils import DistributedType
 import bilens.cli
 from bilens.errors import BilensError
 from bilens.files import write_json
-from bilens.language import top_contexts
 from bilens.processes import this_process
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from bilens.train.trainer import ResumableTrainer
-from bilens.transformer import ResidualModel
 from tests.families import tiny
-from tests.models import TOKENS, random_model, random_text, small_config, small_corpus
+from tests.models import TOKENS, small_config, small_corpus
 from tests.train import kill_attack
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
@@ -47,14 +45,6 @@ def write_threads(path: Path) -> None:
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             names.append(file.read_text().strip())
     write_json(path, names)
-
-
-def contexts() -> list[list[list[float]]]:
-    model = ResidualModel(random_model())
-    spectrum = model.mlp(0).interaction(model.direction(3)).eigh(2)
-    texts = [random_text(seed=seed) for seed in range(9)]
-    result = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
-    return [[[c.position, c.activation, *c.ids.tolist()] for c in several] for several in result]
 
 
 def train_preset(folder: Path) -> None:
@@ -98,7 +88,6 @@ def work(folder: Path) -> None:
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
-    write_json(folder / f"contexts-{this_process().process_index}.json", contexts())
 
 
 def sharded(folder: Path) -> None:

@@ -13,19 +13,10 @@ from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM
 
 import bilens
-from bilens.convert import (
-    give_swish,
-    make_bilinear,
-    open_model,
-    process,
-    read_spectra,
-    save_model,
-    write_spectra,
-)
+from bilens.convert import give_swish, make_bilinear, open_model, process, save_model
 from bilens.errors import CheckpointError
 from bilens.memory import MemoryLimitError
 from tests.convert.foreign import IMAGES, PAPER, RELEASED, write
-from tests.convert.test_spectra import along, layer
 from tests.families import altered, tiny
 from tests.models import random_model, toy_tokenizer
 from tests.refusals import refused
@@ -281,32 +272,3 @@ CONVERTED = {
     "mlp='gelu' in the model's configuration; expected one that": give_swish_to_no_blocks,
 }
 test_models_that_cannot_be_converted_are_refused = refused(CONVERTED)
-
-
-def spectra(tensor=layer(), directions=along(), k=4, batch_size=5):  # noqa: B008
-    def written(tmp_path):
-        write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
-        write_spectra(tensor, directions, tmp_path, k=k, batch_size=batch_size)
-
-    return written
-
-
-def read_damaged_spectra(tmp_path):
-    (tmp_path / "spectra.json").write_text("{")
-    read_spectra(tmp_path)
-
-
-SPECTRA = {
-    "holds spectra with factors.* another folder": spectra(layer(2)),
-    "holds spectra with along.* another folder": spectra(directions=along(3)),
-    "holds spectra with k=4, not 3.* another folder": spectra(k=3),
-    "holds spectra with directions=23, not 7.* another folder": spectra(directions=along()[:7]),
-    "holds no spectra.json; run `bilens token-spectra`": lambda tmp_path: read_spectra(
-        tmp_path / "a"
-    ),
-    "spectra.json is damaged and cannot be read": read_damaged_spectra,
-}
-test_the_spectra_of_something_else_stay = refused(SPECTRA, CheckpointError)
-WHOLE = {"k=13, expected a whole number, 1 to 12": spectra(k=13)}
-WHOLE |= {"batch_size=0, expected a whole number": spectra(batch_size=0)}
-test_numbers_of_spectra_are_whole = refused(WHOLE)

@@ -48,7 +48,6 @@ TENSORS = {
     "output='3', expected 0 to 2, the number of an output": lambda t: t.interaction(output="3"),
     r"output=\[0.5\], expected text or a whole number or": lambda t: t.interaction(output=[0.5]),
     "k=5, expected a whole number, 1 to 4": lambda t: t.interaction(output=0).eigh(5),
-    "tolerance=0, expected .*above 0": lambda t: t.interaction(output=0).eigh(tolerance=0),
     r"right is .* beside left \(5, 4\)": lambda t: BilinearTensor(t.left, t.right[:-1], t.out),
     "torch.float32": lambda t: BilinearTensor(t.left, t.right, t.out.float()),
     "empty": lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bilens.checks import check_sum
-from bilens.convert import process, read_spectra, write_spectra
+from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.images import bonds
 from bilens.language import (
@@ -132,21 +132,19 @@ def test_both_numbers_are_named():
 
 
 @pytest.mark.parametrize("norm", ["none", "scalar", "rms", "layer"])
-def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
+def test_all_readings_show_the_same_eigenvalues(norm):
     """Whatever shows the eigenvalues of a model, layer and direction shows the same ones."""
     corpus, direction = small_corpus(), TokenDirection("lily", ("tom", "ben"))
     model = grammar_view(norm=norm, n_layers=2)
     u = direction.vector(model)
     expected = torch.linalg.eigvalsh(model.mlp(1).interaction(u).dense())
 
-    write_spectra(model.mlp(1), u[None], tmp_path / "spectra", k=len(expected))
     changed = deepcopy(model.model)
     process(changed)
     after = ResidualModel(changed, corpus.tokenizer)
     reading = read_direction(model, corpus, "lily", minus=("tom", "ben"), layer=1, k=1)
     shown = {
         "report, contexts": reading.all_eigenvectors.values,
-        "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
         "behind process": after.mlp(1).interaction(direction.vector(after)).eigh().values,
     }
     for name, values in shown.items():

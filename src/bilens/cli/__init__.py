@@ -38,7 +38,7 @@ OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 GROUPS = {
     "Read a language model": (
         *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
-        *("composition", "logits", "summary", "generate", "token-spectra"),
+        *("composition", "logits", "summary", "generate"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),
     "Train": ("train",),
@@ -48,7 +48,7 @@ GROUPS = {
 """Commands in the order of the help, the usual ones first in each group."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 MODULES = {
-    "arrays": ("decompose", "token-spectra"),
+    "arrays": ("decompose",),
     **{"training": GROUPS["Train"], "conversion": GROUPS["Convert"], "running": GROUPS["Run"]},
 }
 """By module of `bilens.cli`: its commands, functions of their names. The others are analyses."""

@@ -1,17 +1,15 @@
-"""Commands that write arrays of weights: `bilens decompose` and `token-spectra`."""
+"""The command that writes arrays of weights: `bilens decompose`."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import bilens
 from bilens.analyses import find_analysis
-from bilens.cli.console import Device, ModelName, RunDir, check_own, choose_device, out, show_table
+from bilens.cli.console import Device, RunDir, choose_device, out
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
-from bilens.options import Basis, Metric, layer_of, token_list
-from bilens.sections import signed
-from bilens.settings import Count, Share, Tolerance
+from bilens.options import Basis, Metric
+from bilens.settings import Count, Share
 
 
 def decompose(
@@ -83,89 +81,3 @@ def _check_effects(given: Mapping[str, Any], names: Collection[str]) -> None:
             raise BilensError(
                 f"--{name}={value} has no effect here, expected {needed}; leave it out"
             )
-
-
-def token_spectra(
-    model: ModelName,
-    *,
-    layer: int | None = None,
-    tokens: str = "all",
-    top: Count = 8,
-    batch: Count = 256,
-    tolerance: Tolerance = 1e-4,
-    output: Path | None = None,
-    device: Device = "auto",
-    low_memory: bool = False,
-) -> dict[str, Any] | None:
-    """Find the top eigenpairs of a bilinear layer along the logit of every token, and save them.
-
-    Writes spectra.json and spectra-NNNNN.safetensors, each the spectra of some tokens; what is
-    there already is kept. For several devices write `torchrun --nproc-per-node=N -m bilens`
-    instead of `bilens`.
-
-        bilens token-spectra runs/annealed --layer 3
-        bilens token-spectra runs/annealed --layer 3 --tokens cat,dog --top 4 --json
-
-    Args:
-        model: folder of a bilinear model: annealed, exported, or trained with bilens.
-        layer: number of the layer, from 0; models of one layer do not need it.
-        tokens: all, or some separated by commas, each as the vocabulary writes it or its number;
-            one with a comma stands in double quotes.
-        top: eigenpairs of each token.
-        batch: tokens in a file.
-        tolerance: largest residual of a pair.
-        output: folder; by default runs/spectra-NAME-LAYER.
-        low_memory: leave the weights of other layers in their files.
-    """
-    from bilens.language import token_names
-    from bilens.processes import this_process
-
-    opened: Any = bilens.load(model, device=choose_device(device), low_memory=low_memory)
-    if not isinstance(opened, bilens.ResidualModel):
-        raise BilensError(
-            f"{model} holds {type(opened).__name__}, and this command reads language "
-            "models; `bilens eigenvectors` reads classifiers"
-        )
-    layer = layer_of(opened, layer)
-    numbers = _numbers(opened, tokens)
-    folder = output or Path("runs") / f"spectra-{Path(model).stem}-{layer}"
-    if output is None:
-        check_own(folder)
-    bilens.convert.write_spectra(
-        opened.mlp(layer),
-        opened.modules.logit_weights(numbers)[0].T,
-        folder,
-        names=numbers,
-        k=top,
-        batch_size=batch,
-        tolerance=tolerance,
-    )
-    state = this_process()
-    if state.num_processes > 1:
-        out.print(f"{folder}: the part of process {state.process_index} is done")
-        return None
-    # Read back from the files: some may be of an earlier run.
-    names, spectrum = bilens.convert.read_spectra(folder)
-    values, residuals = spectrum.values.tolist(), spectrum.residuals.amax(-1).tolist()
-    rows = list(zip(map(int, names), token_names(opened, names), values, residuals, strict=True))
-    cells = [(name, "  ".join(map(signed, v)), f"{r:.1e}") for _, name, v, r in rows[:10]]
-    show_table(("token", "eigenvalues", "largest residual"), cells, words=2)
-    out.print(f"{len(names):,} tokens: {folder}")
-    keys = ("number", "token", "eigenvalues", "largest_residual")
-    return {"output": folder, "tokens": [dict(zip(keys, row, strict=True)) for row in rows]}
-
-
-def _numbers(model: "bilens.ResidualModel", tokens: str) -> list[int]:
-    """Return the tokens' numbers: all, or those of names or numbers."""
-    from bilens.checks import check_index
-
-    if tokens == "all":
-        return list(range(model.modules.unembed.n_out))
-    known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
-    return [
-        # Python refuses to read numbers of thousands of digits.
-        check_index("tokens", int(name[:20]), model.vocab_size, "the model's tokens")
-        if name.isdecimal() and name not in known
-        else model.token(name)
-        for name in token_list(tokens)
-    ]

@@ -119,7 +119,7 @@ def choose_device(name: str) -> "torch.device":
 
 def is_own(path: Path) -> bool:
     """Return True for a file of bilens, and for a folder with one, in it or in folders of it."""
-    records = ("training.json", "processing.json", "spectra.json", "comparison.json")
+    records = ("training.json", "processing.json", "comparison.json")
     if path.name in (*records, "stages"):
         return True
     if path.is_dir():

@@ -63,7 +63,7 @@ BIBTEX = f"""\
 """The entry as it is in README; a test compares both with CITATION.cff."""
 OPTIONAL = {
     "datasets": ("train", "data sets by name, texts of your own, training"),
-    "accelerate": ("train", "training, and scans of texts by several processes"),
+    "accelerate": ("train", "training"),
     "pyarrow": ("train", "texts of your own, whose tokens it keeps on disk"),
     "scikit-learn": ("train", "the digits of the demo"),
     "gradio": ("explore", "bilens explore"),

@@ -6,7 +6,6 @@ Importing it takes as long as transformers does.
 from bilens.convert.gates import Swish, give_swish, make_bilinear
 from bilens.convert.loading import open_model, open_tokenizer, save_model
 from bilens.convert.processing import process
-from bilens.convert.spectra import read_spectra, write_spectra
 
 __all__ = [
     "Swish",
@@ -15,7 +14,5 @@ __all__ = [
     "open_model",
     "open_tokenizer",
     "process",
-    "read_spectra",
     "save_model",
-    "write_spectra",
 ]

@@ -3,7 +3,6 @@
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +20,6 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.language.names import TokenDirection
 from bilens.language.stream import Sources, read_stream
-from bilens.lazy_imports import accelerate
-from bilens.processes import this_process
 from bilens.progress import progress_bar
 from bilens.sections import Fact
 from bilens.settings import Count, NotNegative, Seed
@@ -57,30 +54,20 @@ def top_contexts(
     """Find the k contexts of largest |activation| for every eigenvector.
 
     Each text has at most one, and no two have the same tokens up to their position. Texts pass in
-    batches, so any number of them fits in memory. Under `torchrun` each process takes its share of
-    the texts, and all of them return the best of all.
+    batches, so any number of them fits in memory.
 
     The spectrum is that of a single form of the layer. The strongest context comes first.
 
     Source: Pearce et al. 2024, figure 7 and appendix G.
     """
     _check(spectrum)
-    state = this_process()
     best = [_Best(k) for _ in range(spectrum.k)]
-    # Each process reads every n-th text, and all gather the best of all.
-    share = islice(texts, state.process_index, None, state.num_processes)
     total = len(texts) if isinstance(texts, Sized) else None
-    for batch in _run_texts(model, share, layer, batch_size, total, state.num_processes):
+    for batch in _run_texts(model, texts, layer, batch_size, total):
         _add_best(best, spectrum, *batch)
-    # Two processes may have equal texts, which count once.
-    merged = [_Best(k) for _ in range(spectrum.k)]
-    for process in accelerate.utils.gather_object([best]):
-        for target, source in zip(merged, process, strict=True):
-            for context in source.contexts:
-                target.add(context)
-    if not merged[0].contexts:
+    if not best[0].contexts:
         raise BilensError("texts is empty; expected strings or token ids")
-    return [contexts.contexts for contexts in merged]
+    return [contexts.contexts for contexts in best]
 
 
 class _Best:
@@ -194,7 +181,6 @@ def _run_texts(
     layer: int,
     batch_size: int,
     total: int | None,
-    processes: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of texts: padded ids, lengths, and the MLP inputs of a layer."""
     with progress_bar() as bar:
@@ -207,7 +193,7 @@ def _run_texts(
             # Attention is causal: padding at the end changes no position before it.
             ids = pad_sequence(rows, batch_first=True)
             yield ids, lengths, model.mlp_inputs(layer, ids)
-            bar.advance(task, len(batch) * processes)
+            bar.advance(task, len(batch))
 
 
 @checked

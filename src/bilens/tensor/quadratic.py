@@ -16,17 +16,16 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, safetensors
 from bilens.memory import check_memory
 from bilens.sections import Columns, Fact, shape_fact
-from bilens.settings import Count, Seed, Tolerance
+from bilens.settings import Count
 from bilens.tensor import factors
 from bilens.tensor.factors import affine, fit_input
-from bilens.tensor.lanczos import MISS, Search, basis_size
 
 if TYPE_CHECKING:
     from bilens import files
 else:
     files = lazy_import("bilens.files")
 
-SAVED = ("values", "vectors", "residuals", "miss_chance")
+SAVED = ("values", "vectors", "residuals")
 
 
 @checked
@@ -42,8 +41,6 @@ class Spectrum(Reading):
         vectors: v_i, one row each.
         residuals: |Q v_i - lambda_i v_i| / |lambda_1|, measured on these vectors.
         constant: the last input coordinate is the constant 1.
-        miss_chance: for each form, an upper bound on the chance that `eigh` missed a larger
-            eigenvalue. It is 0 if the form was decomposed in full, and None if unknown.
 
     Source: Pearce et al. 2024, equations 2 and 3.
     """
@@ -52,7 +49,6 @@ class Spectrum(Reading):
     vectors: Float[Tensor, "*batch k n_in"]
     residuals: Float[Tensor, "*batch k"]
     constant: bool = False
-    miss_chance: Float64[Tensor, "*batch"] | None = None
 
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "eigenvalue", "color": "form"}
 
@@ -102,24 +98,13 @@ class Spectrum(Reading):
 
     def to(self, target: torch.dtype | torch.device | str) -> "Spectrum":
         """Return the same spectrum in another dtype or on another device."""
-        chance = self.miss_chance
-        if chance is not None and not isinstance(target, torch.dtype):
-            chance = chance.to(target)
-        return replace(
-            self,
-            values=self.values.to(target),
-            vectors=self.vectors.to(target),
-            residuals=self.residuals.to(target),
-            miss_chance=chance,
-        )
+        return replace(self, **{name: getattr(self, name).to(target) for name in SAVED})
 
     def __getitem__(self, index: int | slice) -> "Spectrum":
         """Return the spectrum of one or several forms along the first batch axis."""
         if not self.batch_shape:
             raise BilensError("This spectrum is of a single form, without a batch to index")
-        parts = {name: getattr(self, name) for name in SAVED}
-        indexed = {name: part[index] for name, part in parts.items() if part is not None}
-        return replace(self, **indexed)
+        return replace(self, **{name: getattr(self, name)[index] for name in SAVED})
 
     def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """Return v_i . x, of shape `samples` followed by the axes of `values`."""
@@ -246,9 +231,8 @@ class Spectrum(Reading):
         Raises:
             CheckpointError: the system refuses.
         """
-        tensors = {name: getattr(self, name) for name in SAVED}
-        known = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
-        files.write_safetensors(Path(path), known, {"constant": str(self.constant)})
+        tensors = {name: getattr(self, name).cpu() for name in SAVED}
+        files.write_safetensors(Path(path), tensors, {"constant": str(self.constant)})
 
     @classmethod
     def load(cls, path: Path | str) -> "Spectrum":
@@ -261,9 +245,9 @@ class Spectrum(Reading):
             constant = (file.metadata() or {}).get("constant")
             names = set(SAVED).intersection(file.keys())
             tensors = {name: file.get_tensor(name) for name in names}
-        if constant not in ("True", "False") or not {*SAVED[:3]} <= tensors.keys():
+        if constant not in ("True", "False") or not {*SAVED} <= tensors.keys():
             raise CheckpointError(
-                f"{path} does not hold a spectrum: expected {', '.join(SAVED[:3])}, and in its "
+                f"{path} does not hold a spectrum: expected {', '.join(SAVED)}, and in its "
                 "metadata constant, as Spectrum.save writes them"
             )
         return cls(**tensors, constant=constant == "True")
@@ -389,43 +373,30 @@ class QuadraticForm(Reading):
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
 
-    def eigh(
-        self, k: int | None = None, *, tolerance: Tolerance = 1e-4, seed: Seed = 0
-    ) -> Spectrum:
+    def eigh(self, k: int | None = None) -> Spectrum:
         """Return the eigenvalues and eigenvectors of each form, the largest magnitude first.
 
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
 
-        `k=None` decomposes each full matrix and is exact and differentiable. A small k on a large
-        form runs Lanczos on all forms at once, not differentiable. The result is certified: each
-        pair has a measured residual |Qv - lambda v| / |lambda_1| of at most `tolerance`. The chance
-        that an eigenvalue above |lambda_k| + `tolerance` |lambda_1| is missing is at most
-        `miss_chance`, 1 in 10,000. A form that misses the certificate is decomposed in full, with a
-        `miss_chance` of 0. The scale of the weights plays no part, and half precision is read in
-        float32.
+        Each matrix is decomposed in full, exactly and differentiably, some of a batch at a time;
+        the scale of the weights plays no part, and half precision is read in float32.
 
         Args:
-            k: number of eigenpairs of each form.
-            tolerance: largest residual of an iterated pair, between 0 and 1.
-            seed: seed of the random vectors of the iteration.
+            k: number of eigenpairs of each form to return; all by default.
 
-        Source: Pearce et al. 2024, equations 2 and 3. The certificate is derived in
-            `bilens.tensor.lanczos`.
+        Source: Pearce et al. 2024, equations 2 and 3.
         """
         if k is not None:
             check_count("k", k, self.n_in, "the number of inputs")
         unit, scale = self.without_scale()
         forms = replace(unit, weights=unit.weights.reshape(-1, unit.weights.shape[-1]))
-        if k is None:
-            found = dense_eigenpairs(forms, self.n_in)
-        else:
-            found = top_eigenpairs(forms, k, tolerance, seed)
-        parts = [getattr(found, name) for name in SAVED]
-        values, vectors, residuals, miss_chance = (
-            part.reshape([*self.batch_shape, *part.shape[1:]]) for part in parts
+        spectrum = eigenpairs(forms, k or self.n_in)
+        values, vectors, residuals = (
+            getattr(spectrum, name).reshape([*self.batch_shape, *getattr(spectrum, name).shape[1:]])
+            for name in SAVED
         )
         values = factors.in_range(eigenvalues=(scale[..., None] * values).to(values.dtype))
-        return Spectrum(values, vectors, residuals, self.constant, miss_chance)
+        return Spectrum(values, vectors, residuals, self.constant)
 
 
 def apply_factored(
@@ -439,7 +410,7 @@ def apply_factored(
     return ((w * (vectors @ right.T)) @ left + (w * (vectors @ left.T)) @ right) / 2
 
 
-def dense_eigenpairs(forms: QuadraticForm, k: int) -> Spectrum:
+def eigenpairs(forms: QuadraticForm, k: int) -> Spectrum:
     """Return the k eigenpairs of largest magnitude of each form, from the full matrix."""
     left, right, weights, n = forms.left, forms.right, forms.weights, forms.n_in
     batch_size = max(1, WORKING_BYTES // (3 * n * n * left.element_size()))
@@ -461,31 +432,4 @@ def dense_eigenpairs(forms: QuadraticForm, k: int) -> Spectrum:
             residuals = torch.where(top > 0, errors / top, errors)
         parts.append((values, vectors, residuals))
     values, vectors, residuals = (torch.cat(part) for part in zip(*parts, strict=True))
-    nothing = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-    return Spectrum(values, vectors, residuals, forms.constant, nothing)
-
-
-@torch.no_grad()
-def top_eigenpairs(forms: QuadraticForm, k: int, tolerance: float, seed: int) -> Spectrum:
-    """Return the k eigenpairs of largest magnitude of each form, iterated if that is cheaper.
-
-    A form that does not reach `tolerance`, or does not pass the test of completeness, is decomposed
-    in full.
-    """
-    left, right, weights, n = forms.left, forms.right, forms.weights, forms.n_in
-    size = basis_size(k)
-    # Iteration would save nothing: a basis of half of the inputs costs as much as a decomposition.
-    if n <= 128 or 2 * size > n:
-        return dense_eigenpairs(forms, k)
-    # Each form has its basis and the images of it, n numbers each, and the projected form.
-    slots = max(1, WORKING_BYTES // ((2 * n + size) * size * left.element_size()))
-    search = Search(left, right, weights, k, tolerance, seed, min(slots, len(weights)))
-    search.run()
-    failed, miss_chance = ~search.passed, search.passed.double() * MISS
-    found = search.values, search.vectors, search.residuals
-    iterated = Spectrum(*found, forms.constant, miss_chance)
-    if failed.any():
-        exact = dense_eigenpairs(replace(forms, weights=weights[failed]), k)
-        for name in SAVED:
-            getattr(iterated, name)[failed] = getattr(exact, name)
-    return iterated
+    return Spectrum(values, vectors, residuals, forms.constant)
