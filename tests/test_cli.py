@@ -15,6 +15,8 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import bilens
@@ -93,6 +95,12 @@ def test_a_run_is_not_overwritten(run, capsys, caplog):
 )
 def test_whole_numbers_may_be_short(text, number):
     assert whole_number(text) == number
+
+
+@given(st.decimals(0, 9_999, places=3), st.sampled_from("KMBkmb"))
+def test_whole_numbers_are_exact(number, unit):
+    expected = number * {"K": 10**3, "M": 10**6, "B": 10**9}[unit.upper()]
+    assert whole_number(f"{number:f}{unit}") == expected
 
 
 @pytest.mark.parametrize(

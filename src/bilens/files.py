@@ -24,6 +24,16 @@ UNFINISHED = ".unfinished-"
 """First part of the names of files and folders that are being written."""
 
 
+LEFT_BY_SYSTEMS = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
+"""Folders that systems leave among a user's own, in lower case."""
+
+
+def visible_paths(folder: Path) -> list[Path]:
+    """Return what is in a folder, by name, without hidden files and what systems leave there."""
+    names = sorted(folder.iterdir())
+    return [p for p in names if p.name[0] != "." and p.name.lower() not in LEFT_BY_SYSTEMS]
+
+
 @contextmanager
 def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]:
     """Turn errors of the system into one message: a full or read-only disk, a folder, ...

@@ -268,7 +268,7 @@ SETS = {
     "FashionMNIST/raw lacks train-labels-idx1-ubyte, t10k-labels-idx1-ubyte; ex": incomplete_mnist,
     "t10k-labels-idx1-ubyte cannot be read as an IDX file": damaged_mnist,
     "mnist, train holds no images": empty_split,
-    "has the columns .*text.*, expected an image and a class": without_labels,
+    "has the columns .*text.*, expected one Image and one ClassLabel": without_labels,
     r"the images are \(12,\) .*; expected bytes .count, height, width. of one": mnist({0: LABELS}),
     r"the images are .* \(5,\), .*; expected bytes": mnist({2: LABELS[:5]}),
     r"the images are \(12, 4, 3\) and \(5, 3, 4\), .* one size$": mnist({2: np.zeros((5, 3, 4))}),

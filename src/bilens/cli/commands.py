@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -138,9 +139,8 @@ def whole_number(text: str) -> int:
     """Return the number of a text such as 1000000, 500K, 1M or 0.5B."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
     units = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
-    value = float(match[1]) * units[match[2]] if match else 0.5
-    if match and not match[2] and "." not in text:
-        return int(match[1])
-    if value % 1:
+    # Exact: the float nearest to 4.1 times a million is no whole number.
+    value = Fraction(match[1]) * units[match[2]] if match else Fraction(1, 2)
+    if value.denominator > 1:
         raise ValueError(f"{text!r}, expected a whole number such as 1000000, 500K, 1M or 0.5B")
     return int(value)

@@ -15,7 +15,9 @@ import math
 import os
 import re
 import struct
+import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -33,7 +35,7 @@ from torch.nn.functional import one_hot
 from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
-from bilens.files import check_downloaded
+from bilens.files import check_downloaded, visible_paths
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, lazy_import
 from bilens.memory import MemoryLimitError, check_memory
@@ -70,8 +72,10 @@ TRAIN_NAMES = ("train", "training")
 TEST_NAMES = ("test", "testing", "validation", "valid", "val")
 BYTE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Modes of Pillow with 8 bits a channel that are read."""
-DEEP_MODES = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "F": 1}
-"""Modes with one channel of more bits that are read, and their white."""
+DEEP_MODES = ("I;16", "I;16L", "I;16B", "F")
+"""Modes with one channel of more bits that are read."""
+BITS, PHOTOMETRIC = 258, 262
+"""Tags of TIFF: bits of a channel, and whether 0 is white (0) or black (1)."""
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 UNREADABLE += (Image.DecompressionBombError,)  # type: ignore[assignment]
 """Errors for damaged pictures, besides those of bilens."""
@@ -133,6 +137,8 @@ class ImageData(Reading):
         return accuracy < chance + 2 * (chance * (1 - chance) / len(self.test_labels)) ** 0.5
 
     def __post_init__(self) -> None:
+        if repeated := [name for name, n in Counter(self.class_names).items() if n > 1]:
+            raise DataError(f"class_names has {repeated[0]!r} twice, expected distinct names")
         for split in ("train", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             if images.shape[1] != self.n_inputs or not images.numel():
@@ -265,7 +271,7 @@ def _read_own(folder: Path, seed: int) -> ImageData:
     if any(_files(folder)) or _parquet_files(folder):
         return _read_folder(folder.name, [folder], None)
     splits = _splits(folder)
-    names = sorted({inner.name for split in splits for inner in _folders(split)})
+    names = sorted({_class_name(inner.name) for split in splits for inner in _folders(split)})
     arrays: list[np.ndarray] = []
     for split in splits:
         # Listed first: what is wrong with a folder is no damage of the picture before it.
@@ -295,20 +301,21 @@ def _splits(folder: Path) -> list[Path]:
     if not nested:
         return [folder]
     kinds = {child.name.lower(): child for child in nested}
-    train = next((kinds[name] for name in TRAIN_NAMES if name in kinds), None)
+    trains = [child for child in nested if child.name.lower() in TRAIN_NAMES]
     test = next((kinds[name] for name in TEST_NAMES if name in kinds), None)
-    if train is None or nested != children or not kinds.keys() <= {*TRAIN_NAMES, *TEST_NAMES}:
+    is_known = kinds.keys() <= {*TRAIN_NAMES, *TEST_NAMES} and len(kinds) == len(nested)
+    if len(trains) != 1 or nested != children or not is_known:
         raise DataError(
             f"{folder} holds the folders {', '.join(child.name for child in children)}, of which "
             f"{', '.join(child.name for child in nested)} hold further folders; expected class "
-            "folders with pictures, or class folders in train and in test"
+            "folders with pictures, or class folders in one folder train and in one folder test"
         )
-    return [train] if test is None else [train, test]
+    return trains if test is None else [*trains, test]
 
 
 def _folders(folder: Path) -> list[Path]:
     """Return the visible folders in a folder, also those that are links; refuse broken links."""
-    visible = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    visible = visible_paths(folder)
     for path in visible:
         if not path.exists():
             raise DataError(
@@ -324,11 +331,16 @@ def _pictures(folder: Path, names: list[str]) -> Iterator[tuple[str, Path, int]]
     for inner in _folders(folder):
         if _folders(inner):
             raise DataError(f"{inner} holds folders, expected pictures only; it is a class")
-        files = sorted(file for file in inner.iterdir() if file.suffix.lower() in endings)
+        files = [file for file in visible_paths(inner) if file.suffix.lower() in endings]
         if not files:
             raise DataError(f"{inner} holds no pictures; fill it, or remove it")
         for file in files:
-            yield f"{inner.name}/{file.name}", file, names.index(inner.name)
+            yield f"{inner.name}/{file.name}", file, names.index(_class_name(inner.name))
+
+
+def _class_name(name: str) -> str:
+    """Return a name in the form of letters with their accents: systems store it in two forms."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _grey_rows(
@@ -341,6 +353,9 @@ def _grey_rows(
     try:
         for name, picture, label in pictures:
             current = name
+            missing = "picture" if picture is None else "class" if label is None else ""
+            if missing:
+                raise DataError(f"it has no {missing}")
             with Image.open(picture) if isinstance(picture, Path) else picture as opened:
                 images.append(grey_levels(opened))
             labels.append(label)
@@ -365,7 +380,7 @@ def grey_levels(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     """Return a picture in grey, from 0 (black) to 1 (white), in float32.
 
     Colours become grey as in ITU-R 601-2. Transparent parts are white paper. Levels of 8 bits are
-    divided by 255, and those of 16 bits by 65535; floats are from 0 to 1.
+    divided by 255, those of 12 bits by 4095 and those of 16 bits by 65535; floats are from 0 to 1.
 
     Raises:
         DataError: the picture is of another mode, has several frames, or shows nothing.
@@ -373,6 +388,7 @@ def grey_levels(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     # The second picture of an MPO, the JPEG of many cameras, is a preview of the first.
     if getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO":
         raise DataError("it has several frames, expected one")
+    tags = getattr(picture, "tag_v2", {})  # of a TIFF
     # Cameras store pictures unturned, with a note.
     picture = ImageOps.exif_transpose(picture)
     mode, clear = picture.mode, picture.has_transparency_data
@@ -382,12 +398,14 @@ def grey_levels(picture: Image.Image) -> Float[np.ndarray, "height width"]:
             f"{', '.join([*BYTE_MODES, *DEEP_MODES])}, such as PNG in grey or colours"
         )
     if mode in DEEP_MODES:
-        levels = np.asarray(picture).astype(np.float32) / DEEP_MODES[mode]
+        white = 1 if mode == "F" else 2 ** tags.get(BITS, (16,))[0] - 1
+        levels = np.asarray(picture).astype(np.float32) / white
         if not 0 <= levels.min() <= levels.max() <= 1:
             raise DataError(
                 f"its values are from {levels.min():g} to {levels.max():g}, expected 0 to 1"
             )
-        return levels
+        # Pillow turns 0 into black for 8 bits and fewer only.
+        return levels if tags.get(PHOTOMETRIC, 1) else 1 - levels
     if not clear:
         return np.asarray(picture.convert("L"), np.float32) / 255
     ink = picture.convert("RGBA")
@@ -403,26 +421,41 @@ def grey_levels(picture: Image.Image) -> Float[np.ndarray, "height width"]:
 def _read_hub(name: str, repository: str, class_names: tuple[str, ...] | None) -> ImageData:
     """Load the splits train and test of a data set with labelled images."""
     arrays: list[np.ndarray] = []
-    names: tuple[str, ...] = ()
+    names: list[tuple[str, ...]] = []
     instead = f"the IDX files {', '.join(IDX_FILES)}" if class_names else "images in class folders"
     for split in SPLITS:
         with hub_split(repository, split, instead) as rows:
-            split_arrays, names = _labelled(rows, repository, f"{repository}, {split}")
+            split_arrays, split_names = _labelled(rows, repository, f"{repository}, {split}")
             arrays += split_arrays
-    return _assembled(name, arrays, class_names or names, white=1)
+            names.append(split_names)
+    same = _same_names(names, repository)
+    return _assembled(name, arrays, class_names or same, white=1)
 
 
 def _labelled(rows: Any, source: str, place: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Return the images and labels of rows of `datasets`, and the names of the classes."""
-    columns = {type(kind).__name__: name for name, kind in (rows.features or {}).items()}
-    if not {"Image", "ClassLabel"} <= columns.keys():
+    kinds = {name: type(kind).__name__ for name, kind in (rows.features or {}).items()}
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    if len(images) != 1 or len(labels) != 1:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise DataError(
-            f"{source} has the columns {rows.features}, expected an image and a class "
-            "label; save its images in class folders and use their path"
+            f"{source} has the columns {listed}, expected one Image and one ClassLabel; remove the "
+            "others, or save its images in class folders and use their path"
         )
-    image, label = columns["Image"], columns["ClassLabel"]
-    named = ((f"image {n}", row[image], row[label]) for n, row in enumerate(rows))
-    return _grey_rows(named, place), tuple(rows.features[label].names)
+    named = ((f"image {n}", row[images[0]], row[labels[0]]) for n, row in enumerate(rows))
+    return _grey_rows(named, place), tuple(map(_class_name, rows.features[labels[0]].names))
+
+
+def _same_names(names: list[tuple[str, ...]], source: str | Path) -> tuple[str, ...]:
+    """Return the names of the classes, which numbers of both splits stand for."""
+    if len({*names}) > 1:
+        train, test = names
+        raise DataError(
+            f"{source} has the classes {', '.join(train)} to train and {', '.join(test)} to test, "
+            "expected the same in the same order"
+        )
+    return names[0]
 
 
 def _read_folder(
@@ -470,7 +503,7 @@ def _parquet_files(folder: Path) -> dict[str, list[str]]:
 def _read_parquet(name: str, folder: Path, class_names: tuple[str, ...] | None) -> ImageData:
     """Read the parquet files of a data set of the hub."""
     arrays: list[np.ndarray] = []
-    names: tuple[str, ...] = ()
+    names: list[tuple[str, ...]] = []
     for split, files in _parquet_files(folder).items():
         try:
             # By default as many rows as the first group has, which may be none.
@@ -481,13 +514,15 @@ def _read_parquet(name: str, folder: Path, class_names: tuple[str, ...] | None) 
                 streaming=True,
                 batch_size=1000,
             )
-            split_arrays, names = _labelled(rows, str(folder), f"{folder}, {split}")
+            split_arrays, split_names = _labelled(rows, str(folder), f"{folder}, {split}")
         except DataError:
             raise
         except (*UNREADABLE, datasets.exceptions.DatasetsError) as error:
             raise DataError(f"{folder}, {split}: {error}. Fetch it again.") from error
         arrays += split_arrays
-    return _assembled(name, arrays, class_names or names, white=1)
+        names.append(split_names)
+    same = _same_names(names, folder)
+    return _assembled(name, arrays, class_names or same, white=1)
 
 
 def _files(folder: Path) -> list[Path | None]:

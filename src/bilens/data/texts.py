@@ -5,11 +5,12 @@ A tokenizer for reading weights has one token for a word, in any case and at any
 
 import glob
 import gzip
+import json
 import os.path
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from string import ascii_lowercase
@@ -17,7 +18,7 @@ from typing import Any
 
 from bilens.checks import checked
 from bilens.errors import BilensError, CheckpointError, DataError, is_panic
-from bilens.files import check_downloaded
+from bilens.files import check_downloaded, visible_paths
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.settings import Size
@@ -25,16 +26,20 @@ from bilens.settings import Size
 HUB = {"tinystories": "roneneldan/TinyStories"}
 LONGEST = 2**28
 """Characters of a text, at most."""
-SUFFIXES = {".txt": "text", ".txt.gz": "text", ".parquet": "parquet", ".jsonl": "json"}
+SUFFIXES = (".txt", ".txt.gz", ".parquet", ".jsonl")
+END_OF_STORY = "<|endoftext|>"
+DAMAGED = (OSError, EOFError, ValueError, RecursionError, zlib.error)
+"""Errors for damaged files of texts, besides those of `datasets`."""
 
 
 @checked
 def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterator[str]:
     """Yield the stories of a corpus in order, unchanged, one at a time.
 
-    In a text file a line `<|endoftext|>` ends a story. A file without such a line in its first 8
-    million characters is cut at its blank lines, and without blank lines at every line. Parquet
-    and jsonl hold a story in the column "text" (or "story").
+    `<|endoftext|>` ends a story, wherever it stands. A text file without it in its first 8 million
+    characters is also cut at its blank lines, and without blank lines at every line. Parquet and
+    jsonl hold a story in the column "text" (or "story"). White space at the ends of a story is
+    dropped, as are hidden files of a folder.
 
     Args:
         source: "tinystories", or the path of a file or of a folder of files: text (.txt, .txt.gz),
@@ -72,7 +77,7 @@ def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[P
         folder = named_folder(data_dir)
         return [] if folder is None else _known_files(str(source), folder)
     if str(source) and is_folder(path):
-        files = sorted(file for file in path.iterdir() if _suffix(file) and file.is_file())
+        files = [file for file in visible_paths(path) if _suffix(file) and file.is_file()]
         if not files:
             raise DataError(f"{path} is a folder without files {kinds}; choose another")
         return files
@@ -104,16 +109,16 @@ def _read_file(path: Path) -> Iterator[str]:
     """Yield the stories of a file that are not blank, in order."""
     with suppress(CheckpointError):  # what cannot be read is said below
         check_downloaded(path, "texts", DataError)
-    read = _read_lines if SUFFIXES[_suffix(path) or ""] == "text" else _read_column
+    read = READERS[_suffix(path) or ""]
     empty = True
     try:
-        for story in read(path):
-            if story and (story := story.strip()):
+        for text in filter(None, read(path)):
+            for story in filter(None, map(str.strip, text.split(END_OF_STORY))):
                 empty = False
                 yield story
     except BilensError:
         raise
-    except (OSError, EOFError, ValueError, zlib.error, datasets.exceptions.DatasetsError) as error:
+    except (*DAMAGED, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{path} cannot be read ({type(error).__name__}: {error}). Fetch it again, or save it "
             "as text in UTF-8."
@@ -124,14 +129,12 @@ def _read_file(path: Path) -> Iterator[str]:
 
 def _read_lines(path: Path) -> Iterator[str]:
     opened = gzip.open if path.suffix.lower() == ".gz" else open
-    end_of_story = "<|endoftext|>"
     with opened(path, "rt", encoding="utf-8-sig") as file:
         # How a file separates stories is seen from its head; the file is then read by lines.
         head = file.read(2**23).strip()
         file.seek(0)
-        marked = re.search(rf"^[^\S\n]*{re.escape(end_of_story)}[^\S\n]*$", head, re.MULTILINE)
-        separator = end_of_story if marked else ""
-        every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
+        is_marked = END_OF_STORY in head
+        every_line = not is_marked and not re.search(r"\n[^\S\n]*\n", head)
         lines: list[str] = []
         length = 0
         # In parts: a small packed file may hold a line that is larger than memory.
@@ -139,41 +142,64 @@ def _read_lines(path: Path) -> Iterator[str]:
             length += len(line)
             if length > LONGEST:
                 raise DataError(
-                    f"{path} holds a text of more than {LONGEST:,} characters; end texts by lines "
-                    f"{end_of_story}, or by blank lines"
+                    f"{path} holds a text of more than {LONGEST:,} characters; end texts by "
+                    f"{END_OF_STORY}, or by blank lines"
                 )
-            if every_line:
-                yield line
-            elif line.strip() == separator:
-                yield "".join(lines)
-                lines = []
-            else:
+            is_end = END_OF_STORY in line if is_marked else every_line or not line.strip()
+            if not is_end:
                 lines.append(line)
                 continue
-            length = 0
+            # The next story may begin in the line in which this one ends.
+            last, _, rest = line.rpartition(END_OF_STORY) if is_marked else (line, "", "")
+            yield "".join([*lines, last])
+            lines, length = [rest], len(rest)
         yield "".join(lines)
 
 
-def _read_column(path: Path) -> Iterator[str | None]:
-    # A name of a file is a pattern for `datasets`.
-    files, kind = glob.escape(str(path)), SUFFIXES[_suffix(path) or ""]
-    # By default as many rows as the first group has, which may be none.
-    size = {"batch_size": 1000} if kind == "parquet" else {}
+def _read_table(path: Path) -> Iterator[str | None]:
+    # A name of a file is a pattern for `datasets`. By default it reads as many rows as the first
+    # group has, which may be none.
+    files, options = glob.escape(str(path)), {"split": "train", "streaming": True}
     try:
-        rows = datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **size)
+        rows = datasets.load_dataset("parquet", data_files=files, batch_size=1000, **options)
     except StopIteration:  # an empty file has no first row, whose columns would be read
         return
     for row in rows:
-        names = [name for name in ("text", "story") if name in row]
-        if not names:
-            raise DataError(
-                f"{path} has the columns {', '.join(row)}, expected text or story; rename one"
-            )
-        # Rows of one file may have different columns.
-        story = next((row[name] for name in names if row[name] is not None), None)
-        if not isinstance(story, str | None):
-            raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as {names[0]}")
-        yield story
+        yield _story(path, row)
+
+
+def _read_objects(path: Path) -> Iterator[str | None]:
+    # Python's own reader: that of `datasets` turns texts that look like dates into dates.
+    with path.open(encoding="utf-8-sig") as file:
+        for line in filter(str.strip, file):
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise DataError(f"{path} holds {line.strip()[:40]!r}, expected an object a line")
+            story = _story(path, row)
+            # Half of a pair, as \\ud83d, is no text.
+            yield story if story is None else story.encode().decode()
+
+
+def _story(path: Path, row: Mapping[str, Any]) -> str | None:
+    names = [name for name in ("text", "story") if name in row]
+    if not names:
+        raise DataError(
+            f"{path} has the columns {', '.join(row)}, expected text or story; rename one"
+        )
+    # Rows of one file may have different columns.
+    story = next((row[name] for name in names if row[name] is not None), None)
+    if not isinstance(story, str | None):
+        raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as {names[0]}")
+    return story
+
+
+READERS = {
+    ".txt": _read_lines,
+    ".txt.gz": _read_lines,
+    ".parquet": _read_table,
+    ".jsonl": _read_objects,
+}
+"""Functions that read a file, by the end of its name."""
 
 
 MAPPED = {
@@ -202,10 +228,12 @@ def clean(text: str) -> str:
     Source: Pearce et al. 2024, appendix C.3.
     """
     if not text.isascii():
+        # Before what is not ASCII is removed, which would join the words on both sides. Garbled
+        # quotes first, which hold control characters.
+        text = re.sub(r"[\s\x80-\x9f]", " ", _mapped(text))
         # Twice: an acute accent that stands for an apostrophe would come apart in the
         # decomposition, and the slash of a fraction only comes out of it. In pieces: Python sorts
         # a run of accents in time that grows with its square, and all of them are dropped anyway.
-        text = _mapped(text)
         pieces = (text[start : start + 1000] for start in range(0, len(text), 1000))
         text = "".join(unicodedata.normalize("NFKD", piece) for piece in pieces)
         text = _mapped(text).encode("ascii", "ignore").decode("ascii")
