@@ -1,4 +1,4 @@
-"""Time of circuits: the search alone, and whole calls with controls and edges.
+"""Time of circuits: the search alone, and whole calls, also with controls.
 
     python -m benchmarks.circuit_time [--turns 3]
 
@@ -25,11 +25,7 @@ from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
 TASKS = ("agreement", "ioi")
-WHOLE: dict[str, dict[str, Any]] = {
-    "": {},
-    ", with controls": {"controls": True},
-    ", with edges": {"level": "edges"},
-}
+WHOLE: dict[str, dict[str, Any]] = {"": {}, ", with controls": {"controls": True}}
 
 
 def spent(call: Callable[[], Any]) -> float:

@@ -38,7 +38,7 @@ GROUPS = {
     ],
     "Circuits and flows": [
         *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
-        *("circuits", "answers", "circuit_time", "truth", "agreement", "one_direction"),
+        *("circuits", "answers", "circuit_time", "agreement", "one_direction"),
     ],
     "Exactness and speed": [
         *("earlier_flows", "flow_memory", "flow_time"),

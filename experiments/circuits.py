@@ -1,8 +1,8 @@
-"""Circuits: the parts that answer a task, the edges between them, and attributions that find them.
+"""Circuits: the parts that answer a task, and attributions that find them.
 
 For each of the tasks that come with bilens a circuit is found on all its templates, by the search
 of `bilens circuit`. It is measured on other questions of the task, and on questions of every other
-task. The edges between its parts are searched in the same way, and keep 0.9 of what the parts keep.
+task.
 
 The circuit track of MIB: parts are ordered by an attribution, its mean over the questions of the
 first template that order. On the others the first 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50 and 100 % are
@@ -18,13 +18,12 @@ Intervals of areas are bootstraps over questions, 95 %, also of differences from
 kept in the folder of models, and a stopped run resumes. The circuit of one task is also written
 there as MIB's track reads it.
 
-Small: two tasks. Paper: all of English, areas of every second one, and of edges of two.
+Small: two tasks. Paper: all of English, areas of every second one.
 
 Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,20 +35,11 @@ from torch import Tensor
 
 import bilens
 from bilens.analysis import Table
-from bilens.circuits import (
-    Cases,
-    EdgeCases,
-    Split,
-    find_circuit,
-    find_edges,
-    gradient_effects,
-    parts_in,
-)
+from bilens.circuits import Cases, Split, find_circuit, gradient_effects, parts_in
 from bilens.flows import Question, read_pairs
 from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.contrasts import flows
-from experiments.edges import AttributedEdges, attributed_edges
 from experiments.gim import gim_rules
 from experiments.patching import GRADIENTS, along, resampled
 from experiments.pretrained import open_models, saved_rows
@@ -63,7 +53,7 @@ TEMPLATES = 3
 """Templates of each task."""
 CHOSEN_ON = TASKS[::2]
 """The rule for the size of a circuit was chosen on these, in SmolLM2."""
-EDGES = ("agreement", "ioi")
+SMALL = ("agreement", "ioi")
 BASELINE = "EAP-IG inputs"
 KEEP, LEFT = 0.95, 0.1
 UNRELATED = 0.1
@@ -75,25 +65,23 @@ def run(context: RecipeContext) -> Outcome:
     """Find and measure the circuits of all models that are installed."""
     numbers, parts, rows = dict[str, Any](), list[Table](), list[Row]()
     for name, model in open_models(context.models):
-        circuits, of_parts, of_edges = measurements(context, name, model)
+        circuits, of_parts = measurements(context, name, model)
         numbers[name] = circuits
         tables = {
             "circuits": circuit_table(circuits),
             "restored of other tasks, by circuits": transfer_table(circuits),
             "areas, first templates": area_table(of_parts),
-            "areas of edges": area_table(of_edges),
         }
         parts += [Table(frame, f"{name}: {title}") for title, frame in tables.items()]
         rows += circuit_rows(name, circuits) + area_rows(name, of_parts)
-        rows += area_rows(f"{name}, edges", of_edges)
     return Outcome(numbers, parts=parts, rows=rows, settings={"unrelated": UNRELATED})
 
 
 def measurements(
     context: RecipeContext, name: str, model: ResidualModel
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a row of the circuit of each task, and of the areas of some, by parts and by edges."""
-    tasks: list[str] = context.choose(list(EDGES), TASKS)
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a row of the circuit of each task, and of the areas of some."""
+    tasks: list[str] = context.choose(list(SMALL), TASKS)
 
     def saved(kind: str, tasks: Sequence[str], measure: Callable[[str], Any]) -> Any:
         path = context.models / f"{kind}-{name}.jsonl"
@@ -110,15 +98,13 @@ def measurements(
         for circuit in circuits:
             circuit.setdefault("on others", {})[row["task"]] = row["restored"][circuit["task"]]
     steps = context.choose(20, 500)
-    some = [task for task in context.choose(EDGES[:1], TASKS[::2]) if task in asked]
+    some = [task for task in context.choose(SMALL[:1], TASKS[::2]) if task in asked]
     of_parts = saved("areas", some, lambda task: compared(model, first(task), steps))
-    some = [task for task in context.choose((), EDGES) if task in asked]
-    of_edges = saved("edge-areas", some, lambda task: compared_edges(model, first(task)))
     path = context.models / f"mib-{name}.json"
     if not path.exists():
         ranks = eliminated(first(asked[-1]).ordering)
         write_json(path, mib_graph(model, circuits[-1]["parts"], ranks))
-    return circuits, of_parts, of_edges
+    return circuits, of_parts
 
 
 def splits_of(
@@ -149,25 +135,17 @@ def others_of(splits: Sequence[Split]) -> Cases:
 
 
 def of_task(model: ResidualModel, task: str) -> dict[str, Any]:
-    """Return the circuit of a task, and the edges between its parts; nothing if it is unknown."""
+    """Return the circuit of a task; nothing if it is unknown."""
     splits = [*splits_of(model, read_pairs(model, task)).values()]
     if len(splits) < TEMPLATES:
         return {}
     circuit = find_circuit(splits, KEEP, LEFT)
-    start = time.process_time()
-    deciding = Cases.joined([split.deciding for split in splits])
-    orders = [split.ordering for split in splits]
-    found = find_edges(orders, deciding, others_of(splits), circuit.mask)
     return {
         "parts": [str(part) for part in parts_in(circuit.mask)],
         "mask": circuit.mask.tolist(),
         "holds": circuit.holds,
         "restored": vars(circuit.measured.restored),
         "left": vars(circuit.measured.left),
-        "edges": len(found.edges),
-        "of": found.candidates,
-        "restored by edges": vars(found.restored),
-        "seconds of edges": time.process_time() - start,
     }
 
 
@@ -206,20 +184,7 @@ def compared(model: ResidualModel, split: Split, steps: int) -> dict[str, Any]:
     return measured_rankings(first, others, scores)
 
 
-def compared_edges(model: ResidualModel, split: Split) -> dict[str, Any]:
-    """Return the same for edges, without GIM and learned masks, on the questions that decide."""
-    first, others = EdgeCases(split.ordering), EdgeCases(split.deciding)
-    graph, scores = AttributedEdges(model), dict[str, Tensor]()
-    for case in first.cases:
-        of_case = attributed_edges(graph, case.question)
-        for name in ("gradient (AtP)", BASELINE, "contrastive flow"):
-            scores[name] = scores.get(name, 0) + of_case[name].cpu()
-    return measured_rankings(first, others, scores)
-
-
-def measured_rankings(
-    first: Cases | EdgeCases, others: Cases | EdgeCases, scores: dict[str, Tensor]
-) -> dict[str, Any]:
+def measured_rankings(first: Cases, others: Cases, scores: dict[str, Tensor]) -> dict[str, Any]:
     """Return f of the circuits of some scores, and of elimination, on questions that measure."""
     rankings = {name: (score, score.abs()) for name, score in scores.items()}
     rankings["elimination"] = eliminated(first), eliminated(first, absolute=True)
@@ -257,7 +222,7 @@ def by_gim(cases: Cases) -> Tensor:
     return torch.stack(rows).mean(0)
 
 
-def eliminated(cases: Cases | EdgeCases, *, absolute: bool = False) -> Tensor:
+def eliminated(cases: Cases, *, absolute: bool = False) -> Tensor:
     """Return the ranking of parts by which a quarter of a circuit is dropped again and again.
 
     Integrated gradients are taken anew in the circuit that is left. With `absolute` those of the
@@ -359,13 +324,10 @@ def circuit_rows(name: str, circuits: Sequence[Mapping[str, Any]]) -> list[Row]:
     sizes = []
     for row in found:
         sizes += [abs(f) for task, f in row["on others"].items() if task != row["task"]]
-    kept = [row["restored by edges"]["value"] / row["restored"]["value"] for row in found]
     ranges = {
         "parts": [len(row["parts"]) for row in found],
         "f on other questions": [row["restored"]["value"] for row in found],
         "left on other questions": [row["left"]["value"] for row in found],
-        "share of the edges between its parts": [row["edges"] / row["of"] for row in found],
-        "f of the edges over that of the parts": kept,
         "size of f on another task": sizes,
     }
     rows = [Row.of_share(f"{name}: a circuit is found", [row["holds"] for row in circuits])]
@@ -395,7 +357,7 @@ def area_rows(name: str, of_tasks: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a row for each circuit: its size, what it and its edges restore, and what is left."""
+    """Return a row for each circuit: its size, what it restores, and what is left."""
     return pd.DataFrame(
         {
             "task": row["task"],
@@ -403,8 +365,6 @@ def circuit_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
             "found": "yes" if row["holds"] else "no",
             "restored": _shown(row["restored"]),
             "left": _shown(row["left"]),
-            "edges": f"{row['edges']} of {row['of']}",
-            "restored by edges": _shown(row["restored by edges"]),
         }
         for row in rows
     )

@@ -8,17 +8,12 @@ them are what it does. The score of a label is the share of its tokens that are 
 Beside it are the old label, the ten tokens whose unembedding has the largest cosine with what the
 node writes, and chance: what another of these nodes does.
 
-The parts of a circuit (`bilens.circuit`) have labels that are means over questions. The
-score is the share of the ten tokens of a label that the same part raises most on other questions;
-chance is another part's label.
-
 Small: SmolLM2, two tasks, three pairs to label and three others. Paper: all models that are
 installed, five tasks, ten and ten; 20 minutes of processor time for SmolLM2.
 """
 
 import statistics
 from collections import Counter, defaultdict
-from itertools import permutations
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -26,7 +21,6 @@ import torch
 from torch.nn import functional
 
 from bilens.analysis import Table
-from bilens.circuits import Cases, part_effects, search_circuit
 from bilens.flows import Flow, Node, Question, flow, measure
 from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
@@ -34,7 +28,7 @@ from experiments.pretrained import open_models
 from experiments.results import Row
 from experiments.tasks import questions_of
 
-NODES, TOKENS, KEEP = 20, 10, 0.9
+NODES, TOKENS = 20, 10
 TASKS = ("agreement", "gender", "tense", "quantity", "ioi")
 
 Place = tuple[Any, ...]
@@ -58,11 +52,7 @@ def run(context: RecipeContext) -> Outcome:
             break
         asked = questions_of(model, 2 * count)
         rows = [
-            {
-                "task": task,
-                **overlaps(model, asked[task][:count], asked[task][count:]),
-                **of_parts(model, asked[task][:count], asked[task][count:]),
-            }
+            {"task": task, **overlaps(model, asked[task][:count], asked[task][count:])}
             for task in TASKS[: context.choose(2, len(TASKS))]
         ]
         numbers[name] = rows
@@ -78,7 +68,6 @@ def _rows(numbers: dict[str, list[dict[str, Any]]]) -> list[Row]:
         for kind, key, others in (
             ("labels of nodes", "measured", {"nearest tokens": "nearest tokens",
                                              "another node's": "chance"}),
-            ("labels of a circuit's parts", "parts", {"another part's": "parts, chance"}),
         ):  # fmt: skip
             of_tasks = [row[key] for row in tasks]
             rows.append(
@@ -115,26 +104,6 @@ def overlaps(
             scores["chance"].append(_share(label.measured, does[drawn]))
     means = {name: statistics.fmean(values) for name, values in scores.items()}
     return {**means, "labels": len(scores["measured"])}
-
-
-def of_parts(
-    model: ResidualModel, questions: list[Question], others: list[Question]
-) -> dict[str, float]:
-    """Return the mean score of the labels of a circuit's parts on other questions."""
-    first = Cases.of(model, questions)
-    mask = search_circuit([first], first, KEEP).mask
-    sides = []
-    for cases in (first, Cases.of(model, others)):
-        effects = part_effects(cases, mask, TOKENS)
-        sides.append({effect.part: effect.raises for effect in effects})
-    here, there = sides
-    means = [
-        [_share(here[part], {*there[other]}) for part, other in pairs]
-        for pairs in (zip(here, here, strict=True), permutations(here, 2))
-    ]
-    scores = {"parts": statistics.fmean(means[0]), "number of parts": len(here)}
-    # A circuit of one part has no other one.
-    return {**scores, "parts, chance": statistics.fmean(means[1] or [0.0])}
 
 
 def _share(tokens: tuple[str, ...], among: set[str]) -> float:

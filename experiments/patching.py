@@ -42,7 +42,7 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.analysis import Table
-from bilens.circuits import Cases, EdgeGraph, gradient_effects, patch
+from bilens.circuits import Cases, gradient_effects, patch
 from bilens.flows import Question, adjoints_of
 from bilens.language import TokenDirection
 from bilens.transformer import Pass, ResidualModel
@@ -193,15 +193,37 @@ def _frozen(question: Question, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor
 @torch.no_grad()
 def _direct(direction: TokenDirection, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor]:
     """Return the change of each part's output at the end, along the logit of the first text."""
-    model, graph = runs[0].model, EdgeGraph(runs[0].model)
+    model = runs[0].model
     u = model.modules.centred(direction.vector(model)) * model.modules.scale(runs[0].stream[0, -1])
     heads, mlps = [], []
     for layer in range(model.n_layers):
-        first, second = (graph.head_outputs(layer, run.mixed[layer][0])[:, -1] for run in runs)
+        first, second = (_head_outputs(model, layer, run.mixed[layer][0, -1]) for run in runs)
         heads.append((first - second) @ u)
-        first, second = (graph.mlp_output(layer, run.outputs[layer][0, -1]) for run in runs)
+        first, second = (_mlp_output(model, layer, run.outputs[layer][0, -1]) for run in runs)
         mlps.append((first - second) @ u)
     return torch.stack(heads), torch.stack(mlps)
+
+
+def _head_outputs(
+    model: ResidualModel, layer: int, mixed: Float[Tensor, " all_heads"]
+) -> Float[Tensor, "heads d_model"]:
+    """Return the output of each head to the stream. A norm after them has the run's scale."""
+    heads = model.modules.layers[layer].heads
+    weight = heads.out.weight().unflatten(1, (model.n_heads, -1))
+    rows = torch.einsum("hk,dhk->hd", mixed.unflatten(-1, (model.n_heads, -1)), weight)
+    if (norm := heads.out_norm) is not None:
+        rows = norm.centred(rows) * norm.scale(rows.sum(0)) * norm.gain()
+    return heads.residual_scale * rows
+
+
+def _mlp_output(
+    model: ResidualModel, layer: int, output: Float[Tensor, " d"]
+) -> Float[Tensor, " d"]:
+    """Return the output of an MLP to the stream, after a norm if it has one."""
+    mlp = model.modules.layers[layer].mlp
+    if (norm := mlp.out_norm) is not None:
+        output = norm.applied(norm.normalised(output))
+    return mlp.residual_scale * output
 
 
 def along(u: Float[Tensor, " d_model"]) -> Callable[[Tensor], Tensor]:

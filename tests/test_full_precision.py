@@ -123,7 +123,7 @@ LANGUAGE = {
     "flow": lambda: (of_frame(FLOW.top(9)), FLOW.top(9).edges),
     "measured flow": lambda: of_frame(flow(VIEW, "t3 t4 t5", "t6", minus="t7")),
     "patch": lambda: patch(VIEW, "t3 t4 t5", "t6", minus="t7", against="t3 t8 t5").heads,
-    "circuit": lambda: of_frame(circuit(VIEW, [FLOW.question], level="edges", controls=True)),
+    "circuit": lambda: of_frame(circuit(VIEW, [FLOW.question], controls=True)),
     "directions of a task": lambda: of_frame(task_directions(VIEW, TASK, k=2)),
     "EAP-IG": lambda: eap_ig(VIEW, TASK).of_questions,
     "n-grams": lambda: of_frame(following(VIEW, "t3", layer=0, k=4)),

@@ -31,8 +31,6 @@ Keep = Annotated[float, Between(0, 1.15)]
 """Least f on the questions that decide the size of a circuit."""
 Left = Annotated[float, Between(0, 1)]
 """Largest f of everything but the circuit there."""
-Level = Literal["parts", "edges"]
-"""What a circuit consists of: parts, or parts and the edges between them."""
 
 
 def layer_of(model: Any, layer: int | None = None) -> int:

@@ -56,10 +56,9 @@ def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
         assert effect.noising == pytest.approx(by_patches)
 
 
-@pytest.mark.parametrize("level", ["parts", "edges"])
-def test_questions_of_both_signs_end_and_say_so(view, level):
+def test_questions_of_both_signs_end_and_say_so(view):
     questions = answered(view, [q for pair in MANY for q in (pair, reverse(pair))])
-    reading = circuit(view, questions, level=level, keep=0.6)
+    reading = circuit(view, questions, keep=0.6)
     (found,) = reading.circuits
     assert found.questions == (5, 6, 9)
     measuring = Cases.of(view, questions[11:])
@@ -155,21 +154,19 @@ def test_a_second_run_without_a_text_has_a_name(view):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "options", "said"),
+    ("numbers", "said"),
     [
-        ([0], {}, "on this question."),
-        ([0], {"level": "edges"}, "on this question."),
-        ([0] * 8, {}, "on this question."),
-        ([0] * 8, {}, "Left out: 7 repeated questions."),
-        ([0] * 8, {"level": "edges"}, "on this question."),
-        (range(3), {}, "on 1 other question of the same template (too few for an interval),"),
-        ([0, 1, 2] * 2, {}, "on 1 other question of the same template (too few for an interval),"),
-        (range(8), {}, "on 4 other questions of the same template (too few for an interval),"),
-        (range(10), {}, "on 5 other questions of the same template,"),
+        ([0], "on this question."),
+        ([0] * 8, "on this question."),
+        ([0] * 8, "Left out: 7 repeated questions."),
+        (range(3), "on 1 other question of the same template (too few for an interval),"),
+        ([0, 1, 2] * 2, "on 1 other question of the same template (too few for an interval),"),
+        (range(8), "on 4 other questions of the same template (too few for an interval),"),
+        (range(10), "on 5 other questions of the same template,"),
     ],
 )
-def test_what_finds_does_not_measure(view, right, numbers, options, said):
-    reading = circuit(view, [right[i] for i in numbers], keep=0.5, **options)
+def test_what_finds_does_not_measure(view, right, numbers, said):
+    reading = circuit(view, [right[i] for i in numbers], keep=0.5)
     assert said in sentence(reading)
     (found,) = reading.circuits
     count = len({*numbers})
@@ -237,7 +234,7 @@ def test_a_circuit_says_whether_other_templates_measure(view, right):
 
 def test_numbers_of_a_record_are_numbers(view, right, many):
     named = [replace(q, template="ab"[i % 2]) for i, q in enumerate(right)]
-    reading = circuit(view, named, keep=0.6, level="edges", controls=True)
+    reading = circuit(view, named, keep=0.6, controls=True)
     record = json.loads(json.dumps(reading.record(), allow_nan=False))
     (row,), (found,) = record["circuits"], reading.circuits
     shown = make_cases(view, [q for q in named if q.template == "a"][2:3])[0]
@@ -248,12 +245,10 @@ def test_numbers_of_a_record_are_numbers(view, right, many):
     expected = {"restored": restored.value, "low": restored.low, "high": restored.high}
     expected |= {"left": left.value, "left low": left.low, "right": measured.right}
     expected |= {"questions that measure": 6, "closeness": measured.closeness}
-    expected |= {"holds": found.found.holds, "similar": found.similar}
-    expected |= {"restored by edges": found.edges.restored.value}
+    expected |= {"holds": found.found.holds}
     assert {name: row[name] for name in expected} == expected
     assert [part["part"] for part in row["parts"]] == [str(x.part) for x in found.effects]
     assert [part["noising"] for part in row["parts"]] == [x.noising for x in found.effects]
-    assert [edge["share"] for edge in row["edges"]] == [x.share for x in found.edges.edges]
     sizes = {x["size"]: tuple(x["restored"]) for x in row["sizes"]}
     assert sizes == {size: tuple(shares) for size, shares in found.found.sizes.items()}
     for rows, circuits in ((row["left out"], found.left_out), (row["controls"], found.controls)):

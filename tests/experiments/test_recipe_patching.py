@@ -26,7 +26,7 @@ class TinyContext(RecipeContext):
 def words():
     contrasts = [*pairs.templates().values(), *(make() for make in tasks.TEMPLATES.values())]
     every = [pair for of_task in contrasts for pair in of_task]
-    every += [question for task in circuits.EDGES for question in read_questions(task)]
+    every += [question for task in circuits.SMALL for question in read_questions(task)]
     texts = [text for of in every for text in (of.text, of.against, of.token, *of.minus)]
     return sorted({word for text in texts for word in text.split()})
 
@@ -131,7 +131,7 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder, m
         assert row["on others"].keys() == {of["task"] for of in numbers}
         assert row["on others"][row["task"]] == pytest.approx(f)
     by_claim = {row.claim: row for row in outcome.rows}
-    assert by_claim["tiny: a circuit is found"].n == len(circuits.EDGES)
+    assert by_claim["tiny: a circuit is found"].n == len(circuits.SMALL)
     # Without any part kept, the embedding alone is that of the first text.
     for row in lines(installed, "areas"):
         assert np.array(row["rises"]["elimination"]).shape == (2, 9, len(row["changes"]))
@@ -152,16 +152,8 @@ def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
     assert outcome.rows[0].n == 2
     [row, _] = outcome.numbers["tiny"]
     assert row["labels"] > 0
-    shares = ("measured", "nearest tokens", "chance", "parts", "parts, chance")
+    shares = ("measured", "nearest tokens", "chance")
     assert all(0 <= row[name] <= 1 for name in shares)
-
-
-def test_labels_of_parts_recur_on_the_same_questions(installed):
-    [(_, model)] = pretrained.open_models(installed.models)
-    asked = tasks.questions_of(model, 2)["agreement"]
-    scores = labels.of_parts(model, asked, asked)
-    assert scores["parts"] == 1
-    assert scores["parts, chance"] < 1
 
 
 def test_what_a_node_does_is_what_it_raises_in_most_texts():

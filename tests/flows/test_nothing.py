@@ -50,7 +50,7 @@ def answers(view, question):
         lambda: patch(view, question.text, question.token, against=question.against),
         lambda: eap_ig(view, asked),
         lambda: circuit(view, asked[:1]),
-        lambda: circuit(view, asked, level="edges"),
+        lambda: circuit(view, asked),
         lambda: task_directions(view, asked, k=2),
     ):
         try:

@@ -62,7 +62,7 @@ def test_tensors_with_gradients_are_read_as_others(view):
 def of_circuit(found, measuring=None):
     """Return the numbers of a circuit, and of its parts on questions that measure."""
     parts = part_effects(measuring, found.mask) if measuring else found.effects
-    effects = [(x.part, x.noising, x.denoising, x.raises, x.lowers) for x in parts]
+    effects = [(x.part, x.noising, x.denoising) for x in parts]
     return [found.found.sizes, found.measured, effects]
 
 
@@ -101,11 +101,6 @@ def by_measuring(view, question):
     return of_circuit(found, measuring)
 
 
-def by_edges(view, question):
-    edges = circuit(view, [question], level="edges", keep=0.6).circuits[0].edges
-    return [edges.edges, edges.restored.value]
-
-
 def by_directions(view, *questions):
     found = task_directions(view, [*questions, MEASURING[0]][:2], 2, strongest=3)
     return [found.share, found.r2, [(x.flow, x.effect, x.raises) for x in found.strongest]]
@@ -127,7 +122,7 @@ def by_page_of_circuit(view, question):
 
 
 CONSUMERS = [
-    *(by_flow, by_labels, by_patch, by_positions, by_parts, by_measuring, by_edges),
+    *(by_flow, by_labels, by_patch, by_positions, by_parts, by_measuring),
     *(by_directions, by_measured_directions, by_page_of_flow, by_page_of_circuit),
 ]
 
@@ -276,7 +271,7 @@ def test_a_case_says_which_texts_the_model_answers(view):
     assert case.answers == (None, None)
 
 
-READS = [by_flow, by_positions, by_edges, by_directions, by_page_of_circuit]
+READS = [by_flow, by_positions, by_directions, by_page_of_circuit]
 
 
 def of_each(*consumers, **changes):
@@ -358,7 +353,6 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
     assert reading.plot().data
     for consumer in (
         lambda: circuit(view, with_answers[:1]),
-        lambda: circuit(view, with_answers, level="edges"),
         lambda: task_directions(view, with_answers),
         lambda: by_flow(view, with_answers[0]),
     ):

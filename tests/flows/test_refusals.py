@@ -21,7 +21,6 @@ from bilens.circuits import (
     search_circuit,
     task_directions,
 )
-from bilens.circuits.edges import EdgeGraph
 from bilens.flows import Node, flow, measure, open_part, read_flow, remove
 from bilens.flows.question import replaced, second_run
 from bilens.language import TokenDirection
@@ -48,7 +47,6 @@ CIRCUITS = {
     "left=1.5, expected a finite number": circuit_of(left=1.5),
     "left='0.1', expected a finite number": circuit_of(left="0.1"),
     "controls=1, expected": circuit_of(controls=1),
-    "level='foo', expected one of parts, edges": circuit_of(level="foo"),
     "questions": [circuit_of(questions=QUESTIONS[0]), circuit_of(questions=[QUESTIONS[0].text])],
     "there must be at least one": [
         circuit_of(questions=[]),
@@ -59,7 +57,6 @@ CIRCUITS = {
     "numbers=2, expected 0 to 1": lambda view: Cases.of(view, QUESTIONS[:2]).some([0, 2]),
     "there are no cases": [lambda: Cases.joined([]), lambda: find_circuit([], 0.9, 0.1)],
     "ordering is empty": lambda view: search_circuit([], Cases.of(view, QUESTIONS[:2]), 0.9),
-    "side by side": lambda: EdgeGraph(family_view("neox")),
 }
 test_what_no_circuit_takes_is_refused_by_its_name = refused(CIRCUITS)
 

@@ -112,7 +112,6 @@ def test_readings_of_weights_refuse_it_by_name(view):
         lambda: view.direction("t5"),
         lambda: patch(view, TEXTS[0], torch.ones(view.d_model), against=TEXTS[1]),
         lambda: bilens.flow(view, TEXTS[0], "t5", through_patterns=True),
-        lambda: circuit(view, answered(view, questions()), keep=0.5, level="edges"),
     ]
     name = type(view.model).__name__
     for read in readings:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Keep, Left, Level, Target, layer_of, token_list
+from bilens.options import Keep, Left, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -90,12 +90,11 @@ def circuit(
     questions: str = "",
     keep: Keep = 0.95,
     left: Left = 0.1,
-    level: Level = "parts",
     controls: bool = False,
 ) -> Reading:
     """Find the few heads and MLPs that answer a question, and measure them on other questions.
 
-        bilens circuit model.gguf --questions agreement.tsv --level edges
+        bilens circuit model.gguf --questions agreement.tsv
         bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
 
     Of one pair of texts the parts are at positions. Of a file with several templates each is left
@@ -117,7 +116,6 @@ def circuit(
             measure.
         keep: Least share of the change that a circuit keeps on the questions that decide its size.
         left: Largest share of the change there that is left without the circuit.
-        level: Parts, or also the edges between them that carry the answer.
         controls: Also search where there is nothing to find: random parts, an answer that is
             nonsense, and the model with shuffled weights.
     """
@@ -139,11 +137,11 @@ def circuit(
                 "leave it out"
             )
     asked = (
-        read_pairs(model, questions, any_length=level == "parts")
+        read_pairs(model, questions, any_length=True)
         if questions
         else [Question.of(prompt, token_list(token), token_list(minus), against)]
     )
-    return circuits.circuit(model, asked, keep=keep, left=left, level=level, controls=controls)
+    return circuits.circuit(model, asked, keep=keep, left=left, controls=controls)
 
 
 @analysis("task-directions")

@@ -1,12 +1,10 @@
 """The parts that answer questions: found on some, measured on others, and exchanged.
 
 Whoever compares another search for circuits, or other directions, takes its parts from here:
-`Cases` measure masks of parts, `search_circuit` and `find_circuit` order parts by any scores, and
-`EdgeGraph` and `EdgeCases` are the same for edges.
+`Cases` measure masks of parts, and `search_circuit` and `find_circuit` order parts by any scores.
 """
 
 from bilens.circuits.directions import MLPDirections
-from bilens.circuits.edges import EdgeCases, EdgeGraph, find_edges
 from bilens.circuits.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
 from bilens.circuits.interval import Interval
@@ -21,8 +19,6 @@ __all__ = [
     "Cases",
     "Circuit",
     "CircuitReading",
-    "EdgeCases",
-    "EdgeGraph",
     "Effects",
     "Interval",
     "MLPDirections",
@@ -36,7 +32,6 @@ __all__ = [
     "edit_mlp_along",
     "find_circuit",
     "find_directions",
-    "find_edges",
     "gradient_effects",
     "part_effects",
     "parts_in",

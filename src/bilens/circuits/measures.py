@@ -2,20 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from bilens.circuits.edges import EdgeCircuit
 from bilens.circuits.interval import Interval
 from bilens.circuits.patching import exchanged_each, parts_in
 from bilens.circuits.search import Cases, Found, Scores, necessary, search_circuit
-from bilens.flows.labels import ends_of, token_scores
-from bilens.language.names import shown_tokens
-from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Part
 
 SHOWN = 4
@@ -56,8 +51,6 @@ class PartEffect:
     # Share of the change that is lost when the part alone is that of the second text.
     noising: float
     denoising: float  # share that is gained when the part alone is that of the first text
-    raises: tuple[str, ...]  # tokens that become less probable without it
-    lowers: tuple[str, ...]  # tokens that become more probable without it
 
 
 @dataclass(frozen=True)
@@ -126,10 +119,7 @@ class Circuit:
             at the end if a single question measures itself.
         opposite: number of those that measure whose number the first text lowers.
         left_out: of several templates, the circuit of all others, measured on the one.
-        own: the circuit of each template, if other parts answer one of them.
-        exchanged: parts that another can stand for, with that other one.
         controls: what the same search finds where there is nothing to find.
-        edges: those between the parts that carry the answer, if they were asked for.
         wrong: first texts of questions that were left out, since the model answers otherwise.
         repeated: number of questions that were left out, since they repeat others.
         of_other_templates: number of questions that measure, of a single name of a template, whose
@@ -146,10 +136,7 @@ class Circuit:
     questions: tuple[int, int, int] = (0, 0, 0)
     opposite: int = 0
     left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
-    own: "Mapping[str, Circuit]" = field(default_factory=dict)
-    exchanged: Mapping[Part, Part] = field(default_factory=dict)
     controls: "Mapping[str, Circuit]" = field(default_factory=dict)
-    edges: EdgeCircuit | None = None
     wrong: tuple[str, ...] = ()
     repeated: int = 0
     of_other_templates: int = 0
@@ -186,13 +173,6 @@ class Circuit:
         return torch.stack([self.mask, *(one.mask for one in self.left_out.values())]).all(0)
 
     @property
-    def similar(self) -> float | None:
-        """Mean Jaccard index of every two circuits of all templates but one; None for one."""
-        pairs = [*combinations([one.mask for one in self.left_out.values()], 2)]
-        shared = [float((a & b).sum() / (a | b).sum()) for a, b in pairs]
-        return sum(shared) / len(shared) if shared else None
-
-    @property
     def unlike_templates(self) -> list[str]:
         """Names of the templates of which the circuit of the others restores less than half."""
         return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.5]
@@ -204,7 +184,7 @@ def find_circuit(
     left: float,
     *,
     measuring: Cases | None = None,
-    scores: Scores[Cases] = Cases.scores,
+    scores: Scores = Cases.scores,
 ) -> Circuit:
     """Return the circuit of some templates, measured on questions that did not find it.
 
@@ -250,73 +230,18 @@ def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor,
     return needed
 
 
-def exchanges(
-    circuit: Circuit, splits: Sequence[Split], trials: int = 6, change: float = 0.02
-) -> dict[Part, Part]:
-    """Return parts of a circuit that another can stand for, with that other part.
-
-    The exchange changes f by less than `change` on every template, on three of the questions that
-    decide the size. Tried are the parts of the smallest scores, each with one of the next in the
-    order, which adds about as much.
-    """
-    assert circuit.found is not None
-    cases = Cases.joined([split.deciding for split in splits])
-    few = cases.some([i for numbers in cases.templates.values() for i in numbers[:3]])
-    mask, order = circuit.mask.flatten(), circuit.found.order.tolist()
-    inside = [i for i in order if mask[i]][-trials:]
-    outside = [i for i in order if not mask[i]][:trials]
-    if not outside:
-        return {}
-
-    def shares(changed: Sequence[Sequence[int]]) -> Float[Tensor, "n templates"]:
-        """Return f of the circuit with some parts turned over."""
-        masks = mask.repeat(len(changed), 1)
-        for row, places in zip(masks, changed, strict=True):
-            row[list(places)] ^= True
-        given = masks.reshape(-1, *circuit.mask.shape).double()
-        return few.shares(given)
-
-    whole, *moved = shares([(), *((i,) for i in (*inside, *outside))])
-    moves = torch.stack(moved) - whole
-    lost, gained = -moves[: len(inside)], moves[len(inside) :]
-    best = (lost[:, None] - gained).abs().amax(-1).argmin(1).tolist()
-    pairs = [(i, outside[j]) for i, j in zip(inside, best, strict=True)]
-    same = (shares(pairs) - whole).abs().amax(1) < change
-    parts = parts_in(torch.ones_like(circuit.mask))
-    found = {}
-    for (part, other), is_same in zip(pairs, same.tolist(), strict=True):
-        if is_same:
-            found[parts[part]] = parts[other]
-    return found
-
-
 @torch.no_grad()
-def part_effects(
-    shown: Cases, mask: Bool[Tensor, " *shape"], tokens: int = 3
-) -> tuple[PartEffect, ...]:
+def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffect, ...]:
     """Return the effects of the parts of a mask, each alone, the largest first."""
-    model, parts = shown.model, parts_in(mask)
+    parts = parts_in(mask)
     lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
-    moved = torch.zeros(len(parts), model.vocab_size)
-    cases = shown.cases
-    for case in cases:
+    for case in shown.cases:
         first, second = case.alone
         noised, denoised = (exchanged_each(*pair, parts) for pair in (case.alone, (second, first)))
         lost += abs(case.change) - case.rise(noised).double().cpu()
         gained += case.rise(denoised).double().cpu()
-        for ends in ends_of((first.stream, noised), case.score.length):
-            moved += token_scores(model, *ends).cpu() / len(cases)
-    total = sum(abs(case.change) for case in cases)
+    total = float(shown.changes.sum())
     effects = []
-    for part, loss, gain, scores in zip(parts, lost, gained, moved, strict=True):
-        raises, lowers = (name_tokens(model, sign * scores, tokens) for sign in (1, -1))
-        effects.append(PartEffect(part, float(loss) / total, float(gain) / total, raises, lowers))
+    for part, loss, gain in zip(parts, lost.tolist(), gained.tolist(), strict=True):
+        effects.append(PartEffect(part, loss / total, gain / total))
     return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))
-
-
-def name_tokens(
-    model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3
-) -> tuple[str, ...]:
-    """Return the tokens of the largest positive scores as text, the largest first."""
-    values, numbers = scores.topk(min(count, len(scores)))
-    return tuple(shown_tokens(model, numbers[values > 0]))

@@ -10,14 +10,12 @@ from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.circuits.case import Case, check_apart, different
 from bilens.circuits.controls import controls as controls_of
-from bilens.circuits.edges import find_edges
 from bilens.circuits.interval import LEAST
 from bilens.circuits.measures import (
     SHOWN,
     Circuit,
     Measured,
     Split,
-    exchanges,
     find_circuit,
     left_out,
     part_effects,
@@ -30,7 +28,7 @@ from bilens.flows.graph import FlowGraph
 from bilens.flows.question import Question, token_hints
 from bilens.flows.split import flows
 from bilens.language.names import quoted
-from bilens.options import Keep, Left, Level
+from bilens.options import Keep, Left
 from bilens.sections import Columns, Fact, by_column, signed
 from bilens.transformer import ResidualModel
 
@@ -116,11 +114,6 @@ class CircuitReading(Reading):
                 text += f", more than the {most:.0%} that were asked for"
         if circuit.left_out:
             text += f". {_of_the_others(circuit)}"
-        if circuit.edges is not None:
-            text += (
-                f". {len(circuit.edges.edges)} of the {circuit.edges.candidates} edges between "
-                f"them restore {circuit.edges.restored}"
-            )
         if circuit.opposite:
             text += (
                 f". In {circuit.opposite} of {count} the answer is the other way round: the number "
@@ -140,16 +133,13 @@ class CircuitReading(Reading):
             needed, core = parts_in(circuit.needed), parts_in(circuit.core)
             for effect in circuit.effects:
                 numbers = (effect.noising, effect.denoising)
-                words = (", ".join(effect.raises), ", ".join(effect.lowers))
                 notes = []
                 if effect.part in needed:
                     notes.append("needed by any circuit")
                 if circuit.left_out and effect.part in core:
                     notes.append("in all circuits")
-                if effect.part in circuit.exchanged:
-                    notes.append(f"or {circuit.exchanged[effect.part]}")
-                rows.append((circuit.task, str(effect.part), *numbers, *words, ", ".join(notes)))
-        names = ["task", "part", "noising", "denoising", "raises", "lowers", "note"]
+                rows.append((circuit.task, str(effect.part), *numbers, ", ".join(notes)))
+        names = ["task", "part", "noising", "denoising", "note"]
         columns = dict(by_column(names, rows))
         for name in ("task", "note"):
             if not any(columns[name]):
@@ -164,7 +154,6 @@ def circuit(
     *,
     keep: Keep = KEEP,
     left: Left = 0.1,
-    level: Level = "parts",
     controls: bool = False,
 ) -> CircuitReading:
     """Find the few heads and MLPs that answer the questions of each task, and measure them.
@@ -182,12 +171,10 @@ def circuit(
     Args:
         model: any.
         questions: each with a second text; by the names of their tasks and of their templates, of
-            which each has three or more. For edges, and of a single question, both texts have as
-            many tokens; else tokens that are as far from the end stand against each other.
+            which each has three or more. Of a single question both texts have as many tokens; else
+            tokens that are as far from the end stand against each other.
         keep: least f on the questions that decide the size.
         left: largest f there of everything but the circuit. Parts are added until it is met.
-        level: with "edges" the same search goes on over the edges between the parts. Parts of a
-            single question are at all positions.
         controls: also search where there is nothing to find: random parts, a nonsense answer, and
             shuffled weights.
 
@@ -198,9 +185,8 @@ def circuit(
         MemoryLimitError: there are more questions than fit into memory.
     """
     questions = list(questions)
-    # Parts at positions, and edges, stand against those of as many tokens.
-    any_length = len(questions) > 1 and level == "parts"
-    everything = Cases.of(model, questions, any_length=any_length)
+    # Parts at positions stand against those of as many tokens.
+    everything = Cases.of(model, questions, any_length=len(questions) > 1)
     tasks = different(everything.cases)
     alone = [*map(len, tasks.values())] == [1]
     plans = {
@@ -216,7 +202,7 @@ def circuit(
         check_apart(everything.cases, finding, others)
     found, measuring, finders = list[Circuit](), list[Cases](), list[Question]()
     for task, templates in plans.items():
-        split = partial(_splits, templates=templates, by_position=alone and level == "parts")
+        split = partial(_splits, templates=templates, by_position=alone)
         splits = split(everything)
         used = {number for numbers in templates.values() for number in numbers}
         first = Cases.joined([of_template.ordering for of_template in splits])
@@ -233,14 +219,6 @@ def circuit(
             repeated=sum(x.question.task == task for x in everything.cases) - len(tasks[task]),
             of_other_templates=_of_other_templates(splits[0]) if len(splits) == 1 else 0,
         )
-        of_task = replace(of_task, exchanged=exchanges(of_task, splits))
-        if of_task.unlike_templates:
-            own = {x.template: _shown(find_circuit([x], keep, left), [x]) for x in splits}
-            of_task = replace(of_task, own=own)
-        if level == "edges":
-            orders = [of_template.ordering for of_template in splits]
-            edges = find_edges(orders, second, measuring[-1], of_task.mask)
-            of_task = replace(of_task, edges=edges)
         if controls:
             measured_controls = controls_of(everything, split, of_task, keep, left)
             of_task = replace(of_task, controls=measured_controls)
@@ -311,19 +289,14 @@ def _shown(circuit: Circuit, splits: Sequence[Split]) -> Circuit:
 
 def _of_the_others(circuit: Circuit) -> str:
     """Return what the circuits of all templates but one restore in words."""
-
-    def listed(circuits: Mapping[str, Circuit], what: str) -> str:
-        parts = []
-        for name, one in circuits.items():
-            share = f"{one.measured.restored.value:z.0%} ({name or 'without a name'})"
-            parts.append(what.format(one.size) + share)
-        return ", ".join(parts)
-
-    text = f"Found without one template, circuits restore on it: {listed(circuit.left_out, '')}"
-    if not circuit.unlike_templates:
-        return text
-    alone = listed(circuit.own, "{} parts restore ")
-    return f"{text}: these templates are answered by other parts. Alone, {alone}"
+    shares = [
+        f"{one.measured.restored.value:z.0%} ({name or 'without a name'})"
+        for name, one in circuit.left_out.items()
+    ]
+    text = f"Found without one template, circuits restore on it: {', '.join(shares)}"
+    if circuit.unlike_templates:
+        text += f": {' and '.join(circuit.unlike_templates)} are answered by other parts"
+    return text
 
 
 def _measuring(circuit: Circuit) -> str:

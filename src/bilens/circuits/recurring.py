@@ -10,11 +10,11 @@ from torch import Tensor
 from bilens.checks import detached
 from bilens.circuits.case import Case, check_apart, different, make_cases
 from bilens.circuits.directions import MLPDirections, TaskDirection, TaskDirections
-from bilens.circuits.measures import name_tokens
 from bilens.errors import BilensError
 from bilens.flows.labels import ends_of, token_scores
 from bilens.flows.question import Question, token_hints
 from bilens.flows.split import adjoints_of
+from bilens.language.names import shown_tokens
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import adding, mlp_site
@@ -239,3 +239,11 @@ def _measured(
         flow, effect = (float(of_all[i]) for of_all in shares)
         parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)
+
+
+def name_tokens(
+    model: ResidualModel, scores: Float[Tensor, " vocab"], count: int = 3
+) -> tuple[str, ...]:
+    """Return the tokens of the largest positive scores as text, the largest first."""
+    values, numbers = scores.topk(min(count, len(scores)))
+    return tuple(shown_tokens(model, numbers[values > 0]))

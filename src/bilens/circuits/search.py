@@ -6,12 +6,10 @@ text has 0 and the first 1. Over several questions it is a share of the absolute
 by its own, whether the first text raises its number or lowers it.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,28 +32,55 @@ SLACK = 0.05
 """By how much f may miss its bounds where no size holds twice."""
 
 
-class MaskedCases(ABC):
-    """Questions about a model, on which masks are measured: shares of its parts, or of edges."""
+class Cases:
+    """Questions about a model, on which masks of parts are measured: (layers, heads + 1).
 
-    def __init__(self, model: ResidualModel, cases: Sequence[Case]) -> None:
-        self.model, self.cases = model, cases
+    With `by_position`, for a single question, masks have a share of each position: (layers, time,
+    heads + 1).
+    """
+
+    def __init__(
+        self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
+    ) -> None:
+        self.model, self.cases, self.by_position = model, cases, by_position
         self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
 
-    @property
-    @abstractmethod
-    def everything(self) -> Bool[Tensor, " *shape"]:
-        """The mask of all that the model has."""
+    @classmethod
+    def of(
+        cls,
+        model: ResidualModel,
+        questions: Sequence[Question],
+        *,
+        by_position: bool = False,
+        any_length: bool = False,
+    ) -> "Cases":
+        """Run a model on both texts of each question; see `make_cases`."""
+        cases = make_cases(model, questions, any_length=any_length)
+        return cls(model, cases, by_position=by_position)
 
-    @property
-    @abstractmethod
-    def groups(self) -> list[list[int]]:
-        """Numbers of questions that share passes, and run side by side."""
+    def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
+        """Return the cases with some numbers, which may repeat; their masks are as here."""
+        cases = [self.cases[check_index("numbers", i, len(self))] for i in numbers]
+        if by_position is None:
+            by_position = self.by_position
+        return Cases(self.model, cases, by_position=by_position)
 
-    @abstractmethod
-    def streams(
-        self, group: int, masks: Float[Tensor, "n *shape"]
-    ) -> Float[Tensor, "n texts time d_model"]:
-        """Return the last streams of a group's texts, for each mask."""
+    @classmethod
+    def joined(cls, several: Sequence["Cases"]) -> "Cases":
+        """Return the cases of several as one."""
+        if not several:
+            raise BilensError("there are no cases, expected those of a template or more")
+        cases = [case for of_one in several for case in of_one.cases]
+        return cls(several[0].model, cases, by_position=several[0].by_position)
+
+    def asking(self, answer: tuple[str, str]) -> "Cases":
+        """Return the cases of the same texts with another answer: a token and one to subtract."""
+        token, minus = answer
+        cases = []
+        for case in self.cases:
+            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
+            cases.append(Case.of(asked, case.passes, case.row))
+        return Cases(self.model, cases, by_position=self.by_position)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -83,7 +108,7 @@ class MaskedCases(ABC):
         if masks.shape[1:] != self.shape:
             raise BilensError(
                 f"a mask has shape {tuple(masks.shape[1:])}, expected {self.shape}, that of the "
-                "parts or edges of this model"
+                "parts of this model"
             )
 
     def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
@@ -173,57 +198,6 @@ class MaskedCases(ABC):
         masks = shares.reshape(-1, *[1] * mask.dim()) * mask
         return self.gradient(masks, (weights / 2).tolist())
 
-
-class Cases(MaskedCases):
-    """Questions about a model, on which masks of parts are measured: (layers, heads + 1).
-
-    With `by_position`, for a single question, masks have a share of each position: (layers, time,
-    heads + 1).
-    """
-
-    def __init__(
-        self, model: ResidualModel, cases: Sequence[Case], *, by_position: bool = False
-    ) -> None:
-        super().__init__(model, cases)
-        self.by_position = by_position
-
-    @classmethod
-    def of(
-        cls,
-        model: ResidualModel,
-        questions: Sequence[Question],
-        *,
-        by_position: bool = False,
-        any_length: bool = False,
-    ) -> "Cases":
-        """Run a model on both texts of each question; see `make_cases`."""
-        cases = make_cases(model, questions, any_length=any_length)
-        return cls(model, cases, by_position=by_position)
-
-    def some(self, numbers: Iterable[int], *, by_position: bool | None = None) -> "Cases":
-        """Return the cases with some numbers, which may repeat; their masks are as here."""
-        cases = [self.cases[check_index("numbers", i, len(self))] for i in numbers]
-        if by_position is None:
-            by_position = self.by_position
-        return Cases(self.model, cases, by_position=by_position)
-
-    @classmethod
-    def joined(cls, several: Sequence["Cases"]) -> "Cases":
-        """Return the cases of several as one."""
-        if not several:
-            raise BilensError("there are no cases, expected those of a template or more")
-        cases = [case for of_one in several for case in of_one.cases]
-        return cls(several[0].model, cases, by_position=several[0].by_position)
-
-    def asking(self, answer: tuple[str, str]) -> "Cases":
-        """Return the cases of the same texts with another answer: a token and one to subtract."""
-        token, minus = answer
-        cases = []
-        for case in self.cases:
-            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
-            cases.append(Case.of(asked, case.passes, case.row))
-        return Cases(self.model, cases, by_position=self.by_position)
-
     @property
     def everything(self) -> Bool[Tensor, " *shape"]:
         """The mask of all parts that the model has."""
@@ -263,8 +237,7 @@ class Cases(MaskedCases):
         return first.changed(sets, kept=first_change((first, second)))
 
 
-Masked = TypeVar("Masked", bound=MaskedCases)
-Scores = Callable[[Masked, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
+Scores = Callable[[Cases, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
 """What each part of a mask is worth to some questions, as a share of the change."""
 
 
@@ -287,12 +260,12 @@ class Found:
 
 
 def search_circuit(
-    ordering: Sequence[Masked],
-    deciding: Masked,
+    ordering: Sequence[Cases],
+    deciding: Cases,
     keep: float,
     start: Bool[Tensor, " *shape"] | None = None,
     sizes: Sequence[int] = SIZES,
-    scores: Scores[Masked] = MaskedCases.scores,
+    scores: Scores = Cases.scores,
 ) -> Found:
     """Return the smallest circuit whose f lies between `keep` and 1.15 on every template.
 

@@ -47,8 +47,7 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
         if circuit.left_out:
             text = (
                 "Each row is the circuit that the other templates find where one is left out, "
-                "on the questions of that one. These circuits share "
-                f"{circuit.similar:.0%} of their parts (mean Jaccard index)."
+                "on the questions of that one."
             )
             add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
     # A single question measures itself, and its sentence has the two numbers.
@@ -62,20 +61,9 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
     text = (
         "Each part alone takes its value of the second text in the run of the first (noising: "
         "share of the change that is lost), and that of the first in the run of the second "
-        "(denoising: share that is gained). Without it the tokens that it raises become less "
-        "probable."
+        "(denoising: share that is gained)."
     )
     add("Parts", text, reading.frame(), folds=True)
-    edges = [
-        {"task": circuit.task, **edge} for circuit in reading.circuits for edge in _edges(circuit)
-    ]
-    if edges:
-        text = (
-            "An edge is what one part writes for another one to read, from the embedding to "
-            "the logits. All other edges carry what they do on the second text. Shares are "
-            "integrated gradients."
-        )
-        add("Edges", text, _of_tasks(reading, pd.DataFrame(edges)), folds=True)
     text = (
         "The share that is restored on the questions that decide the size, by number of parts, "
         "of each template."
@@ -225,10 +213,6 @@ def _record(circuit: Circuit) -> dict[str, Any]:
             for size, shares in sorted(circuit.found.sizes.items())
         ],
         "templates": [{"template": name, **_numbers(x)} for name, x in circuit.by_template.items()],
-        "similar": circuit.similar,
-        "circuits of a template": [
-            {"template": name, **_record(own)} for name, own in circuit.own.items()
-        ],
     }
     for key, name, circuits in (
         ("left out", "template", circuit.left_out),
@@ -241,22 +225,14 @@ def _record(circuit: Circuit) -> dict[str, Any]:
     needed, core = parts_in(circuit.needed), parts_in(circuit.core)
     for effect in circuit.effects:
         row = {name: x for name, x in vars(effect).items() if name != "part"}
-        other = circuit.exchanged.get(effect.part)
         numbers["parts"].append(
             {
                 "part": str(effect.part),
                 **plain(row),
                 "needed": effect.part in needed,
                 "core": effect.part in core,
-                "exchanged for": None if other is None else str(other),
             }
         )
-    if circuit.edges is not None:
-        numbers |= {
-            "edges": _edges(circuit),
-            "edges between the parts": circuit.edges.candidates,
-            **_interval("restored by edges", "restored by edges ", circuit.edges.restored),
-        }
     return numbers
 
 
@@ -274,18 +250,3 @@ def _numbers(measured: Measured) -> dict[str, Any]:
 
 def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | None]:
     return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}
-
-
-def _edges(circuit: Circuit) -> list[dict[str, Any]]:
-    """Return a row for each edge of a circuit."""
-    rows = []
-    for edge in circuit.edges.edges if circuit.edges is not None else ():
-        rows.append(
-            {
-                "from": "embedding" if edge.source is None else str(edge.source),
-                "to": ", ".join(map(str, edge.readers)) or "logits",
-                "through": edge.role or "input",
-                "share": edge.share,
-            }
-        )
-    return rows
