@@ -112,7 +112,6 @@ def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, c
     assert in_json(capsys, *command, tmp_path / "a", "--resume") == first
     assert [path.stat().st_mtime_ns for path in layers] == written
     assert in_json(capsys, *command, tmp_path / "b", "--low-memory")["stages"] == first["stages"]
-    assert f"| gates | {texts.name} |" in (tmp_path / "a" / "README.md").read_text()
     assert "expected each once" in refusal(
         capsys, "linearise", model, *OF_TEXTS, "--data", texts, texts
     )

@@ -16,7 +16,7 @@ from bilens.circuits import circuit, eap_ig, edit_heads, patch, task_directions
 from bilens.convert import process
 from bilens.flows import flow
 from bilens.images import attack, class_spectra, explain
-from bilens.language import following, generate_text, split_logits, top_contexts
+from bilens.language import following, generate_text, top_contexts
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix
 from bilens.transformer import Pass
@@ -127,7 +127,6 @@ LANGUAGE = {
     "directions of a task": lambda: of_frame(task_directions(VIEW, TASK, k=2)),
     "EAP-IG": lambda: eap_ig(VIEW, TASK).of_questions,
     "n-grams": lambda: of_frame(following(VIEW, "t3", layer=0, k=4)),
-    "paths of a logit": lambda: split_logits(VIEW, VIEW.ids("t3 t4 t5")).total(),
     "text": lambda: VIEW.ids(generate_text(VIEW, "t3 t4", tokens=5)),
     "heads": lambda: (VIEW.qk(0, 2)[0].dense(), VIEW.ov(0).dense()),
     "edit": lambda: edit_heads(VIEW, 0, [1]).model.state_dict()["blocks.0.attn.out.weight"],

@@ -31,7 +31,6 @@ COMMANDS = {
     "heads": ["--layer", "1", "--heads", "1", "--k", "3"],
     "contexts": ["--token", TOKEN, "--layer", "1", "--data", "grammar"],
     "composition": [],
-    "logits": ["--prompt", PROMPT],
     "generate": ["--prompt", PROMPT, "--tokens", "3"],
     "flow": ["--prompt", PROMPT, "--token", TOKEN, "--through-patterns"],
     "report": ["--data", "grammar", "--layer", "1", "--token", TOKEN],

@@ -30,7 +30,6 @@ from bilens.language import (
     pair_trigrams,
     read_stream,
     skip_trigrams,
-    split_logits,
     token_components,
     top_contexts,
 )
@@ -146,7 +145,6 @@ LANGUAGE = {
     "batch_size=-1, expected": contexts(lambda view: view.direction(3), ["t3"], batch_size=-1),
     "spectrum is a batch of shape": contexts(lambda view: view.W_U.T[:2], [random_text()]),
     "position=9, expected 0 to 8": lambda view: read_stream(view, random_text(), 9, layer=0),
-    "position=-10, expected -9 to 8": lambda view: split_logits(view, random_text(), -10),
     "position=None, and the model has learned positions": [
         learned(following, 3),
         learned(skip_trigrams, 3, 0),

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.flows import flow
 from bilens.language import (
     Context,
     TokenDirection,
@@ -20,15 +19,12 @@ from bilens.language import (
     read_ngrams,
     read_stream,
     skip_trigrams,
-    split_logits,
     token_names,
     top_contexts,
 )
 from bilens.language.contexts import _Best, contributions
-from bilens.language.names import shown_tokens
-from bilens.transformer import Pass, ResidualModel
+from bilens.transformer import ResidualModel
 from tests.families import EACH_READ, exact_norms, family_view, some_text
-from tests.flows.flows import nodes_of, uncapped
 from tests.models import TOKENS, VOCAB, numbers, parts, place, random_text, view_of
 
 FEW_PARTS = {name: parts[name] for name in ("norm", "positions", "bias")}
@@ -55,48 +51,6 @@ def test_streams_of_every_family_add_up(name):
     torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
     assert stream.heads.shape == (4, 6, view.d_model)
     assert bool(stream.heads.any()) != view.modules.parallel
-
-
-@given(**parts, position=st.integers(-9, 8), n_layers=st.integers(1, 2))
-def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
-    view, ids = view_of(n_layers=n_layers, **{**options, "logit_cap": None}), random_text()
-    terms = split_logits(view, ids, position)
-    logits = view.logits(ids[None])[0, position]
-    assert (terms.total() - logits).abs().max() < 1e-10 * logits.abs().max()
-    assert terms.sources == ("direct", *(f"head {h}" for h in range(4)), "biases")
-    torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
-
-
-@pytest.mark.parametrize("name", EACH_READ)
-def test_logits_of_every_family_are_split(name):
-    view, ids = family_view(name), some_text()[0]
-    with exact_norms():
-        terms, logits = split_logits(view, ids), uncapped(view, Pass.of(view, ids).next_logits[0])
-    torch.testing.assert_close(terms.total(), logits)
-    torch.testing.assert_close(terms.residual.sum(0) + terms.pairs.sum((0, 1)), logits)
-    torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
-
-
-@given(**parts, seed=st.integers(0, 100))
-def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
-    view, ids = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None}), random_text()
-    terms = split_logits(view, ids)
-    full = flow(view, ids, TokenDirection(shown_tokens(view, [3])[0]), ablate=0)
-    graph = full.graph(nodes_of(full, kind="head", layer=1))
-    from_heads = torch.zeros(view.n_heads, dtype=graph.edges.dtype)
-    for node, through in zip(graph.nodes[1:], graph.edges[0, 1:], strict=True):
-        from_heads[node.number] += through
-    size = float(terms.residual[:, 3].abs().sum()) + 1
-    if not has_constant(options):
-        assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
-        through_mlp = float(terms.through_mlp()[3])
-        assert float(full.mlps[1, -1]) == pytest.approx(through_mlp, abs=1e-8 * size)
-
-
-def test_the_largest_terms_of_all_tokens_are_found(one_layer):
-    terms = split_logits(one_layer, random_text())
-    top, dense = terms.matrix.top_entries(5), terms.matrix.dense()
-    torch.testing.assert_close(top.values, dense.flatten().topk(5).values)
 
 
 def token_alone(view, token, layer):
@@ -334,16 +288,6 @@ def test_a_token_by_name_is_the_token_by_number(view):
     assert str(read_ngrams(view, 3, minus=[4], **options).direction) == "t3 minus t4"
     streams = [read_stream(view, x, 2, layer=0) for x in ("t3 t4 t5", torch.tensor([3, 4, 5]))]
     assert torch.equal(*(stream.total() for stream in streams))
-
-
-def test_a_split_shows_itself(biased):
-    terms = split_logits(biased, "t3 t4 t5")
-    frame, record = terms.frame(), terms.record()
-    logits = Pass.of(biased, "t3 t4 t5").next_logits[0]
-    assert numbers(frame.token) == logits.topk(10).indices.tolist()
-    assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
-    assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())
-    assert record["most likely"] == frame.token[0]
 
 
 @pytest.mark.parametrize("length", [1, 11, 12])

@@ -17,7 +17,6 @@ from bilens.language import (
     head_outputs,
     read_direction,
     skip_trigrams,
-    split_logits,
 )
 from bilens.language.contexts import Context
 from bilens.language.stream import read_stream
@@ -43,7 +42,6 @@ def a_direction(view):
 
 
 READINGS = {
-    "split_logits": lambda view: split_logits(view, IDS),
     "read_stream": lambda view: read_stream(view, IDS, 5, layer=1),
     "contribution": one_context,
     "read_direction": a_direction,
@@ -80,10 +78,10 @@ def lost_columns(name, columns):
     return patch
 
 
-OF_MLPS = ["split_logits", "read_direction", "skip_trigrams"]
-OF_HEADS = ["split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"]
+OF_MLPS = ["read_direction", "skip_trigrams"]
+OF_HEADS = ["read_stream", "contribution", "skip_trigrams", "head_outputs"]
 BREAKS = {
-    "gain of the last norm": (wrong_gain("norm"), ["split_logits", "following"]),
+    "gain of the last norm": (wrong_gain("norm"), ["following"]),
     "gain of an MLP's norm": (wrong_gain("blocks.1.mlp_norm"), OF_MLPS),
     "gain of attention's norm": (wrong_gain("blocks.1.attn_norm"), OF_HEADS),
     "lost head": (lost_columns("blocks.1.attn.out", slice(4, 8)), OF_HEADS),

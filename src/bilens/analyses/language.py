@@ -304,22 +304,6 @@ def composition(model: "transformer.ResidualModel") -> Reading:
     return composition_scores(model)
 
 
-@analysis("logits")
-def logits(model: "transformer.ResidualModel", *, prompt: str, position: int = -1) -> Reading:
-    """Split the logits at one position of a text by path through the last layer.
-
-        bilens logits runs/grammar --prompt "then ben ate"
-
-    Args:
-        model: the model.
-        prompt: A text.
-        position: position whose next token is predicted; a negative one counts from the end.
-    """
-    from bilens.language import split_logits
-
-    return split_logits(model, prompt, position)
-
-
 @analysis("summary")
 def summary(
     model: "transformer.ResidualModel",

@@ -38,7 +38,7 @@ OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 GROUPS = {
     "Read a language model": (
         *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
-        *("composition", "logits", "summary", "generate"),
+        *("composition", "summary", "generate"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),
     "Train": ("train",),

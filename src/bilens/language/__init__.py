@@ -24,14 +24,13 @@ from bilens.language.ngrams import (
     skip_trigrams,
 )
 from bilens.language.outputs import DirectionReading, LanguageReading, read_direction, read_language
-from bilens.language.stream import LogitTerms, Sources, read_stream, split_logits
+from bilens.language.stream import Sources, read_stream
 
 __all__ = [
     "AttentionReading",
     "Context",
     "DirectionReading",
     "LanguageReading",
-    "LogitTerms",
     "NGramReading",
     "Sources",
     "TokenDirection",
@@ -55,7 +54,6 @@ __all__ = [
     "read_stream",
     "skip_trigram_matrix",
     "skip_trigrams",
-    "split_logits",
     "token_components",
     "token_names",
     "top_contexts",

@@ -12,19 +12,6 @@ from bilens.tensor.factors import with_constant
 from bilens.transformer import ResidualModel
 
 
-def check_split(
-    model: ResidualModel,
-    total: Float[Tensor, " n"],
-    logits: Float[Tensor, " n"],
-    reading: str,
-    *,
-    size: float,
-) -> None:
-    """Check sums of parts of logits, before the soft-cap, against the logits of the model."""
-    # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
-    check_sum(reading, model.modules.capped(total), logits, size=size, dtype=_stored(model))
-
-
 @torch.no_grad()
 def check_alone(
     model: ResidualModel,
@@ -48,7 +35,9 @@ def check_alone(
         logits = model.logits(ids)[0, -1, list(columns)]
     W_U, _ = model.modules.logit_weights(columns)
     size = float(total.abs().max()) + model.d_model**0.5 * float(W_U.norm(dim=0).max())
-    check_split(model, total, logits, "The logit of a token alone", size=size)
+    # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
+    total = model.modules.capped(total)
+    check_sum("The logit of a token alone", total, logits, size=size, dtype=_stored(model))
 
 
 @torch.no_grad()
@@ -78,7 +67,7 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     heads = model.layer(layer).heads
     weights = heads.weights()
     if heads.v_first_share is not None:
-        return  # values of two layers are mixed: split_logits and flow check these on a text
+        return  # values of two layers are mixed: a flow checks these on a text
     values = heads.value(heads.module_input(x)).unflatten(0, (heads.n_kv_heads, -1))
     out = heads.out.module(values.repeat_interleave(heads.sharing, 0).flatten())
     expected = heads.residual_scale * out.to(x)

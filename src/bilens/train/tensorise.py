@@ -21,7 +21,7 @@ from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.files import write_json, write_safetensors, write_text
 from bilens.lazy_imports import accelerate
-from bilens.nn.card import AGREEMENT_NAME, CARD_NAME, model_card
+from bilens.nn.card import CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
@@ -104,7 +104,7 @@ class Measurements:
             for name, ids in self.held_out.items()
         }
         if this_process().is_main_process:
-            write_json(self.run / AGREEMENT_NAME, asdict(Tensorised(self.stages))["stages"])
+            write_json(self.run / "tensorise.json", asdict(Tensorised(self.stages))["stages"])
 
     def finish(self, model: Any) -> Tensorised:
         """Write the card of the finished model, and return all measurements."""
