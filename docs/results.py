@@ -28,7 +28,16 @@ DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
         *("fig3", "fig4", "noises", "fig5"),
-        *("bonds", "masks", "case_digits", "case_svd", "case_sae", "case_pairs", "modular"),
+        *(
+            "bonds",
+            "cut_promise",
+            "masks",
+            "case_digits",
+            "case_svd",
+            "case_sae",
+            "case_pairs",
+            "modular",
+        ),
         "small_layers",
     ],
     "Language models": [

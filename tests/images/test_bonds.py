@@ -1,8 +1,11 @@
 import copy
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import bilens
 from bilens.images import (
@@ -14,7 +17,7 @@ from bilens.images import (
     read_bonds,
 )
 from bilens.images.cuts import chosen_edges
-from bilens.images.fidelity import clopper_pearson, held_out, rank_accuracies
+from bilens.images.fidelity import clopper_pearson, held_out, loss_bound, promised, rank_accuracies
 from bilens.nn import ImageClassifier
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_bonds, digit_model, digits
@@ -42,19 +45,57 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     assert low < result.held_out.accuracy < high
 
 
-def test_a_choice_leaves_room_for_the_spread_of_two_measurements():
-    """On the images of its check, and for a loss that half as many images measure later."""
+@pytest.mark.parametrize("n", [30, 100, 300])
+@pytest.mark.parametrize("drop", [0.001, 0.01, 0.05, 0.2])
+def test_a_cut_that_loses_more_is_promised_as_rarely_as_is_said(n, drop):
+    """The chance that a check passes, summed over all its outcomes."""
+    for loss in (drop, 1.3 * drop, 3 * drop):
+        for gain in (0.0, 0.02):
+            losses = stats.binom(n, loss + gain).pmf(range(n + 1))
+            chance = 0.0
+            for lost in np.flatnonzero(losses > 1e-12):
+                # Of the images that are not lost, a share is gained.
+                gains = stats.binom(n - lost, gain / (1 - loss - gain)).pmf(range(n - lost + 1))
+                for gained in np.flatnonzero(gains > 1e-9):
+                    if loss_bound(int(lost), int(gained), n) <= drop:
+                        chance += losses[lost] * gains[gained]
+            assert chance <= 0.001 / 2
+
+
+def test_looking_often_costs_no_confidence():
+    """Cuts whose real losses rise to the limit and above it, checked on the same images."""
+    generator, n, drop, draws, wrong = np.random.default_rng(0), 300, 0.05, 4_000, 0
+    losses = [0.0, 0.01, 0.03, 0.0501, 0.0502, 0.051, 0.06, 0.08]
+    for _ in range(draws):
+        places = generator.random(n)
+        lost = {(rank,): int((places < loss).sum()) for rank, loss in enumerate(losses)}
+        chosen = promised(list(lost), lambda r, lost=lost: loss_bound(lost[r], 0, n), drop)
+        wrong += chosen is not None and losses[chosen[0]] > drop
+    assert stats.binomtest(wrong, draws, 0.001 / 2, alternative="greater").pvalue > 0.001
+
+
+@pytest.mark.parametrize(("n", "drop"), [(4, 0.5), (40, 0.01), (300, 0.01), (1437, 0.0)])
+def test_what_images_cannot_promise_is_said(n, drop, caplog):
+    data, function = digits(), classifier_function_bonds(digit_model(n_layers=2), digits())
+    few = replace(data, train_images=data.train_images[:n], train_labels=data.train_labels[:n])
+    assert accurate_ranks(function, few, drop) == tuple(bond.k for bond in function.bonds)
+    assert "can promise no loss below" in caplog.text
+
+
+def test_a_promised_cut_is_checked_on_images_that_did_not_choose_it():
     data, function = digits(), classifier_function_bonds(digit_model(n_layers=2), digits())
     full = [bond.k for bond in function.bonds]
-    checked = torch.arange(len(data.train_images)) % 3 != 0
+    checked = torch.arange(len(data.train_images)) % 4 != 0
     x, labels = data.train_images[checked], data.train_labels[checked]
-    before = (function.cut(full)(x).argmax(-1) == labels).double()
+    before = function.cut(full)(x).argmax(-1) == labels
+    sizes = []
     for drop in (0.02, 0.05, 0.1):
         ranks = accurate_ranks(function, data, drop)
-        lost = before - (function.cut(ranks)(x).argmax(-1) == labels).double()
-        deviation = float(lost.std()) * (1 / len(x) + 2 / len(x)) ** 0.5
-        assert list(ranks) != full
-        assert float(lost.mean()) + 3.09 * deviation <= drop
+        after = function.cut(ranks)(x).argmax(-1) == labels
+        lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
+        assert loss_bound(lost, gained, len(x)) <= drop
+        sizes.append(sum(ranks))
+    assert sum(full) > sizes[0] > sizes[1] > sizes[2]
 
 
 def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
