@@ -98,7 +98,7 @@ def _random(measuring: Cases, circuit: Circuit) -> Circuit:
     scores = torch.rand(RANDOM, circuit.mask.numel(), generator=generator)
     masks = torch.zeros(scores.shape, dtype=torch.bool)
     masks = masks.scatter(1, scores.topk(circuit.size).indices, True).view(-1, *circuit.mask.shape)
-    order = measuring.faithfulness(masks.double()).argsort()
+    order = measuring.faithfulness(masks.cpu().double()).argsort()
     mask = masks[order[RANDOM // 2]]
     total, by_template = measured(measuring, mask, ~mask)
     return Circuit(circuit.task, None, mask, mask & False, total, by_template)

@@ -111,7 +111,7 @@ def edit_head_along(
             f"(k, {d_head}) and ({d_head}, {d_head}), the size of a head"
         )
     check_finite(moment=M)
-    V = vectors.to(weight.device, torch.float64)
+    V = vectors.cpu().double()
     try:
         read = torch.linalg.solve(M.to(V), V.T).T
         read = torch.linalg.solve(V @ read.T, read)
@@ -120,7 +120,7 @@ def edit_head_along(
             "moment is singular or vectors are linearly dependent; add a small multiple of the "
             "identity to the moment, or leave out vectors"
         ) from error
-    block -= (1 - scale) * (block.double() @ V.T @ read).to(block)
+    block -= (1 - scale) * (block.cpu().double() @ V.T @ read).to(block)
     edited = sharing_weights(model)
     edited.layer(layer).heads.out.set_weight(weight)
     return edited
@@ -158,12 +158,12 @@ def edit_mlp_along(
         )
     check_finite(scale=torch.tensor(scale), written=written, read=read)
     weight = mlp.down.weight()
-    t, r = (rows.to(weight.device, torch.float64) for rows in (written, read))
+    t, r = (rows.cpu().double() for rows in (written, read))
     edited = sharing_weights(model)
     down = edited.layer(layer).mlp.down
-    down.set_weight(weight - ((1 - scale) * t.T @ (r @ weight.double())).to(weight))
+    down.set_weight(weight - ((1 - scale) * t.T @ (r @ weight.cpu().double())).to(weight))
     if (bias := mlp.down.bias()) is not None:
-        down.set_bias(bias - ((1 - scale) * t.T @ (r @ bias.double())).to(bias))
+        down.set_bias(bias - ((1 - scale) * t.T @ (r @ bias.cpu().double())).to(bias))
     return edited
 
 
@@ -186,7 +186,7 @@ def _orthonormal(vectors: Tensor, width: int) -> Tensor:
     check_finite(vectors=vectors)
     if not vectors.any(-1).all():
         raise BilensError("vectors holds a row that is zero and points nowhere; leave it out")
-    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).double()
+    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).cpu().double()
     units = padded / padded.norm(dim=-1, keepdim=True)
     _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
     return rows[sizes > 1e-6].to(vectors)

@@ -68,7 +68,7 @@ def gradient_effects(
         heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
         mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
         rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
-    return torch.stack(rows).double().cpu() / len(points)
+    return torch.stack(rows).cpu().double() / len(points)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -32,11 +32,11 @@ class Interval:
         The interval has all shares q for which the mean of rise - q change is within t standard
         errors of 0. They are the roots of a quadratic equation.
         """
-        n, means = len(rises), torch.stack([rises.mean(), changes.mean()]).double()
+        n, means = len(rises), torch.stack([rises.mean(), changes.mean()]).cpu().double()
         value = float(means[0] / means[1])
         if n < LEAST:
             return cls(value)
-        spread = torch.stack([rises, changes]).double() - means[:, None]
+        spread = torch.stack([rises, changes]).cpu().double() - means[:, None]
         errors = t_quantile(n - 1) ** 2 * (spread @ spread.T) / (n * (n - 1))
         # The roots of a q^2 - 2 b q + c.
         (c, b), (_, a) = (means[:, None] * means - errors).tolist()

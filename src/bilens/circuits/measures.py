@@ -80,7 +80,7 @@ def measured(
     cases: Cases, circuit: Bool[Tensor, " *shape"], others: Bool[Tensor, " *shape"]
 ) -> tuple[Measured, dict[str, Measured]]:
     """Return what a circuit, and everything else, does on questions, and on each template."""
-    rises, right = cases.measured(torch.stack([circuit, others]).double())
+    rises, right = cases.measured(torch.stack([circuit, others]).cpu().double())
     changes, answers = cases.changes, cases.answers
 
     def count(answered: Sequence[bool | None], numbers: Sequence[int]) -> int | None:
@@ -225,7 +225,7 @@ def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor,
         if len(places):
             trials = whole.flatten().repeat(len(places), 1)
             trials[torch.arange(len(places)), places] = False
-            shares = cases.shares(trials.reshape(-1, *mask.shape).double())
+            shares = cases.shares(trials.reshape(-1, *mask.shape).cpu().double())
             needed.view(-1)[places[shares.amax(1) >= 0.25]] = False
     return needed
 

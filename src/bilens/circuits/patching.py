@@ -284,7 +284,7 @@ def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     ends = [float(number(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
         changed = exchanged_each(of_text, other, all_parts(model))
-        change = end - number(changed).double().cpu()
+        change = end - number(changed).cpu().double()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change
         effects.append(of_parts)

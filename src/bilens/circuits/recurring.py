@@ -46,7 +46,7 @@ class Snapshots(NamedTuple):
             of_layers.insert(0, w)
         first, second = adjoints.numbers.tolist()
         scale = abs(first - second) ** -0.5
-        return cls(*(scale * torch.stack(rows).double().cpu() for rows in (changes, of_layers)))
+        return cls(*(scale * torch.stack(rows).cpu().double() for rows in (changes, of_layers)))
 
 
 def balance(
@@ -68,7 +68,7 @@ def balance(
     """
     # The triangular factors have the moments of the rows, without squaring them.
     triangles = []
-    for rows in (changes.double(), adjoints.double()):
+    for rows in (changes.cpu().double(), adjoints.cpu().double()):
         width = rows.shape[1]
         size = (shrink * rows.square().sum() / width).sqrt()
         spread = size * torch.eye(width, dtype=rows.dtype) if shrink else rows[:0]
@@ -226,7 +226,7 @@ def _measured(
             lost = case.ends[0] - case.score(without[1:])
             restored = second.changed(adding_back, kept=kept)[:, 0]
             gained = case.score(restored) - case.ends[1]
-            effects[question] = ((lost + gained) / 2).double().cpu()
+            effects[question] = ((lost + gained) / 2).cpu().double()
     flows, effects = flows[learning:], effects[learning:]
     spread = float((effects - effects.mean()).square().sum())
     r2 = 1 - float((effects - flows).square().sum()) / spread if spread else None

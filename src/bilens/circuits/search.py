@@ -124,7 +124,7 @@ class Cases:
         """Return how far each question's number rises from its second text, for each mask."""
         values = torch.zeros(len(masks), len(self), dtype=torch.float64)
         for group, numbers in enumerate(self.groups):
-            values[:, numbers] = self.rises(group, masks).double().cpu()
+            values[:, numbers] = self.rises(group, masks).cpu().double()
         check_finite(number=values)
         return values
 
@@ -140,7 +140,7 @@ class Cases:
             streams = self.streams(group, masks).unbind(1)
             for number, of_masks in zip(numbers, streams, strict=True):
                 case = self.cases[number]
-                values[:, number] = case.rise(of_masks).double().cpu()
+                values[:, number] = case.rise(of_masks).cpu().double()
                 answered[number] = case.score.is_answer(of_masks[0])
         check_finite(number=values)
         return values, answered
@@ -172,7 +172,7 @@ class Cases:
                     given = mask.to(like).requires_grad_()
                     rise = weight * self.rises(group, given[None]).sum()
                     (slope,) = torch.autograd.grad(rise, given)
-                total += slope.double().cpu()
+                total += slope.cpu().double()
         check_finite(gradient=total)
         return total / self.changes.sum()
 
@@ -289,7 +289,7 @@ def search_circuit(
     held: list[int] = []
     for size in sorted({min(size, len(orders[0])) for size in sizes}):
         for order in orders:
-            given = _first(order, size, everything.shape).double()[None]
+            given = _first(order, size, everything.shape).cpu().double()[None]
             shares = deciding.shares(given)[0].tolist()
             if max(shares) <= HIGHEST:
                 break
@@ -325,7 +325,7 @@ def necessary(
     the circuit is added. Measured are the sixteen of the largest gradients there.
     """
     while int(mask.sum()) < largest:
-        others = (~mask | needed).double()[None]
+        others = (~mask | needed).cpu().double()[None]
         remains = deciding.shares(others)[0].tolist()
         if max(remains) <= left or not others.any():
             break

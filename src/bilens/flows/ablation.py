@@ -178,7 +178,7 @@ def without_output(
 def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
     """Return the change of the number without each part, the mean over the ways of measuring it."""
     changes = [score(absent) - score(present) for present, absent in runs]
-    return torch.stack(changes).double().mean(0).tolist()
+    return torch.stack(changes).cpu().double().mean(0).tolist()
 
 
 def _run_without(

@@ -199,20 +199,21 @@ def _fits(model: ResidualModel, ids: Tensor) -> bool:
 
 def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Score]) -> None:
     """Check the logits of the last streams, of the asked tokens, against those of the model."""
-    last, stored = adjoints.last.leaf.detach()[:, -1], model.places.embed.weight.dtype
+    last = adjoints.last.leaf.detach()[:, -1]
     if (modules := model.places.modules) is None:
         logits, own = model.places.logits(last), adjoints.logits
         size = float(own.abs().max())
-        check_sum("The logit of the last stream", logits, own, size=size, dtype=stored)
+        check_sum("The logit of the last stream", logits, own, size=size)
         return
     n = modules.normalised(last.to(modules.dtype))
     for row, own in enumerate(adjoints.logits):
         score = scores[row % len(scores)]
-        tokens = [*score.tokens, *score.minus, *score.spoken] or [int(own.argmax())]
+        # The likeliest token too: a logit near 0 tells little of a wrong factor.
+        tokens = [*score.tokens, *score.minus, *score.spoken, int(own.argmax())]
         W, b = modules.logit_weights(tokens)
         size = float(n[row].norm() * W.norm(dim=0).max())
         z = modules.capped(n[row] @ W + b)
-        check_sum("W_U n + b_U", z, own[tokens], size=size, dtype=stored)
+        check_sum("W_U n + b_U", z, own[tokens], size=size)
 
 
 def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) -> list[Flow]:
@@ -343,7 +344,7 @@ def check_flow(flow: Flow) -> None:
     They do within rounding of the absolute flow, and within a hundredth of the value.
     """
     starts = (flow.embeddings, flow.positions, flow.biases, flow.choices)
-    total = float(sum(part.double().sum() for part in starts)) + flow.unembedding
+    total = float(sum(part.cpu().double().sum() for part in starts)) + flow.unembedding
     ends = sum(map(abs, flow.values))
     size = flow.absolute + ends
     is_lost = ROUNDING * size > 0.01 * abs(flow.value)

@@ -160,7 +160,6 @@ def _contribution(
         split.total(),
         spectrum.activations(total)[number],
         size=float(scale.abs() * (v.abs() @ (stream.direct.abs() + stream.constant.abs()))),
-        dtype=model.modules.embed.module.weight.dtype,
     )
     return split
 

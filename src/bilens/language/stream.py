@@ -67,7 +67,6 @@ def read_stream(
         stream.total(),
         on_text.mlp_n[0, -1],
         size=float(parts.abs().sum(0).max()),
-        dtype=model.modules.embed.module.weight.dtype,
     )
     return stream
 

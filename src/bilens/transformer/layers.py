@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, check_index, check_numbers, checked, detached
 from bilens.errors import BilensError
-from bilens.hooks import evaluating
 from bilens.tensor import BilinearTensor
 from bilens.transformer.maps import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
+from bilens.transformer.running import wide_passes
 
 
 def folded_input(part: LinearMap, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
@@ -101,9 +101,13 @@ class NormedInput:
         return n if self.norm is None else self.norm.applied(n)
 
     def module_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Return the input of the maps, by the norm itself and in the type of the storage."""
-        y = x.to(self.reads[0].stored.dtype)
-        return y if self.norm is None else self.norm.module(y)
+        """Return the input of the maps, by the norm itself."""
+        y = x.to(working_dtype(self.reads[0].stored.dtype))
+        if self.norm is None:
+            return y
+        with wide_passes(self.norm.module):
+            output: Tensor = self.norm.module(y)
+        return output
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +283,7 @@ class MLP(NormedInput):
 
     def run(self, y: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the output of the module from the norm's output y."""
-        with evaluating(self.module):
+        with wide_passes(self.module):
             outputs: Tensor = self.module(y.reshape(1, -1, y.shape[-1]))
         return outputs.reshape(y.shape[:-1] + outputs.shape[-1:])
 
@@ -331,25 +335,29 @@ class MLP(NormedInput):
     def stream_output(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the MLP's addition to streams x, by the modules of the model."""
         y = self.run(self.module_input(x))
-        y = y if self.out_norm is None else self.out_norm.module(y)
+        if self.out_norm is not None:
+            with wide_passes(self.out_norm.module):
+                y = self.out_norm.module(y)
         return self.residual_scale * y.to(x.dtype)
 
     def output(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """Return the output of the MLP on its inputs, computed from its parts."""
-        # Without a gate there is a single map, and the second factor is 1.
-        acted, *other = (part(x) for part in self.reads)
-        hidden = self.act(acted) * (other[0] if other else 1)
-        if self.router is not None:
-            hidden = hidden * self.routing(self.router.module(x)).to(x)
-        return self.down(hidden)
+        with wide_passes(self.module):
+            # Without a gate there is a single map, and the second factor is 1.
+            acted, *other = (part(x) for part in self.reads)
+            hidden = self.act(acted) * (other[0] if other else 1)
+            if self.router is not None:
+                hidden = hidden * self.routing(self.router.module(x)).to(x)
+            return self.down(hidden)
 
     @torch.no_grad()
     def check(self) -> None:
         """Raise unless the module computes, on random numbers, what its parts say."""
         weight = self.up.stored
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(4, self.up.n_in, generator=generator).to(weight)
-        rounding = 100 * torch.finfo(weight.dtype).eps
+        wide = working_dtype(weight.dtype)
+        x = torch.randn(4, self.up.n_in, generator=generator).to(weight.device, wide)
+        rounding = 100 * torch.finfo(wide).eps
         try:
             expected, output = self.run(x), self.output(x)
             same = torch.allclose(expected, output, rtol=rounding, atol=rounding, equal_nan=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
+from bilens.transformer.running import wide_passes
 
 
 def working_dtype(stored: torch.dtype) -> torch.dtype:
@@ -54,7 +55,7 @@ class LinearMap(ABC):
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Return the outputs of the map for inputs x, in the type of its storage."""
+        """Return the outputs of the map for inputs x."""
 
     @property
     def fused(self) -> Self:
@@ -128,7 +129,8 @@ class ModuleMap(LinearMap):
             _put(self.module.bias, bias)  # type: ignore[arg-type]
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        outputs: Tensor = self.module(x)
+        with wide_passes(self.module):
+            outputs: Tensor = self.module(x)
         return self.select(outputs, -1)
 
 

@@ -409,7 +409,8 @@ class ResidualModel:
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """Return the model's logits, in float32 or float64."""
         check_ids(self.vocab_size, ids)
-        output = run(self.model, ids.to(self.device))
+        with wide_passes(self.model):
+            output = run(self.model, ids.to(self.device))
         return getattr(output, "logits", output).to(self.places.dtype)
 
 

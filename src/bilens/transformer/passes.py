@@ -546,9 +546,9 @@ def embedded(
         if modules is not None:
             # Some families scale inside the embedding and some after it.
             table = modules.embed
-            stored = table.weight()[args[0]]
-            wide = output.to(stored)
-            scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
+            scaled_rows = table.rows(args[0])
+            wide, rows = output.to(scaled_rows), scaled_rows / (table.scale or 1)
+            scaled = (wide - scaled_rows).norm() <= (wide - rows).norm()
             factor = 1.0 if scaled or not table.scale else 1 / table.scale
         return (factor * embeddings).expand_as(output).to(output.dtype)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NoReturn, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
@@ -101,7 +101,13 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
 
 
 NARROW = (torch.float16, torch.bfloat16)
-REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+VIEWS = (Tensor.detach, Tensor.__getitem__, Tensor.select, Tensor.unsqueeze, Tensor.squeeze)
+VIEWS += (Tensor.transpose, Tensor.t, Tensor.view, Tensor.flatten, Tensor.permute)
+VIEWS += (Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
+"""Operations whose result is a part of a weight, or the weight in another shape."""
+METADATA = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.data_ptr)
+"""Operations that read no number; attributes are further ones."""
 
 
 @contextmanager
@@ -127,14 +133,23 @@ class _WideWeights(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
-        if not narrow or function == REQUIRES_GRAD:
+        if not narrow:
             return function(*args, **named)
+        name = getattr(function, "__name__", "")
+        if function == DTYPE:
+            return torch.float32  # in which it is used
+        if function in METADATA or (name == "__get__" and function not in VIEWS):
+            return function(*args, **named)
+        if name in ("grouped_mm", "_grouped_mm"):
+            with self:
+                return _by_group(*args, **named)
         if function is functional.embedding:
             # Rows first: a whole table in float32 may be gigabytes.
             return function(*args, **named).float()
-        if function is Tensor.detach:
-            # Still a weight, which is widened where it is used.
-            return nn.Parameter(function(*args), requires_grad=False)
+        if function in VIEWS:
+            # Still a weight, which is widened where it is used: of a stack of experts only one.
+            with torch.no_grad():
+                return nn.Parameter(function(*args, **named), requires_grad=False)
         copies = {id(weight): weight.float() for weight in narrow}
         # Only weights are widened, as everything else follows from them: a model may round to 16
         # bits on purpose.
@@ -152,6 +167,22 @@ class _WideWeights(TorchFunctionMode):
 
         with saved_tensors_hooks(pack, unpack):
             return function(*wide, **wide_named)
+
+
+def _by_group(
+    x: Float[Tensor, "rows n_in"],
+    weights: Float[Tensor, "groups n_in n_out"],
+    *,
+    offs: Int[Tensor, " groups"],
+    **_: None,
+) -> Float[Tensor, "rows n_out"]:
+    """Return the product of each group of rows with its weight; only weights with rows are used."""
+    outputs, start = list[Tensor](), 0
+    for group, end in enumerate(offs.tolist()):
+        if end > start:
+            outputs.append(x[start:end] @ weights[group])
+        start = end
+    return torch.cat(outputs)
 
 
 def _is_narrow(value: Any) -> bool:
@@ -269,7 +300,6 @@ def _record(
 def allowed_change(model: nn.Module) -> float:
     """Return the change of a log-probability, in nats, that rounding explains.
 
-    Models round inside, whatever they store.
+    Passes compute in float32 also where weights are stored in 16 bits.
     """
-    dtype = next(model.parameters()).dtype
-    return {torch.float64: 1e-4, torch.float32: 2e-3}.get(dtype, 1.0)
+    return 1e-4 if next(model.parameters()).dtype == torch.float64 else 2e-3
