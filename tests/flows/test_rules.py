@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.circuits import rules
+from bilens.flows import rules
 from bilens.flows.rules import LINEAR, OF_NUMBERS, READ, RELEVANCE, SECANTS, Rules
 from tests.refusals import refused
 

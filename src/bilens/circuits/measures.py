@@ -238,8 +238,8 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
     for case in shown.cases:
         first, second = case.alone
         noised, denoised = (exchanged_each(*pair, parts) for pair in (case.alone, (second, first)))
-        lost += abs(case.change) - case.rise(noised).double().cpu()
-        gained += case.rise(denoised).double().cpu()
+        lost += abs(case.change) - case.rise(noised).cpu().double()
+        gained += case.rise(denoised).cpu().double()
     total = float(shown.changes.sum())
     effects = []
     for part, loss, gain in zip(parts, lost.tolist(), gained.tolist(), strict=True):
