@@ -38,7 +38,7 @@ def check_alone(
     size = float(total.abs().max()) + model.d_model**0.5 * float(W_U.norm(dim=0).max())
     # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
     total = model.modules.capped(total)
-    check_sum("The logit of a token alone", total, logits, size=size, dtype=_stored(model))
+    check_sum("The logit of a token alone", total, logits, size=size)
 
 
 @torch.no_grad()

@@ -132,14 +132,12 @@ class _WideWeights(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
-        if not narrow:
-            return function(*args, **named)
         name = getattr(function, "__name__", "")
-        if function == DTYPE:
-            return torch.float32  # in which it is used
-        if function in METADATA or (name == "__get__" and function not in VIEWS):
+        if not any(map(_is_narrow, (*args, *named.values()))):
             return function(*args, **named)
+        if function in METADATA or (name == "__get__" and function not in VIEWS):
+            # The type is that in which weights are used.
+            return torch.float32 if function == DTYPE else function(*args, **named)
         if name in ("grouped_mm", "_grouped_mm"):
             with self:
                 return _by_group(*args, **named)
@@ -150,23 +148,29 @@ class _WideWeights(TorchFunctionMode):
             # Still a weight, which is widened where it is used: of a stack of experts only one.
             with torch.no_grad():
                 return nn.Parameter(function(*args, **named), requires_grad=False)
-        copies = {id(weight): weight.float() for weight in narrow}
-        # Only weights are widened, as everything else follows from them: a model may round to 16
-        # bits on purpose.
-        wide = [copies.get(id(value), value) for value in args]
-        wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
-        stored = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in narrow}
+        return _widened(function, args, named)
 
-        def pack(x: Tensor) -> Tensor | tuple[nn.Parameter, tuple[Any, ...]]:
-            # Such as the transpose, a view of the copy.
-            weight = stored.get(x.untyped_storage().data_ptr())
-            return x if weight is None else (weight, (x.shape, x.stride(), x.storage_offset()))
 
-        def unpack(kept: Tensor | tuple[nn.Parameter, tuple[Any, ...]]) -> Tensor:
-            return kept if isinstance(kept, Tensor) else kept[0].float().as_strided(*kept[1])
+def _widened(function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Return the result of an operation whose weights in 16 bits are widened, here and backward."""
+    narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
+    copies = {id(weight): weight.float() for weight in narrow}
+    # Only weights are widened, as everything else follows from them: a model may round to 16
+    # bits on purpose.
+    wide = [copies.get(id(value), value) for value in args]
+    wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
+    stored = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in narrow}
 
-        with saved_tensors_hooks(pack, unpack):
-            return function(*wide, **wide_named)
+    def pack(x: Tensor) -> Tensor | tuple[nn.Parameter, tuple[Any, ...]]:
+        # Such as the transpose, a view of the copy.
+        weight = stored.get(x.untyped_storage().data_ptr())
+        return x if weight is None else (weight, (x.shape, x.stride(), x.storage_offset()))
+
+    def unpack(kept: Tensor | tuple[nn.Parameter, tuple[Any, ...]]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].float().as_strided(*kept[1])
+
+    with saved_tensors_hooks(pack, unpack):
+        return function(*wide, **wide_named)
 
 
 def _by_group(
