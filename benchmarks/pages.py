@@ -52,7 +52,6 @@ def browsed(pages: list[Path], executable: str) -> dict[Path, dict[str, Any]]:
             tab = browser.new_context(**view).new_page()
             for page in pages:
                 tab.goto(page.resolve().as_uri())
-                tab.wait_for_selector(".js-plotly-plot .main-svg", timeout=100_000)
                 tab.wait_for_timeout(1000)
                 sizes[page][window] = tab.evaluate(ENDS)
                 sizes[page][f"{window}, smallest label"] = min(tab.evaluate(SMALL))

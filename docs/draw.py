@@ -15,11 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import plotly.graph_objects as go
 import torch
 from benchmarks.unseen_templates import LEVEL, OURS
 from experiments.curves import BLUE, RED
 from experiments.results import load_results
+from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 
 import bilens
@@ -28,12 +28,14 @@ from bilens.images import read_bonds, read_classifier
 from bilens.language import attention_scores
 from bilens.nn import ImageClassifier
 from bilens.pages import (
-    dress,
+    add_legend,
     eigenvector_figure,
     heat_figure,
     network_figure,
+    new_figure,
     save_figure,
     spectrum_figure,
+    styled,
     tree_figure,
     truncation_figure,
 )
@@ -43,19 +45,19 @@ from bilens.transformer import ResidualModel
 FOLDER = Path(__file__).parent / "pictures"
 
 
-def spectrum() -> go.Figure:
+def spectrum() -> Figure:
     """Draw the eigenvalues of a logit."""
     reading = read_classifier(_classifier("runs/mnist"), load_images("mnist"))
     return spectrum_figure(reading.spectrum[3], title="Spectrum of 3")
 
 
-def truncation() -> go.Figure:
+def truncation() -> Figure:
     """Accuracy against eigenvectors kept."""
     reading = read_classifier(_classifier("runs/mnist"), load_images("mnist"))
     return truncation_figure(reading.curve)
 
 
-def component() -> go.Figure:
+def component() -> Figure:
     """Draw the strongest component of the SVD of a layer."""
     x = load_images("mnist").test_images
     svd = _classifier("runs/mnist").tensor().svd()
@@ -64,14 +66,14 @@ def component() -> go.Figure:
     return eigenvector_figure(first, x, (28, 28), title=title)
 
 
-def tree() -> go.Figure:
+def tree() -> Figure:
     """Draw the strongest paths of eigenvectors through two layers."""
     deep = _classifier("runs/two")
     paths = decompile(deep.tensors(), torch.eye(10)[3], 6)
     return tree_figure(paths, (28, 28), title="Strongest paths of 3")
 
 
-def network() -> go.Figure:
+def network() -> Figure:
     """Draw a model of three layers on few directions."""
     data = load_images("mnist")
     return network_figure(
@@ -79,7 +81,7 @@ def network() -> go.Figure:
     )
 
 
-def pattern() -> go.Figure:
+def pattern() -> Figure:
     """Where the heads of a bilinear attention look, two tokens back."""
     model = bilens.load("runs/grammar")
     assert isinstance(model, ResidualModel)
@@ -97,26 +99,25 @@ def pattern() -> go.Figure:
     )
 
 
-def templates() -> go.Figure:
+@styled
+def templates() -> Figure:
     """Draw f on the template that was left out, of each circuit of each task."""
     folds = load_results()["unseen_templates"]["details"]
-    figure = go.Figure()
-    figure.add_vrect(*LEVEL, fillcolor=BLUE, opacity=0.08, line_width=0)
+    figure, axes = new_figure(
+        width=640, height=420, title="Share restored on a template that nobody saw"
+    )
+    axes.axvspan(*LEVEL, color=BLUE, alpha=0.08, linewidth=0)
     for (model, of_model), color in zip(folds.items(), (BLUE, RED), strict=True):
         name = model.partition("-")[0]
         ours = [row for row in of_model["folds"] if row["method"] == OURS and "parts" in row]
-        for found, symbol in ((True, "circle"), (False, "x")):
+        for found, symbol in ((True, "o"), (False, "x")):
             rows = [row for row in ours if row["holds"] == found]
-            figure.add_scatter(
-                x=[row["unseen"]["value"] for row in rows],
-                y=[row["task"] for row in rows],
-                mode="markers",
-                marker={"symbol": symbol, "color": color, "size": 8},
-                name=name if found else f"{name}, none found",
-            )
-    dress(figure, height=420, title="Share restored on a template that nobody saw")
-    figure.update_layout(legend={"orientation": "h", "y": -0.17})
-    return figure.update_xaxes(title="f of the circuit that the other two templates find")
+            shares = [row["unseen"]["value"] for row in rows]
+            label = name if found else f"{name}, none found"
+            axes.plot(shares, [row["task"] for row in rows], symbol, color=color, label=label)
+    axes.set_xlabel("f of the circuit that the other two templates find")
+    add_legend(axes)
+    return figure
 
 
 FIGURES = {
@@ -158,5 +159,4 @@ if __name__ == "__main__":
         if name == "flow.png":
             flow()
         else:
-            width = {"width": 640} if name.endswith("svg") else {"scale": 1}
-            save_figure(FIGURES[name](), FOLDER / name, **width)
+            save_figure(FIGURES[name](), FOLDER / name, scale=1)

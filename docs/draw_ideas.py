@@ -4,40 +4,37 @@ A language model is trained on the grammar for them, which takes a minute.
 """
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-import plotly.graph_objects as go
 import torch
 from experiments.curves import BLUE, GREY, RED
-from torch import Tensor
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from bilens.data import Grammar, load_corpus, load_images
 from bilens.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
-from bilens.pages import dress, save_figure
+from bilens.pages import heat_figure, new_figure, save_figure, styled
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language
 from bilens.transformer import Pass, ResidualModel
 
 FOLDER = Path(__file__).parent / "pictures"
-SHADES = ("#67001f", RED, "#f4a582", "#f7f7f7", "#92c5de", BLUE, "#053061")
-COLORS = [[place / 6, color.upper()] for place, color in enumerate(SHADES)]
 GRAMMAR = Grammar()
 RICE = TokenDirection("rice", ("soup", "bread", "corn", "fish", "jam"))
 
 
 def draw() -> None:
     """Draw them all."""
-    save_figure(swish_figure(), FOLDER / "swish.svg", width=640)
-    save_figure(gate_figure(), FOLDER / "gate-lines.svg", width=640)
-    save_figure(folding_figure(), FOLDER / "folding.svg", width=520)
-    save_figure(form_figure(), FOLDER / "form.svg", width=560)
+    save_figure(swish_figure(), FOLDER / "swish.svg")
+    save_figure(gate_figure(), FOLDER / "gate-lines.svg")
+    save_figure(folding_figure(), FOLDER / "folding.svg")
+    save_figure(form_figure(), FOLDER / "form.svg")
     model = trained()
-    save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=560)
-    save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
-    save_figure(parts_figure(model), FOLDER / "parts.svg", width=560)
+    save_figure(bigram_figure(model), FOLDER / "bigrams.svg")
+    save_figure(context_figure(model), FOLDER / "contexts.svg")
+    save_figure(parts_figure(model), FOLDER / "parts.svg")
 
 
 def trained() -> ResidualModel:
@@ -53,23 +50,27 @@ def trained() -> ResidualModel:
     return ResidualModel(model, corpus.tokenizer)
 
 
-def swish_figure() -> go.Figure:
+@styled
+def swish_figure() -> Figure:
     """Swish for several beta, from SiLU to a straight line."""
-    z, figure = torch.linspace(-6, 6, 121), go.Figure()
+    z = torch.linspace(-6, 6, 121)
+    figure, axes = new_figure(width=640, height=340, alt="Swish for several beta")
     shades = {1.702: "#053061", 1.0: BLUE, 0.5: "#4393c3", 0.2: "#92c5de", 0.0: RED}
     names = {1.702: "β = 1.702, nearly GELU", 1.0: "β = 1, SiLU", 0.0: "β = 0, z/2"}
     for beta, color in shades.items():
         y = Gate("swish", beta)(z)
-        name = names.get(beta, f"β = {beta}")
-        figure.add_scatter(x=z.tolist(), y=y.tolist(), name=name, line={"color": color, "width": 2})
-    figure.update_xaxes(title="z")
-    figure.update_yaxes(title="z sigmoid(β z)")
-    return dress(figure, height=340).update_layout(legend={"x": 0.02, "y": 0.98})
+        axes.plot(z.tolist(), y.tolist(), color=color, label=names.get(beta, f"β = {beta}"))
+    axes.set_xlabel("z")
+    axes.set_ylabel("z sigmoid(β z)")
+    axes.legend(loc="upper left")
+    return figure
 
 
-def gate_figure() -> go.Figure:
+@styled
+def gate_figure() -> Figure:
     """SiLU, the line that it has for beta = 0, and the nearest lines of two hidden units."""
-    silu, figure = torch.nn.functional.silu, go.Figure()
+    silu = torch.nn.functional.silu
+    figure, axes = new_figure(width=640, height=340, alt="SiLU and lines near it")
     z = torch.linspace(-5, 4, 91)
     lines = {"SiLU": (z, silu(z), GREY), "β = 0, z/2": (z, z / 2, "#bbbbbb")}
     draws = torch.Generator().manual_seed(0)
@@ -84,39 +85,33 @@ def gate_figure() -> go.Figure:
         where = torch.linspace(mean - 2, mean + 2, 2)
         lines[name] = (where, a * where + b, color)
     for name, (x, y, color) in lines.items():
-        line = {"color": color, "width": 3}
-        figure.add_scatter(x=x.tolist(), y=y.tolist(), name=name, mode="lines", line=line)
-    figure.update_xaxes(title="gate g")
-    figure.update_yaxes(title="what it multiplies by")
-    return dress(figure, height=340).update_layout(legend={"x": 0.02, "y": 0.98})
+        axes.plot(x.tolist(), y.tolist(), color=color, linewidth=2, label=name)
+    axes.set_xlabel("gate g")
+    axes.set_ylabel("what it multiplies by")
+    axes.legend(loc="upper left")
+    return figure
 
 
-def folding_figure() -> go.Figure:
+@styled
+def folding_figure() -> Figure:
     """Draw the operations between the stream and a map, before and after the fold of a norm."""
-    figure = go.Figure(go.Scatter(x=[0], y=[0], mode="markers", marker={"opacity": 0}))
-    norm = {0: "stream", 1: "take the<br>mean away", 2: "divide by<br>the length"}
-    before = {**norm, 3: "times g<br>plus b", 4: "times W<br>plus e"}
-    after = {**norm, 4: "times W diag(g)<br>plus e + W b"}
+    figure, axes = new_figure(width=520, height=260, alt="A norm before and after it is folded")
+    norm = {0: "stream", 1: "take the\nmean away", 2: "divide by\nthe length"}
+    before = {**norm, 3: "times g\nplus b", 4: "times W\nplus e"}
+    after = {**norm, 4: "times W diag(g)\nplus e + W b"}
     for y, name, cells in ((1, "before", before), (0, "after", after)):
-        figure.add_annotation(x=-0.5, y=y + 0.42, text=f"<b>{name}</b>", showarrow=False)
-        line = {"color": GREY, "width": 1.5}
-        figure.add_shape(x0=0, x1=4, y0=y, y1=y, type="line", layer="below", line=line, opacity=1)
+        axes.text(-0.5, y + 0.42, name, weight="bold", ha="center")
+        axes.plot([0, 4], [y, y], color=GREY, zorder=1)
         for x, text in cells.items():
-            figure.add_annotation(
-                x=x,
-                y=y,
-                text=text,
-                showarrow=False,
-                bordercolor={2: RED}.get(x, BLUE),
-                borderpad=6,
-                bgcolor="white",
-            )
-    figure.update_xaxes(visible=False, range=[-0.75, 4.7])
-    figure.update_yaxes(visible=False, range=[-0.5, 1.6])
-    return dress(figure, height=260).update_layout(margin={"l": 4, "r": 4, "b": 4})
+            box = {"edgecolor": {2: RED}.get(x, BLUE), "facecolor": "white", "pad": 5}
+            axes.text(x, y, text, ha="center", va="center", bbox=box)
+    axes.set_axis_off()
+    axes.set_xlim(-0.75, 4.7)
+    axes.set_ylim(-0.5, 1.6)
+    return figure
 
 
-def form_figure() -> go.Figure:
+def form_figure() -> Figure:
     """Draw the interaction matrix of the logit of 3: for each pixel a picture of its partners."""
     data = load_images("digits")
     config = ClassifierConfig(data.n_inputs, data.n_classes, d_model=64, image_shape=data.shape)
@@ -125,28 +120,24 @@ def form_figure() -> go.Figure:
     blocks = (
         matrix.unflatten(1, (8, 8)).unflatten(0, (8, 8)).transpose(1, 2).flatten(2).flatten(0, 1)
     )
-    places = list(map(str, range(64)))
-    figure = _map(blocks, places, places).update_traces(xgap=0, ygap=0, showscale=False)
+    figure = heat_figure(blocks, [""] * 64, [""] * 64, title="")
+    figure.set_size_inches(560 / 96, 560 / 96)
+    axes = _bare(figure)
     for edge in range(8, 64, 8):
-        figure.add_vline(edge - 0.5, line={"color": GREY, "width": 1})
-        figure.add_hline(edge - 0.5, line={"color": GREY, "width": 1})
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, autorange="reversed")
-    return dress(figure, height=560).update_layout(margin={"l": 4, "r": 4, "b": 4, "t": 4})
+        axes.axvline(edge - 0.5, color=GREY, linewidth=0.75)
+        axes.axhline(edge - 0.5, color=GREY, linewidth=0.75)
+    return figure
 
 
-def bigram_figure(model: ResidualModel) -> go.Figure:
+def bigram_figure(model: ResidualModel) -> Figure:
     """Draw the logit of each second word of the grammar's bigrams after each first word."""
     firsts, seconds = (list(words) for words in zip(*GRAMMAR.bigrams, strict=True))
     rows, columns = (torch.tensor([*map(model.token, words)]) for words in (firsts, seconds))
     logits = bigram_matrix(model, layer=0).rows(rows)[:, columns]
-    figure = _map(logits, seconds, firsts)
-    figure.update_xaxes(title="then")
-    figure.update_yaxes(title="first", autorange="reversed")
-    return dress(figure, height=420).update_layout(margin={"l": 90})
+    return heat_figure(logits, firsts, seconds, title="", across="then", down="first")
 
 
-def context_figure(model: ResidualModel) -> go.Figure:
+def context_figure(model: ResidualModel) -> Figure:
     """Draw the contexts of two eigenvectors of rice, with the contribution of each token."""
     spectrum = model.mlp(0).interaction(RICE.vector(model)).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
@@ -160,14 +151,18 @@ def context_figure(model: ResidualModel) -> go.Figure:
         rows.append(torch.nn.functional.pad(parts, (before, 0)))
         seen = [GRAMMAR.vocabulary[number] for number in context.ids[: context.position + 1]]
         words.append([""] * before + seen)
-    figure = _map(torch.stack(rows), list(map(str, range(width))), list(map(str, range(len(rows)))))
-    figure.update_traces(text=words, texttemplate="%{text}", showscale=False)
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, autorange="reversed")
-    return dress(figure, height=220).update_layout(margin={"l": 4, "r": 4, "b": 4})
+    values = torch.stack(rows)
+    figure = heat_figure(values, [""] * len(rows), [""] * width, title="")
+    axes = _bare(figure)
+    for row, line in enumerate(words):
+        for column, word in enumerate(line):
+            is_dark = abs(values[row, column]) > 0.6 * values.abs().max()
+            look = {"color": "white" if is_dark else "black", "ha": "center", "va": "center"}
+            axes.text(column, row, word, **look)
+    return figure
 
 
-def parts_figure(model: ResidualModel) -> go.Figure:
+def parts_figure(model: ResidualModel) -> Figure:
     """Draw the output of each part at the end of a text, in the logits of six words."""
     words = ("soup", "bread", "rice", "corn", "fish", "jam")
     tokens = ("then", "ben", "was", "happy", "and", "ate")
@@ -181,20 +176,16 @@ def parts_figure(model: ResidualModel) -> go.Figure:
         "sum: the logit": after,
     }
     reads = model.modules.logit_weights([*map(model.token, words)])[0].T
-    figure = _map(
-        torch.stack([part[0, -1] @ reads.T for part in written.values()]), words, [*written]
-    )
-    figure.update_traces(texttemplate="%{z:.1f}", showscale=False)
-    figure.update_yaxes(autorange="reversed")
-    return dress(figure, height=240).update_layout(margin={"l": 140, "r": 4})
+    values = torch.stack([part[0, -1] @ reads.T for part in written.values()])
+    return heat_figure(values, [*written], words, title="", numbers=True)
 
 
-def _map(values: Tensor, x: Sequence[str], y: Sequence[str]) -> go.Figure:
-    reach = float(values.abs().max())
-    heat = go.Heatmap(
-        z=values.tolist(), x=x, y=y, zmin=-reach, zmax=reach, colorscale=COLORS, xgap=1, ygap=1
-    )
-    return go.Figure(heat)
+def _bare(figure: Figure) -> Axes:
+    """Take the scale and the names of a matrix away, and return its axes."""
+    axes, scale = figure.axes
+    scale.remove()
+    axes.set_axis_off()
+    return axes
 
 
 if __name__ == "__main__":

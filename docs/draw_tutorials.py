@@ -4,7 +4,9 @@ A figure becomes a picture with the name of its variable. Printed text goes to N
 docs/hooks.py adds it to the page. The notebooks of the site hold both as outputs.
 """
 
+import base64
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import plotly.graph_objects as go
 from nbclient import NotebookClient
-from PIL import Image
-
-from bilens.pages import save_figure
 
 TUTORIALS = Path(__file__).parent / "tutorials"
 FOLDER = Path(__file__).parent / "pictures" / "tutorials"
-FIGURE = "application/vnd.plotly.v1+json"
+FIGURE = re.compile('<img[^>]*src="data:image/svg\\+xml;base64,([^"]+)"')
 
 
 def draw(names: Sequence[str]) -> None:
@@ -35,22 +33,24 @@ def draw(names: Sequence[str]) -> None:
             if cell.cell_type == "code":
                 text = "".join(map(_text, cell.outputs))
                 printed.append(text.strip("\n"))
-                for shown in (o.data[FIGURE] for o in cell.outputs if FIGURE in o.get("data", {})):
-                    path = FOLDER / f"{name}-{cell.source.splitlines()[-1]}.png"
-                    save_figure(go.Figure(shown), path, scale=1)
-                    # A notebook holds all of its pictures, and should stay small.
-                    with Image.open(path) as picture:
-                        few = picture.convert("RGB").quantize(256)
-                    few.save(path, optimize=True)
+                for shown in filter(None, map(_figure, cell.outputs)):
+                    path = FOLDER / f"{name}-{cell.source.splitlines()[-1]}.svg"
+                    path.write_bytes(base64.b64decode(shown))
         text = json.dumps(printed, indent=1, ensure_ascii=False)
         (TUTORIALS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _figure(output: Any) -> str:
+    """Return the figure that a cell shows, an SVG in base64, or nothing."""
+    found = FIGURE.search(output.get("data", {}).get("text/html", ""))
+    return found[1] if found else ""
 
 
 def _text(output: Any) -> str:
     """Return the text that a cell prints or returns, without warnings and figures."""
     if output.output_type == "stream":
         return str(output.text) if output.name == "stdout" else ""
-    if output.output_type == "execute_result" and FIGURE not in output.data:
+    if output.output_type == "execute_result" and not _figure(output):
         return str(output.data["text/plain"]) + "\n"
     return ""
 

@@ -4,7 +4,6 @@ No page loads anything from other hosts, and the reference of a room has every p
 """
 
 import ast
-import base64
 import json
 import os
 import re
@@ -94,9 +93,9 @@ def notebook_of(page: Path) -> NotebookNode:
     for cell, text in zip(cells, outputs, strict=True):
         if text:
             cell.outputs.append(new_output("stream", text=text))  # type: ignore[no-untyped-call]
-        figure = page.parents[1] / PICTURES / f"{page.stem}-{cell.source.splitlines()[-1]}.png"
+        figure = page.parents[1] / PICTURES / f"{page.stem}-{cell.source.splitlines()[-1]}.svg"
         if figure.exists():
-            data = {"image/png": base64.b64encode(figure.read_bytes()).decode()}
+            data = {"image/svg+xml": figure.read_text("utf-8")}
             cell.outputs.append(new_output("display_data", data))  # type: ignore[no-untyped-call]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":

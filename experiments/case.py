@@ -7,9 +7,9 @@ their layer, from the pixels to the d outputs.
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -98,7 +98,7 @@ def direction_names(
 
 def eigenvector_figure(
     spectra: Spectrum, names: Sequence[str], data: ImageData, *, title: str
-) -> go.Figure:
+) -> Figure:
     """Draw a row of pictures for each form: its largest, then its most negative eigenvalues.
 
     The test images choose the signs.

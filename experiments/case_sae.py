@@ -30,15 +30,15 @@ from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.pages import dress
+from bilens.pages import add_legend, new_figure, styled
 from bilens.tensor import Dictionary
 from experiments.autoencoder import AutoencoderTraining, SparseAutoencoder, row_sampler, sparsity
 from experiments.case import (
@@ -227,12 +227,13 @@ def loss_recovered(
     return (guess - rebuilt) / (guess - model)
 
 
-def scatter_figure(comparison: Comparison) -> go.Figure:
+@styled
+def scatter_figure(comparison: Comparison) -> Figure:
     """Activations of least squares against the autoencoder's, of some images and features."""
     generator = torch.Generator().manual_seed(0)
     relu, pseudo = comparison.relu.flatten(), comparison.pseudo.flatten()
     top = float(relu.max())
-    figure = go.Figure()
+    figure, axes = new_figure(height=440, title="Activations of the same features, twice")
     for name, color, mask in (
         ("not active in the autoencoder, spread to the left", GREY, relu == 0),
         ("active", BLUE, relu != 0),
@@ -242,18 +243,11 @@ def scatter_figure(comparison: Comparison) -> go.Figure:
         x = relu[sample]
         # Points at exactly zero would hide each other.
         spread = -0.08 * top * torch.rand(len(sample), generator=generator)
-        figure.add_scatter(
-            x=torch.where(x == 0, spread, x).tolist(),
-            y=pseudo[sample].tolist(),
-            name=name,
-            mode="markers",
-            marker={"color": color, "size": 4, "opacity": 0.5},
-        )
-    figure.add_scatter(
-        x=[0, top], y=[0, top], name="equal", mode="lines", line={"color": INK, "width": 1}
-    )
-    figure.update_xaxes(title="activation in the autoencoder", fixedrange=True)
-    figure.update_yaxes(title="activation by the pseudoinverse", fixedrange=True)
-    dress(figure, height=440, title="Activations of the same features, twice")
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"}
-    return figure.update_layout(legend=legend)
+        x = torch.where(x == 0, spread, x)
+        look = {"color": color, "markersize": 3, "alpha": 0.5}
+        axes.plot(x.tolist(), pseudo[sample].tolist(), "o", label=name, **look)
+    axes.plot([0, top], [0, top], color=INK, linewidth=1, label="equal")
+    axes.set_xlabel("activation in the autoencoder")
+    axes.set_ylabel("activation by the pseudoinverse")
+    add_legend(axes)
+    return figure

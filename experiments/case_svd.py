@@ -19,9 +19,9 @@ already. Paper: d = 1000, 20 epochs, 5 initialisations, 6 to 10 minutes a model;
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Float64, Int
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from bilens.images import TruncationCurve
@@ -172,6 +172,6 @@ def reproducibility(
     return torch.stack(matches), torch.stack(same).double().mean(0)
 
 
-def _figure(samples: Sequence[Sequence[float]], **titles: Any) -> go.Figure:
+def _figure(samples: Sequence[Sequence[float]], **titles: Any) -> Figure:
     name = "mean over models, 95 % interval"
     return line_figure([confidence_line(name, range(1, len(samples[0]) + 1), samples)], **titles)

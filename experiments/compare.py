@@ -29,8 +29,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 import torch
+from matplotlib.figure import Figure
 
 from bilens.analysis import Table
 from bilens.data import Corpus
@@ -249,7 +249,7 @@ def summary(trained: Sequence[Trained], target: float) -> pd.DataFrame:
     return table
 
 
-def _figure(trained: Sequence[Trained], axis: str) -> go.Figure:
+def _figure(trained: Sequence[Trained], axis: str) -> Figure:
     """Draw the mean validation losses over the validations that all seeds had."""
     lines = []
     for architecture in trained:

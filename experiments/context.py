@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-import plotly.graph_objects as go
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from bilens import load
@@ -48,7 +48,7 @@ class Outcome:
     """
 
     numbers: dict[str, Any]
-    figures: dict[str, go.Figure] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
     parts: Sequence[Table | ContextList] = ()
     rows: Sequence[Row] = ()
     settings: dict[str, Any] = field(default_factory=dict)

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from math import log10
 
-import plotly.graph_objects as go
+import matplotlib as mpl
 from jaxtyping import Float
-from plotly.colors import sample_colorscale
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from bilens.pages import Canvas, dress
+from bilens.pages import Canvas, add_legend, log_axis, new_figure, styled
 from experiments.results import interval
 
 BLUE, RED, GREY, INK = "#2166ac", "#b2182b", "#6e747c", "#1f2328"
@@ -43,9 +41,10 @@ def spread_line(name: str, x: Sequence[float], samples: Sequence[Sequence[float]
     return Line(name, x, [p["mean"] for p in points], low, high)
 
 
+@styled
 def line_figure(
     lines: Sequence[Line], *, title: str, x_title: str, y_title: str, floor: float | None = None
-) -> go.Figure:
+) -> Figure:
     """Draw lines with their bands, in colours from dark to bright.
 
     With a floor the vertical axis is logarithmic, and smaller values are moved to it.
@@ -54,36 +53,21 @@ def line_figure(
     def shown(values: Sequence[float]) -> list[float]:
         return list(values) if floor is None else [max(value, floor) for value in values]
 
-    figure = go.Figure()
-    places = [0.85 * number / max(1, len(lines) - 1) for number in range(len(lines))]
-    for line, color in zip(lines, sample_colorscale("Viridis", places), strict=True):
-        figure.add_scatter(
-            x=[*line.x, *reversed(line.x)],
-            y=shown([*line.high, *reversed(line.low)]),
-            mode="lines",
-            fill="toself",
-            fillcolor=color.replace("rgb", "rgba").replace(")", ", 0.18)"),
-            line={"width": 0},
-            hoverinfo="skip",
-            showlegend=False,
-        )
-        figure.add_scatter(
-            x=list(line.x),
-            y=shown(line.middle),
-            name=escape(line.name),
-            mode="lines+markers",
-            line={"color": color, "width": 2},
-            marker={"size": 4},
-        )
-    figure.update_xaxes(title=x_title, fixedrange=True)
-    figure.update_yaxes(title=y_title, fixedrange=True)
+    figure, axes = new_figure(height=380, title=title)
+    colors = mpl.colormaps["viridis"]
+    for number, line in enumerate(lines):
+        color = colors(0.85 * number / max(1, len(lines) - 1))
+        axes.fill_between(line.x, shown(line.low), shown(line.high), color=color, alpha=0.18, lw=0)
+        axes.plot(line.x, shown(line.middle), "o-", color=color, markersize=3, label=line.name)
+    axes.set_xlabel(x_title)
+    axes.set_ylabel(y_title)
     if floor is not None:
         top = max(value for line in lines for value in (floor, *line.high))
-        figure.update_yaxes(type="log", dtick=1, range=[log10(floor), log10(2 * top)])
-    dress(figure, height=400, title=escape(title))
-    # Below the lines, so that a narrow page keeps its width for them.
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"}
-    return figure.update_layout(legend=legend)
+        axes.set_yscale("log")
+        log_axis(axes.yaxis)
+        axes.set_ylim(floor, 2 * top)
+    add_legend(axes)
+    return figure
 
 
 def picture_figure(
@@ -91,7 +75,7 @@ def picture_figure(
     shape: tuple[int, int],
     *,
     title: str,
-) -> go.Figure:
+) -> Figure:
     """Draw rows of vectors as pictures, each row with its name and each picture with its text."""
     aspect = shape[0] / shape[1]
     columns = max(len(pictures) for pictures in rows.values())
@@ -99,9 +83,9 @@ def picture_figure(
     canvas = Canvas(width, height, unit=100, title=title)
     for row, (name, pictures) in enumerate(rows.items()):
         top = row * (aspect + LABEL)
-        canvas.label(escape(name), x=NAME / 2, y=top + aspect / 2 - 0.08)
+        canvas.label(name, x=NAME / 2, y=top + aspect / 2 - 0.08)
         for column, (vector, text) in enumerate(pictures):
             left = NAME + STEP * column
             canvas.eigenvector(vector, shape, x=left, y=top)
-            canvas.label(escape(text), x=left + 0.5, y=top + aspect + 0.01)
+            canvas.label(text, x=left + 0.5, y=top + aspect + 0.03)
     return canvas.figure()

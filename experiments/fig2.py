@@ -21,7 +21,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import plotly.graph_objects as go
+from matplotlib.figure import Figure
 
 from bilens.data import ImageData
 from bilens.images import class_spectra
@@ -42,7 +42,7 @@ NEAR = 0.1
 def run(context: RecipeContext) -> Outcome:
     """Decompose the first model of either data set; measure all."""
     numbers: dict[str, Any] = {}
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     for key, data, weight_decay, source in (
         ("mnist", context.mnist, 0.5, 0.9805),
         ("fashion_mnist", context.fashion, 1.0, None),

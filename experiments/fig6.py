@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-import plotly.graph_objects as go
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from bilens.data import ImageData
@@ -49,7 +49,7 @@ def run(context: RecipeContext) -> Outcome:
     (model,) = context.classifiers(data, TRAINING, context.seed_range(SEEDS)[:1], layers=2)
     first, last = model.tensors()
     spectra = last.interaction(output=range(data.n_classes)).eigh()
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     digits: dict[str, Any] = {}
     for label, name in enumerate(data.class_names):
         parts = branches(spectra[label], first, data.test_images)
@@ -127,7 +127,7 @@ def _means(digits: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: fmean(digit[key] for digit in digits if key in digit) for key in keys}
 
 
-def _drawing(parts: Branches, data: ImageData, name: str) -> go.Figure:
+def _drawing(parts: Branches, data: ImageData, name: str) -> Figure:
     """Draw a tree with the logit on the left and a row of pictures for P+, P-, N+ and N-."""
     aspect = data.shape[0] / data.shape[1]
     rise, left = aspect + LABEL, ROOT + 2 * STEP
@@ -143,14 +143,15 @@ def _drawing(parts: Branches, data: ImageData, name: str) -> go.Figure:
             top = (2 * place + row) * rise
             end = (left - 0.4, top + aspect / 2)
             _edge(canvas, node, end, float(shown.values[0]), float(below.values.abs().max()))
-            canvas.label(f"<b>{branch}{text}</b>", x=left - 0.2, y=top + aspect / 2 - 0.1, size=14)
+            name_of = {"text": f"{branch}{text}", "x": left - 0.2, "y": top + aspect / 2 - 0.1}
+            canvas.label(**name_of, size=14, bold=True)
             pairs = zip(shown.values.tolist(), shown.vectors, strict=True)
             for column, (eigenvalue, vector) in enumerate(list(pairs)[:SHOWN]):
                 x = left + GAP * column
                 canvas.eigenvector(vector, data.shape, x=x, y=top)
                 canvas.label(f"{eigenvalue:+.2g}", x=x + 0.5, y=top + aspect + 0.01)
-        canvas.label(f"<b>{branch}</b>", x=node[0], y=node[1], size=14, on_line=True)
-    canvas.label(f"<b>{name}</b>", x=root[0], y=root[1], size=16, on_line=True)
+        canvas.label(branch, x=node[0], y=node[1], size=14, bold=True, on_line=True)
+    canvas.label(name, x=root[0], y=root[1], size=16, bold=True, on_line=True)
     return canvas.figure()
 
 

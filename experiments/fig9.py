@@ -15,7 +15,7 @@ seconds; the model is the one of figure 2.
 
 from typing import Any
 
-import plotly.graph_objects as go
+from matplotlib.figure import Figure
 
 from bilens.data import ImageData
 from bilens.images import class_spectra, top_inputs
@@ -35,7 +35,7 @@ def run(context: RecipeContext) -> Outcome:
     data = context.mnist
     (model,) = context.classifiers(data, ClassifierTraining(), context.seed_range(SEEDS)[:1])
     classes = class_spectra(model)
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     by_digit: dict[str, Any] = {}
     for label, name in enumerate(data.class_names):
         spectrum = classes[label]
@@ -52,9 +52,7 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, figures, rows=rows, settings={"low and high": "range over digits"})
 
 
-def class_figures(
-    spectrum: Spectrum, data: ImageData, label: int, *, k: int
-) -> dict[str, go.Figure]:
+def class_figures(spectrum: Spectrum, data: ImageData, label: int, *, k: int) -> dict[str, Figure]:
     """Draw the eigenvalues of one class, and its k outermost eigenvectors of either sign."""
     name, x = data.class_names[label], data.test_images
     oriented = spectrum.oriented(x)

@@ -13,10 +13,11 @@ Small: 5 initialisations, two minutes on one core. Paper: p = 113 and 10 initial
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
+from matplotlib.figure import Figure
 
 from bilens.analysis import Table
 from bilens.data import modular_addition
+from bilens.pages import add_legend, new_figure, styled
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.fourier import FourierReading, read_fourier
@@ -34,7 +35,7 @@ def run(context: RecipeContext) -> Outcome:
     """Train models of one and of two layers, and read their waves."""
     data = modular_addition(context.choose(59, 113))
     numbers: dict[str, Any] = {}
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     tables: list[Table] = []
     rows: list[Row] = []
     for layers, d_model in WIDTHS.items():
@@ -71,13 +72,14 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, figures, tables, rows=rows, settings=settings)
 
 
-def _power_figure(readings: list[FourierReading], name: str) -> go.Figure:
-    figure = go.Figure(
-        [
-            go.Bar(x=list(range(1, len(r.power) + 1)), y=r.power.tolist(), name=f"seed {seed}")
-            for seed, r in enumerate(readings)
-        ]
-    )
-    return figure.update_layout(
-        title=f"Share of each frequency, {name}", xaxis_title="frequency", yaxis_title="share"
-    )
+@styled
+def _power_figure(readings: list[FourierReading], name: str) -> Figure:
+    figure, axes = new_figure(title=f"Share of each frequency, {name}")
+    width = 0.8 / len(readings)
+    for seed, reading in enumerate(readings):
+        places = [number + 1 + width * seed - 0.4 for number in range(len(reading.power))]
+        axes.bar(places, reading.power.tolist(), width, align="edge", label=f"seed {seed}")
+    axes.set_xlabel("frequency")
+    axes.set_ylabel("share")
+    add_legend(axes)
+    return figure

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from math import cos, pi, sin
 
-import plotly.graph_objects as go
 import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bilens.nn import Bilinear
-from bilens.pages import dress
+from bilens.pages import add_legend, new_figure, styled
 from bilens.tensor import Spectrum
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import BLUE, RED
@@ -56,7 +57,7 @@ def run(context: RecipeContext) -> Outcome:
     def note(name: str, value: float) -> None:
         measured.setdefault(name, []).append(value)
 
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     for seed in seeds:
         layer = train(signs, seed)
         xor = spectrum(layer)
@@ -193,22 +194,25 @@ def random_match(samples: int = 10_000) -> float:
     return float(cosine_similarity(first, second).abs().mean())
 
 
-def quadrants(layer: Bilinear, found: Spectrum) -> go.Figure:
+@styled
+def quadrants(layer: Bilinear, found: Spectrum) -> Figure:
     """Draw the output over the plane of the first two inputs, with its two eigenvectors."""
-    places = torch.linspace(-1.5, 1.5, 61)
+    end = 1.5
+    places = torch.linspace(-end, end, 61)
     grid = torch.zeros(len(places), len(places), WIDTH)
     grid[..., 0], grid[..., 1] = places[None], places[:, None]
     output = layer(grid)[..., 0]
-    figure = go.Figure(
-        go.Heatmap(x=places.tolist(), y=places.tolist(), z=output.tolist(), zmid=0,
-                   colorscale=[[0, RED], [0.5, "white"], [1, BLUE]], colorbar={"title": "output"})
-    )  # fmt: skip
+    top = float(output.abs().max())
+    title = "XOR: each quadrant has a sign, and two eigenvectors make it"
+    figure, axes = new_figure(height=440, title=title)
+    colors = LinearSegmentedColormap.from_list("signs", (RED, "white", BLUE))
+    look = {"cmap": colors, "vmin": -top, "vmax": top, "origin": "lower"}
+    cells = axes.imshow(output.numpy(), extent=(-end, end, -end, end), **look)
+    figure.colorbar(cells, ax=axes, label="output")
     for vector, color, name in zip(ends(found), (BLUE, RED), ("largest", "least"), strict=True):
         x, y = (1.4 * vector[:2]).tolist()
-        line = {"color": color, "width": 3}
-        figure.add_scatter(x=[-x, x], y=[-y, y], mode="lines", line=line, name=f"{name} eigenvalue")
-    figure.update_xaxes(title="first input", fixedrange=True)
-    figure.update_yaxes(title="second input", fixedrange=True, scaleanchor="x")
-    dress(figure, height=440, title="XOR: each quadrant has a sign, and two eigenvectors make it")
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"}
-    return figure.update_layout(legend=legend)
+        axes.plot([-x, x], [-y, y], color=color, linewidth=3, label=f"{name} eigenvalue")
+    axes.set_xlabel("first input")
+    axes.set_ylabel("second input")
+    add_legend(axes)
+    return figure

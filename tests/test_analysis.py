@@ -1,10 +1,8 @@
 """Analyses are registered by name, with their model and their settings."""
 
-from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
 
 from bilens.analyses import built_in, find_analysis, load_file
@@ -13,7 +11,7 @@ from bilens.cli.readings import analysis_command, write_reading
 from bilens.errors import BilensError
 from bilens.explore.pages import ImagePage
 from bilens.files import file_names
-from bilens.pages import save_figures
+from bilens.pages import new_figure, save_figures
 from bilens.pages.page import report
 from bilens.sections import Fact, Picture, Section, Table
 from tests.models import digits, small_model
@@ -153,9 +151,9 @@ class Captions(Reading):
     def sections(self) -> list[Section]:
         rows = []
         for number, caption in enumerate(CAPTIONS):
-            figure = go.Figure().update_layout(title=str(number))
+            figure, _ = new_figure(title=str(number))
             table = Table(pd.DataFrame({"number": [number]}), caption)
-            rows.append([table, Picture(caption, partial(go.Figure, figure))])
+            rows.append([table, Picture(caption, lambda figure=figure: figure)])
         return [Section("title", "", rows)]
 
 
@@ -163,7 +161,7 @@ def test_captions_name_tables_figures_and_files_and_none_is_lost(tmp_path):
     reading, numbers = Captions(), list(range(len(CAPTIONS)))
     assert [frame.number[0] for frame in reading.tables().values()] == numbers
     figures = reading.figures()
-    assert [int(figure.layout.title.text) for figure in figures.values()] == numbers
+    assert [int(figure.alt) for figure in figures.values()] == numbers
     _, _, *tables = reading.record().values()
     assert [row["number"] for (row,) in tables] == numbers
     out = tmp_path / "deep" / "out"

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pandas as pd
-import plotly.io
 import pytest
 import torch
+from rich.console import Console
 
+from bilens import progress
 from bilens.analysis import Reading
 from bilens.errors import BilensError
+from bilens.figures.sheet import figure_html, svg_of
 from bilens.flows import flow
 from bilens.images import read_bonds, read_classifier, read_deep
 from bilens.language import TokenDirection, read_language, read_ngrams
@@ -107,10 +109,7 @@ def test_a_result_shows_itself(results, name, text):
     if not result.is_picture:
         assert page.count("<tr>") == 1 + min(10, len(frame))
         assert ("of " + f"{len(frame):,} rows</p>" in page) == (len(frame) > 10)
-    figure = result.plot()
-    assert figure.data
-    if name != "flow":  # a drawing of its own
-        assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
+    assert b"<text" in svg_of(result.plot())
 
 
 def test_everything_is_derived_from_facts_and_columns():
@@ -133,8 +132,9 @@ def test_everything_is_derived_from_facts_and_columns():
     assert table.rows == [('" <s>"', "12.3", "1,000"), ("0.1", "-0.5", "2")]
     assert table.is_word == [True, False, False]
     assert picture.name == "plot"
-    assert list(picture.figure.data[0].x) == ['" &lt;s&gt;"', "0.1"]
-    assert list(picture.figure.data[0].y) == [12.345, -0.5]
+    (axes,) = picture.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['" <s>"', "0.1"]
+    assert [bar.get_width() for bar in axes.patches] == [12.345, -0.5]
     assert "<b>" not in scores._repr_mimebundle_()["text/html"].replace("&lt;b&gt;", "")
     assert Reading().record() == {}
     assert Reading().sections()[0].parts == []
@@ -185,7 +185,7 @@ def test_names_are_escaped():
     page = data._repr_mimebundle_()["text/html"]
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
-    assert "<script>" not in data.plot().to_json()
+    assert "<script>" not in figure_html(data.plot(), "a")
 
 
 def test_large_tensors_are_not_decomposed_to_be_shown():
@@ -211,6 +211,13 @@ def test_outputs_have_names(results):
         tensor.interaction(output="a", minus="z")
     with pytest.raises(BilensError, match="minus goes with output"):
         tensor.interaction(torch.ones(10), minus="a")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
+    monkeypatch.setattr(progress, "find_spec", lambda name: installed or None)
+    assert progress.progress_bar().disable == (not installed)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ from tests.source import SOURCE, all_nodes, nodes_of_files
 
 ROOMS = ["circuits", "convert", "data", "explore", "flows", "images", "kernels", "language", "nn"]
 ROOMS += ["nn.language", "pages", "tensor", "train", "transformer"]
-SLOW = ["torch", "huggingface_hub", "plotly", "datasets", "sklearn", "pyarrow", "tokenizers"]
+SLOW = ["torch", "huggingface_hub", "matplotlib", "datasets", "sklearn", "pyarrow", "tokenizers"]
 SLOW += ["transformers"]
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
-    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds certify circuit "
-    "class_spectra flow load register_family task_directions"
+    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds circuit class_spectra flow "
+    "load register_family task_directions"
 )
 
 

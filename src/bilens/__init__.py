@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from bilens.circuits.reading import circuit
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.flows import flow
-    from bilens.images import certify, class_spectra
+    from bilens.images import class_spectra
     from bilens.language import TokenDirection
     from bilens.models import load
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
     from bilens.transformer import Family, ResidualModel, register_family
-else:  # torch takes a second to import, transformers and plotly some more.
+else:  # torch takes a second to import, transformers and matplotlib some more.
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "TokenDirection",
     "__version__",
     "bonds",
-    "certify",
     "circuit",
     "class_spectra",
     "flow",

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, pd
+from bilens.lazy_imports import pd
 from bilens.sections import (
     Columns,
     ContextList,
@@ -37,6 +37,9 @@ from bilens.sections import (
     fact_text,
     figures_by_name,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Columns", "ContextList", "Fact", "Percent", "Picture", "Reading", "Section"]
 __all__ += ["Table", "analysis"]
@@ -100,7 +103,7 @@ class Reading:
         """Return its main table as a data frame."""
         return pd.DataFrame(self.columns())
 
-    def plot(self, *arguments: Any, **options: Any) -> "go.Figure":
+    def plot(self, *arguments: Any, **options: Any) -> "Figure":
         """Draw its picture; see `bilens.pages.plot_of`."""
         return self._pages.plot_of(self, *arguments, **options)
 
@@ -119,7 +122,7 @@ class Reading:
         names = distinct(name for name, _ in tables)
         return dict(zip(names, (frame for _, frame in tables), strict=True))
 
-    def figures(self) -> dict[str, "go.Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
         """Return the figures of its sections by the names of the files that they are saved as."""
         parts = [part for section in self.sections() for part in section.parts]
         # A graph that a reader explores is saved as its picture.

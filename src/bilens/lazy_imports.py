@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bilens.errors import BilensError
 
 # Re-exported modules must be named for the type checker.
-__all__ = ["accelerate", "datasets", "go", "gradio", "pd", "pio", "px"]
+__all__ = ["accelerate", "datasets", "gradio", "pd"]
 __all__ += ["safetensors", "tokenizers", "transformers"]
 
 
@@ -79,9 +79,6 @@ if TYPE_CHECKING:
     import datasets
     import gradio
     import pandas as pd
-    import plotly.express as px
-    import plotly.graph_objects as go
-    import plotly.io as pio
     import safetensors
     import tokenizers
     import transformers
@@ -90,6 +87,5 @@ else:  # They take seconds to import; the mathematics, and whoever reads images,
     datasets = lazy_import("datasets", install=".[train]")
     gradio = lazy_import("gradio", install=".[explore]")
     safetensors = lazy_import("safetensors")
-    pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
-    pio = lazy_import("plotly.io")
-    tokenizers, transformers = map(lazy_import, ("tokenizers", "transformers"))
+    names = ("pandas", "tokenizers", "transformers")
+    pd, tokenizers, transformers = map(lazy_import, names)

@@ -5,14 +5,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Union
 
 from bilens.lazy_imports import pd
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    from matplotlib.figure import Figure
 
 Fact = tuple[str, str | float]
 """A name and its value."""
@@ -60,12 +59,6 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
     numbers = [signs[: i + 1].count(sign) for i, sign in enumerate(signs)]
     rows = zip(signs, numbers, values, strict=True)
     return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
-
-
-def plotly_text(text: str) -> str:
-    """Return a text as Plotly shows it in titles, labels and hover: escaped, but for quotes."""
-    # Plotly reads <, > and & as HTML does, and shows &quot; as it stands.
-    return escape(text, quote=False)
 
 
 def shown(value: object) -> str:
@@ -148,16 +141,13 @@ def _common_format(values: Iterable[float]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure that is drawn when it is asked for.
-
-    Its title or `layout.meta["alt"]` is read to those who do not see it.
-    """
+    """A figure that is drawn when it is asked for."""
 
     name: str
-    draw: "Callable[[], go.Figure]"
+    draw: "Callable[[], Figure]"
 
     @cached_property
-    def figure(self) -> "go.Figure":
+    def figure(self) -> "Figure":
         """The figure."""
         return self.draw()
 
@@ -204,7 +194,7 @@ class FlowDrawing:
     graph: dict[str, Any]
 
 
-Panel = Union[Table, Picture, ContextList, FlowDrawing, "go.Figure"]
+Panel = Union[Table, Picture, ContextList, FlowDrawing, "Figure"]
 """Content of a section."""
 
 
@@ -257,7 +247,7 @@ def captioned(sections: Iterable[Section]) -> list[tuple[str, Table | ContextLis
     return parts
 
 
-def figures_by_name(parts: Iterable[Panel]) -> "dict[str, go.Figure]":
+def figures_by_name(parts: Iterable[Panel]) -> "dict[str, Figure]":
     """Return the figures of the pictures among parts of a page, by distinct names."""
     pictures = [part for part in parts if isinstance(part, Picture)]
     names = distinct((picture.name for picture in pictures), "-")

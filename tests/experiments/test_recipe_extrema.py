@@ -75,4 +75,4 @@ def test_the_recipe_counts_the_maxima_of_each_class(tmp_path, monkeypatch):
     assert list(classes) == list(digits().class_names)
     assert all(1 <= found["maxima"] <= 64 for found in classes.values())
     assert all(found["values"] == sorted(found["values"])[::-1] for found in classes.values())
-    assert len(outcome.figures["maxima"].layout.images) >= 10
+    assert len(outcome.figures["maxima"].axes[0].images) >= 10

@@ -172,18 +172,21 @@ def test_lines_and_their_bands():
     alone = confidence_line("c", (0, 1), samples[:1])
     assert alone.low == alone.middle == alone.high == [1, 10]
     figure = line_figure([spread], title="t", x_title="x", y_title="y", floor=2.0)
-    assert [line.y for line in figure.data[:2]] == [(3, 10, 10, 2), (2, 10)]
-    assert figure.layout.yaxis.type == "log"
-    assert figure.layout.yaxis.range[0] == pytest.approx(torch.tensor(2.0).log10())
+    (axes,) = figure.axes
+    assert list(axes.lines[0].get_ydata()) == [2, 10]
+    ends = axes.collections[0].get_datalim(axes.transData).extents
+    assert ends.tolist() == [0, 2, 1, 10]
+    assert (axes.get_yscale(), axes.get_ylim()) == ("log", (2, 20))
 
 
 def test_pictures_stand_in_their_rows():
     vector = torch.arange(6.0)
     rows = {"<a>": [(vector, "1"), (vector, "2")], "b": [(vector, "3")]}
     figure = picture_figure(rows, (2, 3), title="t")
-    assert len(figure.layout.images) == 3 + 1  # the colours
-    assert [a.text for a in figure.layout.annotations][2:] == ["&lt;a&gt;", "1", "2", "b", "3"]
-    assert figure.layout.images[1].y < figure.layout.images[3].y
+    (axes,) = figure.axes
+    assert len(axes.images) == 3 + 1  # the colours
+    assert [text.get_text() for text in axes.texts][2:] == ["<a>", "1", "2", "b", "3"]
+    assert axes.images[1].get_extent()[3] < axes.images[3].get_extent()[3]
 
 
 def test_noises_are_held_against_all_three_goals():

@@ -12,7 +12,7 @@ def test_a_walk_has_the_rooms_of_functions_that_get_the_object():
         options.token_list(text)
         sections.distinct(["another"])
         for _ in range(2):  # a reader reads a function once
-            sections.plotly_text(text)
+            sections.plain(text)
         files.file_names([text])
         sections.plain(text)
 

@@ -17,7 +17,7 @@ def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-DRAWN, NODE = ".js-plotly-plot .main-svg", "#flow svg .node"
+DRAWN, NODE = "figure svg", "#flow svg .node"
 HERE = ("http://127.0.0.1:", "file:", "data:", "blob:")
 PATIENCE = 120_000
 """Milliseconds that a page may take; a machine may be busy with all other tests."""
@@ -96,8 +96,8 @@ FAULTS = r"""() => {
     const matrix = e.ownerSVGElement && e.getScreenCTM();
     const size = ownSize * (matrix ? Math.hypot(matrix.a, matrix.b) : 1);
     if (size < 9.9) faults.add(`small: ${name}`);
-    // Plotly chooses the ink of a matrix's numbers by their cells, which are a picture.
-    if (e.closest(":disabled, .heatmap-label")) continue;
+    // The ink of a matrix's numbers is chosen by their cells, which are a picture.
+    if (e.closest(":disabled, [id^=cell-]")) continue;
     const ground = up(e).reverse().filter((p) => style(p).backgroundColor !== "rgba(0, 0, 0, 0)")
       .reduce((under, p) => blend(style(p).backgroundColor, under), [255, 255, 255]);
     const ink = blend(e.ownerSVGElement ? style(e).fill : style(e).color, ground);

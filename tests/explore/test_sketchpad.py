@@ -55,7 +55,7 @@ def test_an_address_cannot_fill_the_memory():
 
 
 SHEET = "document.querySelector('#sketchpad canvas').toDataURL('image/png')"
-READY = "#explain-0 .main-svg"
+READY = "#explain-0 figure svg"
 INPUT = "new URLSearchParams(location.search).get('input')"
 
 

@@ -8,21 +8,22 @@ from bilens.pages import network_figure
 from bilens.pages.bonds import bond_figure, kept_directions_figure
 from bilens.pages.cuts import directions_figure, matrices_figure
 from tests.models import digit_bonds
+from tests.pages.test_figures import texts_of
 
 
 def test_spectra_mark_where_the_cut_ends():
-    figure = bond_figure(digit_bonds())
-    lines = [trace for trace in figure.data if trace.mode == "lines"]
-    marks = [trace for trace in figure.data if trace.mode == "markers"]
-    assert [mark.x[0] for mark in marks] == list(digit_bonds().cut.ranks)
-    assert [line.name for line in lines] == ["pixels to layer 1", "layer 1 to 2"]
-    assert lines[0].y[0] == float(digit_bonds().bonds.bonds[0].shares[0])
+    drawn = bond_figure(digit_bonds()).axes[0].lines
+    lines, marks = drawn[::2], drawn[1::2]
+    assert [mark.get_xdata()[0] for mark in marks] == list(digit_bonds().cut.ranks)
+    assert [line.get_label() for line in lines] == ["pixels to layer 1", "layer 1 to 2"]
+    assert lines[0].get_ydata()[0] == float(digit_bonds().bonds.bonds[0].shares[0])
 
 
 def test_accuracies_by_directions_are_drawn():
     figure = kept_directions_figure(digit_bonds().by_rank, digit_bonds().accuracy)
-    assert list(figure.data[0].x) == [k for k, _, _ in digit_bonds().by_rank]
-    assert figure.data[0].y[-1] == 100 * digit_bonds().by_rank[-1][1]
+    curve = figure.axes[0].lines[0]
+    assert list(curve.get_xdata()) == [k for k, _, _ in digit_bonds().by_rank]
+    assert curve.get_ydata()[-1] == 100 * digit_bonds().by_rank[-1][1]
 
 
 def test_a_network_has_the_largest_products():
@@ -42,22 +43,22 @@ def test_a_network_has_the_largest_products():
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
     figure = network_figure(digit_bonds().cut_reading, 6, (8, 8))
     share = f"{sum(edge.part for edge in top):.0%} of its squared norm"
-    assert figure.layout.title.text.replace("<br>", " ").endswith(share)
-    shown = {note.text for note in figure.layout.annotations}
+    assert figure.alt.endswith(share)
+    shown = set(texts_of(figure))
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
     drawn = sum(len(set(edge.sources)) + 1 for edge in edges)
-    assert sum(trace.mode == "lines" for trace in figure.data) == drawn
+    assert len(figure.axes[0].lines) == drawn
 
 
 def test_each_direction_has_a_row_and_each_layer_its_matrices():
     ranks = digit_bonds().cut.ranks
     for bond, pictures in enumerate((1 + 8, 2 + 8)):
         figure = directions_figure(digit_bonds().cut_reading, bond, (8, 8))
-        assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
-        arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
+        assert len(figure.axes[0].images) == ranks[bond] * pictures + 1  # the colours
+        arrows = [text for text in texts_of(figure) if "▲" in text]
         assert len(arrows) >= ranks[bond]
-    assert len(matrices_figure(digit_bonds().cut_reading, 0).layout.images) == ranks[1] + 1
-    assert len(matrices_figure(digit_bonds().cut_reading, 1).layout.images) == 10 + 1
+    assert len(matrices_figure(digit_bonds().cut_reading, 0).axes[0].images) == ranks[1] + 1
+    assert len(matrices_figure(digit_bonds().cut_reading, 1).axes[0].images) == 10 + 1
 
 
 def text_of(reading: BondReading) -> str:

@@ -7,16 +7,17 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from bilens.figures.sheet import own_style
 from bilens.flows import Ablation, flow
 from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, flow_page
 from bilens.language.names import token_text
 from bilens.pages import save_figure, write_report
 from bilens.pages.flow import ablation_figure, node_table, start_table
-from bilens.paper.sheet import own_style, paper_figure
 from bilens.transformer.changes import Part
 from tests.explore.browser import DRAWN, visiting
 from tests.models import random_text, view_of
+from tests.pages.test_figures import texts_of
 
 TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
 OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
@@ -105,43 +106,44 @@ def test_the_page_holds_everything_and_escapes_it(split_flow, content, tmp_path)
 def test_interventions_are_drawn_by_kind():
     results = [Ablation(0.5, 0.4, "<h>", "head"), Ablation(1, 1.5, "i", "head")]
     figure = ablation_figure([*results, Ablation(-1.0, -0.9, "t", "token")])
-    head, token, line = figure.data
-    assert (list(head.x), list(head.y)) == ([0.5, 1], [0.4, 1.5])
-    assert head.text[0] == "&lt;h&gt;"
-    assert token.name == "token"
-    assert list(line.x) == list(line.y) == [-1.0, 1.5]
+    line, head, token = figure.axes[0].lines
+    assert head.get_xydata().tolist() == [[0.5, 0.4], [1, 1.5]]
+    assert "<h>" in texts_of(figure)
+    assert token.get_label() == "token"
+    assert line.get_xydata().tolist() == [[-1.0, -1.0], [1.5, 1.5]]
     expected = torch.tensor([[0.5, 1, -1], [0.4, 1.5, -0.9]]).corrcoef()[0, 1]
-    assert f"correlation {float(expected):.2f}" in figure.layout.title.text
+    assert f"correlation {float(expected):.2f}" in figure.get_suptitle()
 
 
 def test_labels_of_interventions_do_not_overlap():
     near = [Ablation(1 + i / 100, 1.0, f"head.0.{i}@3 a", "head") for i in range(5)]
     figure = ablation_figure([*near, Ablation(-1.0, -0.9, "token@1 b", "token")])
-    head, token, _ = figure.data
     # At the left of all but the first are others, so that labels are above and below. The strongest
     # has the side that the line does not cross.
-    assert list(head.text) == ["head.0.0@3", "", "", "head.0.3@3", "head.0.4@3"]
-    assert head.textposition[0] == "middle left"
-    assert head.textposition[3:] == ("bottom left", "top left")
-    assert head.customdata[0] == "head.0.0@3 a"
-    assert token.textposition[0] == "middle right"
-    assert len(ablation_figure([]).data) == 1
+    sides = {text.get_text(): (text.get_ha(), text.get_va()) for text in figure.axes[0].texts}
+    assert sides == {
+        "head.0.0@3": ("right", "center"),
+        "head.0.3@3": ("right", "top"),
+        "head.0.4@3": ("right", "bottom"),
+        "token@1": ("left", "center"),
+    }
+    assert len(ablation_figure([]).axes[0].lines) == 1
 
 
 def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
     graph = split_flow.top(25)
     figure = graph.plot()
     moving = [n for n in graph.nodes if n.kind == "head" and n.source != n.position]
-    lines = [shape for shape in figure.layout.shapes if shape.type == "line"]
+    (axes,) = figure.axes
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 2]
     assert len(lines) == len(moving) > 0
-    assert len(figure.data[0].x) == 26
-    assert len(figure.layout.annotations) == 21
+    assert len(axes.lines) == len(lines) + 26
+    assert len(axes.texts) == 21
     # Tokens without a node are marked.
     used = {p for node in graph.nodes for p in (node.position, node.source)} - {None}
-    names = figure.layout.xaxis.ticktext
+    names = [label.get_text() for label in axes.get_xticklabels()]
     assert len([name for name in names if name != "⋯"]) == len(used)
     assert ("⋯" in names) == (len(used) < len(split_flow.tokens))
-    assert not any("<b>" in text for text in figure.data[0].text)
 
 
 @pytest.mark.parametrize("points", [240, 500])
@@ -152,14 +154,14 @@ def test_labels_have_room_and_can_be_read(split_flow, points, count):
     named = tuple(replace(node, raises=words, measured=node.flow) for node in strongest)
     graph = replace(split_flow, named=named).top(count)
     with own_style():
-        sheet = paper_figure(graph.plot(width=pixels), pixels)
-        (axes,) = sheet.axes
+        (axes,) = graph.plot(width=pixels).axes
         labels = [text for text in axes.texts if text.get_text()]
         boxes = [text.get_window_extent() for text in labels]
     assert len(labels) == min(count, 20) + 1
     assert min(text.get_fontsize() for text in [*labels, *axes.get_xticklabels()]) >= 6
     assert all(0 <= box.x0 <= box.x1 <= pixels for box in boxes)
-    marks = axes.transData.transform(axes.collections[-1].get_offsets())
+    marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    marks = axes.transData.transform([line.get_xydata()[0] for line in marks])
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
         # A label is beside its own node, and covers none.

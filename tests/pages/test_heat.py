@@ -1,31 +1,43 @@
+import pytest
 import torch
 
 from bilens.pages import heat_figure
 
+VALUES = torch.tensor([[1.0, -2.0, torch.nan], [0.5, 0.0, 0.25]])
+
+
+def names(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
 
 def test_a_table_keeps_its_numbers_names_and_blanks():
-    values = torch.tensor([[1.0, -2.0, torch.nan], [0.5, 0.0, 0.25]])
-    figure = heat_figure(values, ["a", "<b>"], ['" x"', "x", "z"], title="<t>", down="looks")
-    trace = figure.data[0]
-    assert [list(row) for row in trace.z[1:]] == [[0.5, 0.0, 0.25]]
-    assert trace.z[0][2] != trace.z[0][2]
-    assert (trace.zmin, trace.zmax) == (-2, 2)
-    assert trace.colorscale[-1][1] == "#053061"
-    assert trace.text[1][0] == '&lt;b&gt; · " x"'
-    assert figure.layout.yaxis.ticktext == ("a", "&lt;b&gt;")
-    assert figure.layout.yaxis.autorange == "reversed"
-    assert figure.layout.xaxis.ticktext == ('" x"', "x", "z")
-    assert figure.layout.title.text == "&lt;t&gt;"
+    figure = heat_figure(VALUES, ["a", "<b>"], ['" x"', "$x$", "z"], title="<t>", down="looks")
+    axes = figure.axes[0]
+    (cells,) = axes.images
+    assert cells.get_array().filled(-9).tolist() == [[1, -2, -9], [0.5, 0, 0.25]]
+    assert cells.get_clim() == (-2, 2)
+    assert cells.cmap(1.0) == pytest.approx((5 / 255, 48 / 255, 97 / 255, 1))
+    assert names(axes.yaxis) == ["a", "<b>"]
+    assert names(axes.xaxis) == ['" x"', "$x$", "z"]
+    top, bottom = axes.get_ylim()[::-1]
+    assert top < bottom  # read from the top
+    assert (figure.get_suptitle(), axes.get_ylabel()) == ("<t>", "looks")
 
 
 def test_shares_are_on_a_scale_from_none_to_all():
     figure = heat_figure(torch.tensor([[0.5, 0.0]]), ["a"], ["x", "y"], title="", shares=True)
-    trace = figure.data[0]
-    assert (trace.zmin, trace.zmax) == (0, 1)
-    assert [trace.colorscale[0][1], trace.colorscale[-1][1]] == ["#f7f7f7", "#053061"]
+    (cells,) = figure.axes[0].images
+    assert cells.get_clim() == (0, 1)
+    assert cells.cmap(0.0) == pytest.approx((*3 * [247 / 255], 1))
 
 
-def test_names_that_do_not_fit_are_left_to_the_pointer():
+def test_numbers_can_be_read_on_their_cells():
+    figure = heat_figure(VALUES[:, :2], ["a", "b"], ["x", "y"], title="", numbers=True)
+    shown = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
+    assert shown == {"1.00": "#111111", "-2.00": "#fefefe", "0.50": "#111111", "0.00": "#111111"}
+
+
+def test_many_rows_have_no_names():
     figure = heat_figure(torch.zeros(60, 2), [f"r{i}" for i in range(60)], ["a", "b"], title="")
-    assert figure.layout.yaxis.ticktext in ((), None)
-    assert figure.data[0].text[59][1] == "r59 · b"
+    assert names(figure.axes[0].yaxis) == []
+    assert names(figure.axes[0].xaxis) == ["a", "b"]

@@ -3,6 +3,7 @@ import torch
 from bilens.images.explanation import ClassUse, SharedFeature, SharedFeatures
 from bilens.pages import shared_figure
 from bilens.pages.explanation import shared_section
+from tests.pages.test_figures import texts_of
 
 
 def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
@@ -15,23 +16,20 @@ def test_each_feature_names_the_classes_it_moves(monkeypatch):
     other = feature((0, False, 0.01), (2, False, 0.01))
     shared = SharedFeatures((single, other), compared=9, groups=5)
     figure = shared_figure(shared, (2, 2), ["<a>", "b", "c"])
-    texts = [note.text for note in figure.layout.annotations]
-    assert texts[2:] == ["45.5%", "▲ b, c", "▼ &lt;a&gt;", "2.0%", "▼ &lt;a&gt;, c"]
-    # The last picture is the colour bar.
-    assert len(figure.layout.images) == 2 + 1
+    assert texts_of(figure)[2:] == ["45.5%", "▲ b, c", "▼ <a>", "2.0%", "▼ <a>, c"]
+    # The first picture is the colour bar.
+    assert len(figure.axes[0].images) == 1 + 2
     monkeypatch.setattr("bilens.pages.explanation.SHOWN", 1)
-    assert len(shared_figure(shared, (2, 2), ["a", "b", "c"]).layout.images) == 1 + 1
+    assert len(shared_figure(shared, (2, 2), ["a", "b", "c"]).axes[0].images) == 1 + 1
 
 
 def test_long_lists_of_names_are_cut():
     names = [f"class number {i}" for i in range(5)]
     every = feature(*((i, True, 0.1) for i in range(5)))
     figure = shared_figure(SharedFeatures((every,), 5, 1), (2, 2), names)
-    first, second = figure.layout.annotations[3:5]
-    assert (first.text, second.text) == ("▲ class number 0", "▲ class number 1 +3")
-    assert first.hovertext == f"raises {', '.join(names)}"
+    assert texts_of(figure)[3:5] == ["▲ class number 0", "▲ class number 1 +3"]
     digits = shared_figure(SharedFeatures((every,), 5, 1), (2, 2), list("01234"))
-    assert digits.layout.annotations[3].text == "▲ 0, 1, 2, 3, 4"
+    assert texts_of(digits)[3] == "▲ 0, 1, 2, 3, 4"
 
 
 def test_the_section_says_how_much_is_shared():

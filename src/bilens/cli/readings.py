@@ -124,10 +124,7 @@ def run_analysis(
 
     from bilens.inputs import check_data, loader
     from bilens.models import load
-    from bilens.paper.sheet import require_matplotlib
 
-    if settings.get("figure"):
-        require_matplotlib()
     if data := settings.get("data"):
         check_data(model, data, settings["data_dir"])
     opened = load(model, device=choose_device(device), low_memory=low_memory)

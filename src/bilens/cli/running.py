@@ -68,7 +68,6 @@ OPTIONAL = {
     "scikit-learn": ("train", "the digits of the demo"),
     "gradio": ("explore", "bilens explore"),
     "gguf": ("gguf", "models in .gguf files"),
-    "matplotlib": ("figures", "figures as SVG, PDF and PNG, and pictures in a notebook's HTML"),
     "triton": ("gpu", "attention without softmax on a GPU; computed in chunks without it"),
     "tensorboard": ("", "--report-to tensorboard"),
     "wandb": ("", "--report-to wandb"),
@@ -144,11 +143,8 @@ def report(
     from bilens.models import load
     from bilens.pages import save_figures, write_report
     from bilens.pages.model import report_readings
-    from bilens.paper.sheet import require_matplotlib
 
     check_data(model, data, data_dir)
-    if figures:
-        require_matplotlib()
     opened = load(model, device=choose_device(device))
     readings = report_readings(opened, settings, source=model, add=add)
     drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
@@ -230,7 +226,7 @@ def doctor() -> dict[str, Any]:
     if optional["triton"] is not None and (problem := triton_problem()) is not None:
         optional["triton"] = f"{problem}; the chunked kernel is used"
     data = os.environ.get("BILENS_DATA")
-    needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
+    needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "matplotlib", "tyro")
     cards = {}
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)

@@ -26,7 +26,6 @@ from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.explore.screen import html
-from bilens.figures.canvas import DARK
 from bilens.files import written_whole
 from bilens.images.bonds import recorded_settings
 from bilens.inputs import check_data, data_for, names_data
@@ -225,9 +224,8 @@ def _check_place(host: str | None, port: int | None) -> None:
 
 
 def _script() -> str:
-    figures = (FOLDER.parent / "pages" / "figures.js").read_text(encoding="utf-8")
     script = (FOLDER / "script.js").read_text(encoding="utf-8")
-    return f"() => {{{figures}\nconst COLOURS = {json.dumps(DARK)};\n{script}}}"
+    return f"() => {{{script}}}"
 
 
 def _theme() -> gr.Theme:

@@ -23,7 +23,6 @@ from bilens.explore.screen import (
     picture,
     shown_plot,
 )
-from bilens.figures.canvas import house_style
 from bilens.lazy_imports import gradio as gr
 from bilens.pages.page import contexts_html, table_html
 from bilens.sections import ContextList, Fact, FlowDrawing, Picture, Section, Table, fact_text
@@ -125,7 +124,7 @@ class ReadingPanel:
                 # Gradio lays components out once: places without a figure are hidden.
                 plot, text = gr.update(value=None, visible=False), ""
                 if number < len(figures):
-                    drawn = shown_plot(house_style(figures[number], name), f"{name}-{number}")
+                    drawn = shown_plot(figures[number], f"{name}-{number}")
                     plot, text = gr.update(value=drawn, visible=True), texts[number + 1]
                 updates += [plot, text]
             return updates

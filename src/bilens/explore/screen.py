@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import plotly.graph_objects as go
-from plotly.io.json import to_json_plotly
+from matplotlib.figure import Figure
 
 from bilens.errors import BilensError
+from bilens.figures.sheet import figure_html
 from bilens.lazy_imports import gradio as gr
-from bilens.pages.page import CONFIG
 from bilens.sections import Fact
 from bilens.sections import shown as shown_fact
 
@@ -43,24 +42,14 @@ def facts_html(facts: Sequence[Fact]) -> str:
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
 
 
-def picture(name: str) -> gr.Plot:
+def picture(name: str) -> gr.HTML:
     """Lay out a place for a figure, which is hidden as long as there is none."""
-    return gr.Plot(
-        visible=False,
-        show_label=False,
-        container=False,
-        label=name,
-        elem_id=name,
-        elem_classes="bilens-plot",
-    )
+    return html(name, visible=False, elem_classes="bilens-plot")
 
 
-def shown_plot(figure: go.Figure, name: str) -> Any:
-    """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's."""
-    shown: dict[str, Any] = figure.to_plotly_json()
-    saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
-    shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
-    return gr.components.plot.PlotData(type="plotly", plot=to_json_plotly(shown))
+def shown_plot(figure: Figure, name: str) -> str:
+    """Return a figure for a place of `picture`."""
+    return figure_html(figure, name)
 
 
 class StateError(BilensError):

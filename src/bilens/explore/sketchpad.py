@@ -18,7 +18,7 @@ from torch import Tensor
 from bilens.data import ImageData, fit_drawing
 from bilens.data.images import ink_of
 from bilens.explore.screen import Screen, StateError, heading
-from bilens.figures.canvas import as_image, grey
+from bilens.figures.canvas import as_image, data_address, grey
 from bilens.lazy_imports import gradio as gr
 
 TEST, DRAWN = "test-", "drawn-"
@@ -96,7 +96,7 @@ def sketchpad(data: ImageData, screen: Screen) -> None:
 
     def drawn(text: str) -> dict[str, Any]:
         # The fragment makes it another address each time: the sheet may have been drawn on since.
-        picture = grey(as_image(unpack_input(text, data), data.shape))
+        picture = data_address(grey(as_image(unpack_input(text, data), data.shape)))
         return {"picture": f"{picture}#{time.monotonic_ns()}"}
 
     def shown(text: str) -> dict[str, Any]:

@@ -2,105 +2,39 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
 
+import matplotlib.image
+import matplotlib.patches
 import numpy as np
-from jaxtyping import Float
-from PIL import Image, ImageOps
+from jaxtyping import Float, UInt8
+from matplotlib.axes import Axes
+from PIL import Image
 from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, lazy_import, pio
-from bilens.sections import plotly_text, signed
+from bilens.figures.sheet import (
+    BLUE,
+    GREY,
+    INK,
+    LINE,
+    PAPER,
+    PIXEL,
+    RED,
+    Figure,
+    empty_figure,
+    own_style,
+)
+from bilens.sections import signed
 from bilens.tensor import Paths
 
-if TYPE_CHECKING:
-    from bilens.paper import notebook
-else:  # It imports plotly.
-    notebook = lazy_import("bilens.paper.notebook")
-
-BLUE, RED, GREY = "#2166ac", "#b2182b", "#6e747c"
-INK, PAPER, LINE = "#1f2328", "#ffffff", "#d0d4da"
-DARK = {
-    BLUE: "#7ab8f5",
-    RED: "#f4978e",
-    GREY: "#9aa1aa",
-    INK: "#e4e7eb",
-    PAPER: "#16181d",
-    LINE: "#3d434b",
-    **{"#1b7837": "#7fbf7b", "#762a83": "#c2a5cf", "#b35806": "#e08214"},
-}
-"""Colours on a dark page."""
-
-# In capitals if they are above, since scales stay as they are on a dark page.
-DIVERGING = ("#67001f", RED.upper(), "#f4a582", "#f7f7f7", "#92c5de", BLUE.upper(), "#053061")
+DIVERGING = ("#67001f", RED, "#f4a582", "#f7f7f7", "#92c5de", BLUE, "#053061")
 """Negative is red, zero is white, positive is blue, as in Pearce et al. 2024, figure 2."""
 
-
-def new_figure(*content: Any) -> "go.Figure":
-    """Return a figure that notebooks show, empty or with traces or the content of another."""
-    return notebook.NotebookFigure(*content)
-
-
-def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -> "go.Figure":
-    """Set the common look of a figure in place, or that of plotly's default template.
-
-    The title is safe for HTML; `alt`, by default the title, is for those who do not see the figure.
-    """
-    # A user's own template is left in charge.
-    default = pio.templates.default
-    figure.update_layout(
-        template=_template() if default in (None, "plotly") else default,
-        title={"text": title, "font": {"size": 15}, "x": 0, "xref": "paper"},
-        margin={"l": 50, "r": 12, "t": 40 if title else 12, "b": 44},
-        height=height,
-        autosize=True,
-        dragmode=False,
-        meta={"alt": alt or title},
-    )
-    figure.update_xaxes(fixedrange=True)
-    figure.update_yaxes(fixedrange=True)
-    return figure
-
-
-def house_style(figure: "go.Figure", alt: str) -> "go.Figure":
-    """Return a figure, such as that of `Reading.plot`, in the common look if it has none yet."""
-    if figure.layout.meta and "alt" in figure.layout.meta:
-        return figure
-    title = figure.layout.title.text or ""
-    figure = dress(new_figure(figure), height=340, title=title, alt=title or alt)
-    # Names of heads such as 0.10 are no numbers.
-    figure.update_layout(autotypenumbers="strict")
-    if len(figure.data) == 1:
-        figure.update_traces(marker_color=BLUE)
-        figure.update_traces(line_color=BLUE, selector={"type": "scatter"})
-    return figure
-
-
-@cache
-def _template() -> "go.layout.Template":
-    """Return the axes of plotly's simple_white; the full template takes long to set."""
-    layout = pio.templates["simple_white"].layout.to_plotly_json()
-    colours = {"linecolor": INK, "tickcolor": INK, "zerolinecolor": INK}
-    axes = {name: {**layout[name], **colours} for name in ("xaxis", "yaxis")}
-    font = "Inter, 'Helvetica Neue', Arial, sans-serif"
-    return go.layout.Template(
-        layout={
-            **axes,
-            "hovermode": layout["hovermode"],
-            "font": {"family": font, "size": 12, "color": INK},
-            "paper_bgcolor": PAPER,
-            "plot_bgcolor": PAPER,
-        }
-    )
-
-
-ENLARGED = 112
-"""Pixels of a picture's shorter side, at least: browsers blur pictures that they enlarge."""
+Pixels = UInt8[np.ndarray, "h w *channels"]
 
 
 @cache
@@ -122,67 +56,62 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
     return values.reshape(shape)
 
 
-def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> str:
-    """Return a red-blue picture as a data address; `limit` is full colour."""
+def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> Pixels:
+    """Return a red-blue picture as pixels; `limit` is full colour."""
     limit = float(np.abs(image).max()) if limit is None else limit
     # A picture of zeros is white, and not divided by zero.
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
-    return _png(_palette()[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
+    return _palette()[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8)
 
 
-@cache
-def colour_bar() -> str:
-    """Return the colours of `diverging` from negative to positive, as a data address."""
-    return _png(_palette().round().astype(np.uint8)[None].repeat(ENLARGED, 0))
+def grey(image: Float[np.ndarray, "h w"]) -> Pixels:
+    """Return an input as a picture, ink on paper, as pixels."""
+    return np.rint(255 * (1 - np.clip(image, 0, 1))).astype(np.uint8)
 
 
-def grey(image: Float[np.ndarray, "h w"]) -> str:
-    """Return an input as a picture, ink on paper, as a data address."""
-    return _png(np.rint(255 * (1 - np.clip(image, 0, 1))).astype(np.uint8))
-
-
-def _png(pixels: np.ndarray) -> str:
-    # By whole numbers, so that every pixel of the vector is a square of equal size.
-    times = max(1, -(-ENLARGED // min(pixels.shape[:2])))
-    # A palette instead of three channels keeps pages with hundreds of pictures small.
-    small = Image.fromarray(pixels).quantize(255)
+def data_address(pixels: Pixels) -> str:
+    """Return pixels as an enlarged picture that HTML holds; browsers blur what they enlarge."""
+    times = max(1, -(-112 // min(pixels.shape[:2])))
     buffer = io.BytesIO()
-    ImageOps.scale(small, times, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
+    Image.fromarray(pixels.repeat(times, 0).repeat(times, 1)).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 class Canvas:
     """Collects pictures, lines and labels, and makes one figure of them.
 
-    Plotly checks its whole list of pictures again for each that is added; hundreds are added at
-    once here.
-
-    x grows to the right, y downwards, and squares stay square; at full size a unit is `unit` pixels
-    high. The title is made safe for HTML here. A colour bar of eigenvectors is at the bottom.
+    x grows to the right, y downwards, and squares stay square; a unit is `unit` pixels. With
+    `scale`, a colour bar of eigenvectors is at the bottom.
     """
 
     def __init__(
-        self, width: float, height: float, *, unit: int, title: str, alt: str = ""
+        self,
+        width: float,
+        height: float,
+        *,
+        unit: int,
+        title: str,
+        alt: str = "",
+        scale: bool = True,
     ) -> None:
         self.width, self.height, self.unit, self.title, self.alt = width, height, unit, title, alt
-        self._images: list[dict[str, Any]] = []
-        self._shapes: list[dict[str, Any]] = []
-        self._labels: list[dict[str, Any]] = []
-        # Without a trace plotly draws no axes, and without axes no pictures.
-        point = {"x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}}
-        self._traces = [go.Scatter(**point, hoverinfo="skip")]
-        self._scale()
+        self._marks: list[Callable[[Axes], object]] = []
+        if scale:
+            self._scale()
 
-    def picture(self, source: str, *, x: float, y: float, height: float, width: float = 1) -> None:
-        """Put a picture, given as a data address, with its upper left corner at (x, y)."""
-        place = {"xref": "x", "yref": "y", "xanchor": "left", "yanchor": "top"}
-        look = {"sizing": "stretch", "layer": "below"}
-        self._images.append(
-            {"source": source, "x": x, "y": y, "sizex": width, "sizey": height, **place, **look}
-        )
-        corners = {"x0": x, "x1": x + width, "y0": y, "y1": y + height}
-        frame = {"line": {"color": LINE, "width": 1}, "fillcolor": "rgba(0,0,0,0)", "opacity": 1}
-        self._shapes.append({"type": "rect", **corners, **frame})
+    def picture(
+        self, pixels: Pixels, *, x: float, y: float, height: float, width: float = 1
+    ) -> None:
+        """Put a picture, (h, w) in grey or (h, w, 3), with its upper left corner at (x, y)."""
+        colours = pixels if pixels.ndim == 3 else pixels[..., None].repeat(3, 2)
+
+        def draw(axes: Axes) -> None:
+            extent = (x, x + width, y + height, y)
+            axes.imshow(colours, extent=extent, aspect="auto", interpolation="none", zorder=1)
+            frame = {"edgecolor": LINE, "facecolor": "none", "linewidth": PIXEL}
+            axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **frame))
+
+        self._marks.append(draw)
 
     def eigenvector(self, vector: Tensor, shape: tuple[int, int], *, x: float, y: float) -> None:
         """Put a red-blue picture of a vector, one unit wide."""
@@ -210,10 +139,9 @@ class Canvas:
         self, start: tuple[float, float], end: tuple[float, float], *, color: str, width: float
     ) -> None:
         """Draw a line of `width` pixels."""
-        x, y = zip(start, end, strict=True)
-        line = {"color": color, "width": width}
-        look = {"mode": "lines", "line": line, "opacity": 0.75, "hoverinfo": "skip"}
-        self._traces.append(go.Scatter(x=x, y=y, **look))
+        (x0, y0), (x1, y1) = start, end
+        look = {"color": color, "linewidth": width * PIXEL, "alpha": 0.75, "zorder": 2}
+        self._marks.append(lambda axes: axes.plot([x0, x1], [y0, y1], **look))
 
     def label(
         self,
@@ -221,65 +149,67 @@ class Canvas:
         *,
         x: float,
         y: float,
-        size: int = 11,
-        color: str | None = None,
+        size: int = 12,
+        color: str = INK,
+        bold: bool = False,
         on_line: bool = False,
         from_left: bool = False,
-        hover: str = "",
     ) -> None:
-        """Write `text`, already safe for HTML, centred on x with its top at y.
+        """Write lines of text, centred on x, with their top at y.
 
-        With `on_line` it is centred on y too, on a plain ground that keeps it readable. With
-        `from_left` it begins at x. `hover` is shown under the pointer.
+        With `on_line` they are centred on y too, on a plain ground that keeps them readable. With
+        `from_left` they begin at x.
         """
-        place = {"xref": "x", "yref": "y", "xanchor": "left" if from_left else "center"}
-        self._labels.append(
-            {
-                **{"text": text, "x": x, "y": y, "showarrow": False, **place},
-                "yanchor": "middle" if on_line else "top",
-                "bgcolor": PAPER if on_line else "rgba(0,0,0,0)",
-                "font": {"size": size, "color": color},
-                "hovertext": hover or None,
-            }
-        )
+        look = {"color": color, "size": size * PIXEL, "weight": "bold" if bold else "normal"}
+        look |= {"ha": "left" if from_left else "center", "va": "center" if on_line else "top"}
+        if on_line:
+            look["bbox"] = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+        lines = text.split("\n")
+        step = 1.3 * size / self.unit
+        # A line by itself stays in its place whatever letters a browser has.
+        top = y - step * (len(lines) - 1) / 2 if on_line else y
+        for number, line in enumerate(lines):
+            self._text(line, x, top + step * number, look)
+
+    def _text(self, text: str, x: float, y: float, look: dict[str, object]) -> None:
+        self._marks.append(lambda axes: axes.text(x, y, text, zorder=3, **look))
 
     def _scale(self) -> None:
         # Below everything else, so that callers need not leave room for it.
         bar, strip = 1.2, 0.3
         middle, self.height = self.height + strip / 2, self.height + strip
         left = (self.width - bar) / 2
-        self.picture(colour_bar(), x=left, y=middle - 0.05, width=bar, height=0.1)
+        colours = _palette().round().astype(np.uint8)[None]
+        self.picture(colours, x=left, y=middle - 0.05, width=bar, height=0.1)
         for name, x in (("negative", left - 0.6), ("positive", left + bar + 0.6)):
             self.label(name, x=x, y=middle, on_line=True)
 
-    def figure(self) -> "go.Figure":
+    def figure(self) -> Figure:
         """Everything collected, as a figure."""
-        figure = new_figure(self._traces)
-        hidden = {"visible": False, "constrain": "domain"}
-        # A longer line would be cut off on a phone.
-        lines = wrap(self.title, 44)
-        title = "<br>".join(map(plotly_text, lines))
-        top = 30 + 18 * len(lines) if lines else 12
-        full = round(self.unit * self.height) + top + 4
-        dress(figure, height=full, title=title, alt=self.alt or self.title)
-        return figure.update_layout(
-            images=self._images,
-            shapes=self._shapes,
-            annotations=self._labels,
-            xaxis={"range": [0, self.width], **hidden},
-            yaxis={"range": [self.height, 0], "scaleanchor": "x", **hidden},
-            margin={"l": 4, "r": 4, "t": top, "b": 4},
-            showlegend=False,
-            # The page keeps these proportions when it is narrow.
-            meta={**figure.layout.meta, "aspect": self.height / self.width, "height": full},
-        )
+        edge = 4
+        width, inner = self.unit * self.width + 2 * edge, self.unit * self.height
+        lines = wrap(self.title, int(width / 9.5))
+        top = 10 + 19 * len(lines) if lines else edge
+        height = inner + top + edge
+        with own_style():
+            figure = empty_figure(width, height, title=self.title, alt=self.alt)
+            for number, line in enumerate(lines):
+                at = edge / width, 1 - (6 + 19 * number) / height
+                figure.text(*at, line, size=14 * PIXEL, weight="bold", va="top")
+            place = (edge / width, edge / height, 1 - 2 * edge / width, inner / height)
+            axes = figure.add_axes(place, xlim=(0, self.width), ylim=(self.height, 0))
+            axes.set_axis_off()
+            axes.set_autoscale_on(False)
+            for draw in self._marks:
+                draw(axes)
+        return figure
 
 
 Name = tuple[int, ...]
 
 
 @checked
-def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str = "") -> "go.Figure":
+def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str = "") -> Figure:
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
     An edge is as thick as its |eigenvalue| is large among those of its layer. Positive ones are
@@ -313,7 +243,7 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
                 eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
         canvas.eigenvector(paths.vectors[row], shape, x=leaf, y=rise * place)
         text = signed(paths.effective[row].item())
-        canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
+        canvas.label(text, x=leaf + 0.5, y=rise * place + aspect + 0.03, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():
         color, x = BLUE if value > 0 else RED, margin + step * (len(name) - 1)
@@ -324,6 +254,5 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str, root: str =
         at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         canvas.label(signed(value, ".2g"), x=at[0], y=at[1], color=color, on_line=True)
     if root:
-        text = f"<b>{plotly_text(root)}</b>"
-        canvas.label(text, x=margin / 2, y=middle[()], size=14, on_line=True)
+        canvas.label(root, x=margin / 2, y=middle[()], size=14, bold=True, on_line=True)
     return canvas.figure()

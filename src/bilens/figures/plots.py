@@ -4,16 +4,20 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress, new_figure
-from bilens.lazy_imports import go
-from bilens.sections import plotly_text
+from bilens.figures.canvas import DIVERGING
+from bilens.figures.sheet import BLUE, CHART, GREY, LINE, RED, Figure, new_figure, styled
 from bilens.tensor import Spectrum
 
 
+@styled
 def accuracy_curve(
     counts: Sequence[int],
     accuracies: Sequence[float],
@@ -22,46 +26,49 @@ def accuracy_curve(
     unit: str,
     kept_by: str,
     label: str = "the model",
-    beside: str = "top left",
-) -> "go.Figure":
+) -> Figure:
     """Draw accuracy against the number of units kept, and a dotted line for the full model's.
 
     `kept_by` continues the unit's name in the title of the axis, as in "paths kept over all
     classes".
     """
-    figure = new_figure()
-    figure.add_scatter(
-        x=list(counts),
-        y=[100 * accuracy for accuracy in accuracies],
-        mode="lines+markers",
-        line={"color": BLUE, "width": 2},
-        hovertemplate=f"%{{x}} {unit}: %{{y:.2f}} %<extra></extra>",
-    )
-    figure.add_hline(
-        y=100 * full,
-        line={"dash": "dot", "color": GREY, "width": 1.5},
-        opacity=1,
-        annotation_text=f"{label}: {full:.2%}",
-        annotation_position=beside,
-        annotation_xshift=4 if beside.endswith("left") else 0,  # beside the axis, not on it
+    title = f"{unit} kept {kept_by}"
+    figure, axes = new_figure(alt=f"Test accuracy against the {title}")
+    shares = [100 * accuracy for accuracy in accuracies]
+    axes.plot(list(counts), shares, color=BLUE, marker="o", markersize=4)
+    axes.axhline(100 * full, linestyle=":", color=GREY)
+    axes.annotate(
+        f"{label}: {full:.2%}",
+        (0, 100 * full),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 3),
+        textcoords="offset points",
     )
     # The first few units matter most, so the axis is logarithmic.
-    count_axis(figure, counts, f"{unit} kept {kept_by}")
-    figure.update_yaxes(title="test accuracy (%)")
-    alt = f"Test accuracy against the {unit} kept {kept_by}"
-    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
+    count_axis(axes, counts, title)
+    axes.set_ylabel("test accuracy (%)")
+    # Room for the name above the line.
+    axes.margins(y=0.12)
+    return figure
 
 
-def count_axis(figure: "go.Figure", counts: Sequence[int], title: str) -> None:
+def log_axis(axis: Axis) -> None:
+    """Let the numbers beside a logarithmic axis be plain text, such as 0.001."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def count_axis(axes: Axes, counts: Sequence[int], title: str) -> None:
     """Make the axis of counts logarithmic, with marks at 1, 2, 5, 10 and so on."""
-    # Plotly's own marks between the powers of 10 are too small to be read.
+    axes.set_xscale("log")
     marks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-    ticks = [mark for mark in marks if mark <= max(counts)]
-    figure.update_xaxes(title=title, type="log", tickvals=ticks)
+    axes.set_xticks([mark for mark in marks if mark <= max(counts)])
+    log_axis(axes.xaxis)
+    axes.set_xlabel(title)
 
 
 @checked
-def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figure":
+def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> Figure:
     """Plot the test accuracy of the tree pruned to its best k paths, against k."""
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
@@ -70,32 +77,26 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
 
 
 @checked
-def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
+@styled
+def spectrum_figure(spectrum: Spectrum, *, title: str) -> Figure:
     """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
-    figure = new_figure()
+    figure, axes = new_figure(width=340, height=260, title=title)
     # Either sign by itself, since most spectra have both.
     values = spectrum.values.detach().cpu().double()
-    for name, color, indices in (
-        ("positive", BLUE, values[values > 0].sort(descending=True).values[:20]),
-        ("negative", RED, values[values < 0].sort().values[:20]),
+    axes.axhline(0, color=LINE, linewidth=1)
+    for color, shown in (
+        (BLUE, values[values > 0].sort(descending=True).values[:20]),
+        (RED, values[values < 0].sort().values[:20]),
     ):
-        figure.add_scatter(
-            x=list(range(1, len(indices) + 1)),
-            y=indices.tolist(),
-            name=name,
-            mode="lines+markers",
-            line={"color": color, "width": 1.5},
-            marker={"size": 5},
-            hovertemplate="%{x}: λ = %{y:.4g}<extra></extra>",
-        )
-    figure.add_hline(y=0, line={"width": 1, "color": LINE})
-    figure.update_xaxes(title="rank")
-    figure.update_yaxes(title="eigenvalue")
-    dress(figure, height=260, title=plotly_text(title))
-    return figure.update_layout(showlegend=False)
+        axes.plot(range(1, len(shown) + 1), shown.tolist(), color=color, marker="o", markersize=4)
+    axes.set_xlabel("rank")
+    axes.set_ylabel("eigenvalue")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
 
 
 @checked
+@styled
 def heat_figure(
     values: Float[Tensor, "n_rows n_columns"],
     rows: Sequence[str],
@@ -106,12 +107,12 @@ def heat_figure(
     down: str = "",
     shares: bool = False,
     numbers: bool = False,
-) -> "go.Figure":
+) -> Figure:
     """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
     `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
     scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|. With
-    `numbers` the cells say them.
+    `numbers` the cells say them. More than 40 rows or columns have no names.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(
@@ -122,42 +123,37 @@ def heat_figure(
     # The same limit on both sides, so that white is zero.
     top = 1.0 if shares else float(entries.nan_to_num(0).abs().max()) or 1.0
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
-    text = []
-    for row in map(plotly_text, rows):
-        text.append([f"{row} · {plotly_text(column)}" for column in columns])
-    figure = new_figure(
-        go.Heatmap(
-            z=entries.tolist(),
-            zmin=0 if shares else -top,
-            zmax=top,
-            colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
-            # Names may repeat, so that they are labels and no coordinates.
-            text=text,
-            hovertemplate="%{text}: %{z:.3g}<extra></extra>",
-            hoverongaps=False,
-            texttemplate="%{z:.2f}" if numbers else None,
-            showscale=not numbers,
-            xgap=1,
-            ygap=1,
-            colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
-        )
-    )
     named = 40
-    for update, names, heading in (
-        (figure.update_xaxes, columns, across),
-        (figure.update_yaxes, rows, down),
-    ):
-        # Too many names would be unreadable; the hover text has them all.
-        shown = [plotly_text(name) for name in names] if len(names) <= named else []
-        if numbers:
-            shown = ["<br>".join(map(plotly_text, wrap(name, 12))) for name in names]
-        update(title=plotly_text(heading), tickvals=list(range(len(shown))), ticktext=shown)
-        update(ticks="", showline=False, automargin=True)
-    # Matrices are read from the top.
-    figure.update_yaxes(autorange="reversed")
-    height = 130 + len(rows) * (34 if numbers else 22 if len(rows) <= named else 10)
-    dress(figure, height=height, title=plotly_text(title))
+    names = [list(side) if len(side) <= named else [] for side in (rows, columns)]
     if numbers:
-        # Names have room, or the figure scrolls.
-        figure.update_layout(meta={**figure.layout.meta, "least": 120 + 76 * len(columns)})
+        names = [["\n".join(wrap(name, 12)) for name in side] for side in names]
+    size = 34 if numbers else 22 if len(rows) <= named else 10
+    width = max(CHART, 180 + (76 if numbers else 16) * len(columns))
+    figure, axes = new_figure(width=width, height=140 + size * len(rows), title=title)
+    cells = axes.imshow(
+        entries.numpy(),
+        cmap=LinearSegmentedColormap.from_list("values", colors),
+        vmin=0 if shares else -top,
+        vmax=top,
+        aspect="auto",
+    )
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_yticks(range(len(names[0])), names[0])
+    # Names stand where they would run into each other.
+    room = 0.7 * width / max(1, len(columns))
+    stands = not numbers and 7.5 * max(map(len, names[1]), default=0) > room
+    axes.set_xticks(range(len(names[1])), names[1], rotation=90 if stands else 0)
+    axes.set_xlabel(across)
+    axes.set_ylabel(down)
+    if not numbers:
+        figure.colorbar(cells, ax=axes, aspect=30, pad=0.02).outline.set_visible(False)  # type: ignore[operator]
+        return figure
+    for row, line in enumerate(entries.tolist()):
+        for column, value in enumerate(line):
+            ink = "#fefefe" if abs(value) > 0.6 * top else "#111111"
+            look = {"ha": "center", "va": "center", "color": ink}
+            text = axes.text(column, row, f"{value:.2f}", **look)
+            text.set_gid(f"cell-{row}-{column}")
     return figure

@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from math import log10
 from typing import Any
-
-import plotly.graph_objects as go
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, GREY, RED, dress, new_figure
-from bilens.figures.plots import accuracy_curve
+from bilens.figures.plots import accuracy_curve, count_axis, log_axis
+from bilens.figures.sheet import GREY, Figure, add_legend, new_figure, styled
 from bilens.images.bonds import BondReading, as_sum
 from bilens.pages.classifier import accuracy_table
 from bilens.pages.cuts import directions_figure, matrices_figure, network_figure
@@ -95,60 +92,45 @@ def bond_sections(reading: BondReading) -> list[Section]:
 
 
 @checked
-def bond_figure(reading: BondReading) -> go.Figure:
+@styled
+def bond_figure(reading: BondReading) -> Figure:
     """Draw the squared singular values of each bond, with a mark at the end of the cut."""
-    figure = new_figure()
+    figure, axes = new_figure(height=340, alt="Share of each direction of each bond, largest first")
     # Shares below are rounding, or soon will be.
     floor = 1e-8
-    colors = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        color = colors[number % len(colors)]
         name = f"layer {number} to {number + 1}" if number else "pixels to layer 1"
         # A logarithmic axis has no place for zero.
         shares = [share for share in bond.shares.tolist() if share > floor]
-        figure.add_scatter(
-            x=list(range(1, len(shares) + 1)),
-            y=shares,
-            mode="lines",
-            name=name,
-            line={"color": color, "width": 2},
-            hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
-        )
-        figure.add_scatter(
-            x=[rank],
-            y=[max(float(bond.shares[rank - 1]), floor)],
-            mode="markers",
-            marker={"color": color, "size": 11, "symbol": "diamond"},
-            hovertemplate=f"{name}: {rank} kept<extra></extra>",
-            showlegend=False,
-        )
-    figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
-    figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
-    alt = "Share of each direction of each bond, the largest first"
-    # Below the plot, where it covers no line on a phone either.
-    legend = {"orientation": "h", "x": 0, "y": -0.25, "xanchor": "left", "yanchor": "top"}
-    return dress(figure, height=380, alt=alt).update_layout(legend=legend, margin={"b": 90})
+        (line,) = axes.plot(range(1, len(shares) + 1), shares, label=name)
+        end = max(float(bond.shares[rank - 1]), floor)
+        axes.plot([rank], [end], marker="D", color=line.get_color())
+    axes.set_yscale("log")
+    log_axis(axes.yaxis)
+    count_axis(axes, [len(bond.shares) for bond in reading.bonds.bonds], "direction")
+    axes.set_ylabel("share")
+    add_legend(axes)
+    return figure
 
 
 @checked
+@styled
 def kept_directions_figure(
     by_rank: Sequence[tuple[int, float, float]], full: float, mark: int | None = None
-) -> go.Figure:
+) -> Figure:
     """Plot the test accuracy of uniform cuts against the number of directions of each bond.
 
     `by_rank` comes from `rank_accuracies`; `mark` is a number of directions that is marked.
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
-    rank, accuracies, errors = zip(*by_rank, strict=True)
+    rank, accuracies, _ = zip(*by_rank, strict=True)
     figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
-    hover = "%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>"
-    figure.update_traces(customdata=errors, hovertemplate=hover)
     if mark is not None:
         kept = accuracies[rank.index(mark)]
-        place = {"x": log10(mark), "y": 100 * kept, "ax": 40, "ay": 28}
-        text = f"{mark}: {kept:.1%}"
-        figure.add_annotation(text=text, arrowhead=0, arrowcolor=GREY, **place)
+        arrow = {"arrowstyle": "-", "color": GREY}
+        place = {"xytext": (28, -26), "textcoords": "offset points", "arrowprops": arrow}
+        figure.axes[0].annotate(f"{mark}: {kept:.1%}", (mark, 100 * kept), **place)
     return figure
 
 

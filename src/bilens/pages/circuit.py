@@ -5,15 +5,14 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 
 from bilens.circuits.interval import Interval
 from bilens.circuits.measures import Circuit, Measured
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import DRAWN, CircuitReading
-from bilens.figures.canvas import BLUE, dress, new_figure
 from bilens.figures.plots import count_axis, heat_figure
+from bilens.figures.sheet import CHART, Figure, add_legend, new_figure, styled
 from bilens.pages.graph import NARROW, WIDE
 from bilens.pages.layout import plot_of, record_of, sections_of
 from bilens.sections import Picture, Section, Table, plain
@@ -83,7 +82,7 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
 
 
 @plot_of.register
-def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> go.Figure:
+def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> Figure:
     """Draw the circuit over the tokens of a question, or the matrix of several tasks.
 
     Without a flow it is the share that is restored, by number of parts.
@@ -98,7 +97,7 @@ def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> go.Figure:
             values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
         )
     if reading.graph is None:
-        return _curves(reading)
+        return _curves(reading, width)
     caption = f"The strongest of {reading.circuits[0].size} parts, with their tokens"
     return reading.graph.plot(caption, width=width)
 
@@ -120,22 +119,23 @@ def _of_tasks(reading: CircuitReading, frame: pd.DataFrame) -> pd.DataFrame:
     return frame if len(reading.circuits) > 1 else frame.drop(columns="task")
 
 
-def _curves(reading: CircuitReading) -> go.Figure:
-    figure = dress(new_figure(), height=320, title="Share restored, by number of parts")
+@styled
+def _curves(reading: CircuitReading, width: int = CHART) -> Figure:
+    title = "Share restored, by number of parts"
+    figure, axes = new_figure(width=min(width, CHART), height=320, title=title)
+    largest = 1
     for circuit in reading.circuits:
         assert circuit.found is not None
         counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
+        largest = max(largest, *counts)
         columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
         for template, values in columns:
             labels = (circuit.task if len(reading.circuits) > 1 else "", template)
-            name = ", ".join(filter(None, labels))
-            figure.add_scatter(x=counts, y=values, mode="lines+markers", name=name)
-    count_axis(figure, [max(max(trace.x) for trace in figure.data)], "parts")
-    if len(figure.data) == 1:
-        figure.update_traces(line_color=BLUE)
-    # Beside the curves names would be cut on a phone.
-    figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
-    return figure.update_yaxes(title="share of the change")
+            axes.plot(counts, values, marker="o", label=", ".join(filter(None, labels)))
+    count_axis(axes, [largest], "parts")
+    axes.set_ylabel("share of the change")
+    add_legend(axes)
+    return figure
 
 
 def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:

@@ -2,15 +2,15 @@
 
 from functools import partial
 
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import BLUE, RED, Canvas
+from bilens.figures.canvas import Canvas
 from bilens.figures.plots import accuracy_curve, spectrum_figure
+from bilens.figures.sheet import BLUE, RED, Figure
 from bilens.images.classifier import ClassifierReading, top_inputs
 from bilens.images.fidelity import TruncationCurve, clopper_pearson
 from bilens.pages.explanation import explanation_pictures, shared_section
@@ -82,12 +82,12 @@ def _ordered(reading: ClassifierReading, label: int) -> Spectrum:
     return spectrum.ordered_by(torch.as_tensor(scores).abs())
 
 
-def _draw_spectrum(reading: ClassifierReading, label: int) -> go.Figure:
+def _draw_spectrum(reading: ClassifierReading, label: int) -> Figure:
     title = f"Spectrum of {reading.data.class_names[label]}"
     return spectrum_figure(_ordered(reading, label), title=title)
 
 
-def _draw_eigenvectors(reading: ClassifierReading, label: int) -> go.Figure:
+def _draw_eigenvectors(reading: ClassifierReading, label: int) -> Figure:
     x, shape = reading.data.test_images, reading.data.shape
     title = f"Eigenvectors of {reading.data.class_names[label]}"
     return eigenvector_figure(_ordered(reading, label), x, shape, title=title)
@@ -101,7 +101,7 @@ def eigenvector_figure(
     *,
     title: str,
     k: Count = 4,
-) -> go.Figure:
+) -> Figure:
     """Draw the first k eigenvectors of either sign of a form, with the top inputs of each.
 
     Positive ones are in the upper row, in the spectrum's order; order it by eigenvalue or by
@@ -124,17 +124,16 @@ def eigenvector_figure(
             left = column * cell
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            canvas.label(names[i], x=left + 0.5, y=top + aspect + 0.01, color=color)
+            canvas.label(names[i], x=left + 0.5, y=top + aspect + 0.03, color=color)
     return canvas.figure()
 
 
 @checked
-def truncation_figure(curve: TruncationCurve) -> go.Figure:
+def truncation_figure(curve: TruncationCurve) -> Figure:
     """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
     counts = range(1, len(curve.accuracy) + 1)
     names = {"unit": "eigenvectors", "kept_by": "for each class", "label": "all of them"}
-    figure = accuracy_curve(counts, curve.accuracy, curve.full, **names)
-    return figure.update_traces(marker={"size": 4})
+    return accuracy_curve(counts, curve.accuracy, curve.full, **names)
 
 
 def accuracy_table(columns: Columns) -> Table:

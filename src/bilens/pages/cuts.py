@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-import plotly.graph_objects as go
-
 from bilens.checks import check_index, checked
-from bilens.figures.canvas import BLUE, GREY, RED, Canvas, diverging
+from bilens.figures.canvas import Canvas, diverging
+from bilens.figures.sheet import BLUE, GREY, RED, Figure
 from bilens.images.cuts import BondNode, CutReading, ProductEdge, chosen_edges
-from bilens.sections import plotly_text
 
 STEP = 2.9
 
 
 @checked
-def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> go.Figure:
+def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> Figure:
     """Draw the strongest products below a class, from pixels on the left to it on the right."""
     check_index("output", output, reading.data.n_classes)
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
@@ -48,7 +46,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
     for node, y in tall.items():
         x = STEP * node[0] + (0.0 if node[0] == 0 else 0.6)
         if node[0] == depth:
-            canvas.label(f"<b>{plotly_text(name)}</b>", x=x + 0.35, y=y, size=15, on_line=True)
+            canvas.label(name, x=x + 0.35, y=y, size=15, bold=True, on_line=True)
         else:
             _draw_node(canvas, reading, node, (x, y - aspect / 2), shape)
     return canvas.figure()
@@ -103,13 +101,13 @@ def _draw_node(
             canvas.image(image, shape, x=left, y=y + aspect / 4, width=0.5)
             label = "+" if place == 0 else "−"
             canvas.label(label, x=left + 0.25, y=y + 0.04 * aspect, color=GREY)
-    below = y + aspect * (1 if node[0] == 0 else 0.76)
+    below = y + aspect * (1 if node[0] == 0 else 0.76) + 0.03
     # Coordinates are numbered from 1.
     canvas.label(f"{node[0]}.{node[1] + 1}", x=x + 0.5, y=below, color=GREY)
 
 
 @checked
-def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) -> go.Figure:
+def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) -> Figure:
     """Draw the coordinates of a bond in rows: the picture of each, and both of its ends.
 
     The bond of the input has the number 0.
@@ -129,7 +127,7 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     for place, direction in enumerate(rows):
         y = rise * place
         middle = y + aspect / 2
-        name = f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}"
+        name = f"{bond}.{direction.number + 1}\n{direction.share:.1%}"
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
         for number, vector in enumerate(reading.pixels(bond, direction.number)):
             canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
@@ -137,13 +135,16 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
             left = start + side * number
             for i, index in enumerate(shown_images):
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
-            text = _moved(direction.effects[number], reading.data.class_names)
-            canvas.label(text, x=left + side - names / 2 - 0.1, y=middle, on_line=True)
+            moved = _moved(direction.effects[number], reading.data.class_names)
+            for line, (text, color) in enumerate(moved):
+                at = middle + 0.3 * (line - (len(moved) - 1) / 2)
+                x = left + side - names / 2 - 0.1
+                canvas.label(text, x=x, y=at, color=color, on_line=True)
     return canvas.figure()
 
 
 @checked
-def matrices_figure(reading: CutReading, layer: int) -> go.Figure:
+def matrices_figure(reading: CutReading, layer: int) -> Figure:
     """Draw the interaction matrices of a layer of the cut model, one for each output coordinate."""
     check_index("layer", layer, len(reading.cut.cores))
     core = reading.cut.cores[layer]
@@ -152,7 +153,7 @@ def matrices_figure(reading: CutReading, layer: int) -> go.Figure:
     limit = float(matrices.abs().max())
     names = [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
     if layer == len(reading.cut.cores) - 1:
-        names = [plotly_text(name) for name in reading.data.class_names]
+        names = list(reading.data.class_names)
     n_columns = 7
     n_rows = -(-len(names) // n_columns)
     title = f"Layer {layer + 1}: {core.n_out} matrices of {core.n_in} x {core.n_in}"
@@ -168,8 +169,8 @@ def matrices_figure(reading: CutReading, layer: int) -> go.Figure:
     return canvas.figure()
 
 
-def _moved(effects: Sequence[float], names: Sequence[str]) -> str:
-    """Return the classes that an end raises and lowers most, as Plotly reads them."""
+def _moved(effects: Sequence[float], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return a line of the classes that an end raises most, one of those it lowers; colours."""
     # Relative to the strongest effect of the same end, since ends differ in size.
     largest = max(map(abs, effects))
     lines = []
@@ -179,6 +180,5 @@ def _moved(effects: Sequence[float], names: Sequence[str]) -> str:
         moved = [(sign * x, name) for x, name in of_classes if sign * x > 0.25 * largest]
         moved.sort(key=lambda effect: -effect[0])
         if moved:
-            text = plotly_text(", ".join(name for _, name in moved[:3]))
-            lines.append(f'<span style="color:{color}">{mark} {text}</span>')
-    return "<br>".join(lines)
+            lines.append((f"{mark} {', '.join(name for _, name in moved[:3])}", color))
+    return lines

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 
 from bilens.checks import checked
 from bilens.data import ImageData
-from bilens.figures.canvas import BLUE, GREY, RED, Canvas
+from bilens.figures.canvas import Canvas
+from bilens.figures.sheet import BLUE, GREY, RED, Figure
 from bilens.images.chain import predict
 from bilens.images.explanation import Explanation, SharedFeature, SharedFeatures, explain
 from bilens.pages.layout import facts_and_tables, plot_of, record_of, table_plot
-from bilens.sections import Picture, Section, plotly_text, signed
+from bilens.sections import Picture, Section, signed
 from bilens.tensor import Spectrum, TensorChain
 
 SHOWN = 12
@@ -22,7 +22,7 @@ SHOWN = 12
 @checked
 def shared_figure(
     shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
-) -> go.Figure:
+) -> Figure:
     """Draw the first few shared features; arrows below name the classes that a feature moves."""
     features = shared.features[:SHOWN]
     aspect = shape[0] / shape[1]
@@ -37,9 +37,9 @@ def shared_figure(
         row, column = divmod(place, n_columns)
         left, top = step_width * column, rise * row
         canvas.eigenvector(feature.vector, shape, x=left + (step_width - 1) / 2, y=top)
-        for number, (text, color, full) in enumerate(lines):
-            y = top + aspect + 0.01 + line_height * number
-            canvas.label(text, x=left + step_width / 2, y=y, color=color, hover=full)
+        for number, (text, color) in enumerate(lines):
+            y = top + aspect + 0.03 + line_height * number
+            canvas.label(text, x=left + step_width / 2, y=y, color=color)
     return canvas.figure()
 
 
@@ -62,13 +62,12 @@ def shared_section(
     return Section("Features shared between classes", text, [[picture]])
 
 
-def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
-    lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
+def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the lines under a picture, with their colours."""
+    lines = [(f"{feature.weight:.1%}", GREY)]
     for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
-        names = [plotly_text(class_names[label]) for label in feature.labels(raises=raises)]
-        text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
-        lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
+        names = [class_names[label] for label in feature.labels(raises=raises)]
+        lines += [(f"{sign} {line}", color) for line in _wrapped(names)]
     return lines
 
 
@@ -88,7 +87,7 @@ def _wrapped(names: Sequence[str]) -> list[str]:
 
 
 @plot_of.register
-def explanation_plot(reading: Explanation) -> go.Figure:
+def explanation_plot(reading: Explanation) -> Figure:
     """Draw an image, and the eigenvectors that move its highest logits most."""
     if reading.shape is None:
         return table_plot(reading)
@@ -98,7 +97,7 @@ def explanation_plot(reading: Explanation) -> go.Figure:
 @checked
 def explanation_figure(
     explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
-) -> go.Figure:
+) -> Figure:
     """Draw a row for each of the highest logits: the strongest eigenvectors for this input.
 
     Below each is its contribution to the logit; the last column has that of all others, so that
@@ -122,9 +121,9 @@ def explanation_figure(
             canvas.eigenvector(part.vectors[column], shape, x=left, y=top)
             color = BLUE if activation > 0 else RED
             text = signed(activation, ".2f")
-            canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
-        name, end = plotly_text(class_names[part.label]), width - verdict / 2
-        canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
+            canvas.label(text, x=left + 0.5, y=top + aspect + 0.03, color=color)
+        name, end = class_names[part.label], width - verdict / 2
+        canvas.label(name, x=end, y=top, size=13, bold=True)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
         remainder = f"rest {signed(part.remainder, '.2f')}"
         canvas.label(remainder, x=end, y=top + 0.64 * aspect, color=GREY)
@@ -138,7 +137,7 @@ def explanation_pictures(model: TensorChain, data: ImageData, spectrum: Spectrum
         label = data.class_names[int(data.test_labels[number])]
         title = f"{kind.capitalize()}: test image {number}, labelled {label}"
 
-        def draw(number: int = number, title: str = title) -> go.Figure:
+        def draw(number: int = number, title: str = title) -> Figure:
             explanation = explain(spectrum, data.test_images[number])
             return explanation_figure(explanation, data.shape, data.class_names, title=title)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from bilens.circuits.reading import CircuitReading
 from bilens.errors import BilensError
+from bilens.figures.sheet import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.images import BondReading, ClassifierReading, DeepReading
 from bilens.images.bonds import BONDS_NAME
-from bilens.paper.sheet import save_figure
 from bilens.train.run_directory import TRAINING_NAME
 from bilens.version import __version__
 
@@ -169,7 +169,7 @@ def write_figure(
     """Draw the picture of a reading, with a width in points."""
     pixels = None if width is None else round(width * 96 / 72)
     drawn = reading.plot() if pixels is None else reading.plot(width=pixels)
-    save_figure(drawn, path, width=pixels)
+    save_figure(drawn, path)
 
 
 def write_arrays(reading: Any, path: Path, *, model: str, **_: Any) -> None:

@@ -5,13 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
-from bilens.figures.canvas import GREY, dress, new_figure
+from bilens.figures.sheet import BLUE, GREY, SERIES, Figure, add_legend, new_figure, styled
 from bilens.flows.ablation import Ablation
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import node_columns, strongest_first
@@ -19,7 +18,7 @@ from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.weights import PartWeights
 from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, record_of, sections_of
-from bilens.sections import FlowDrawing, Picture, Section, Table, plotly_text, signed
+from bilens.sections import FlowDrawing, Picture, Section, Table, signed
 
 
 @sections_of.register
@@ -69,7 +68,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
 
 
 @plot_of.register
-def answer_plot(reading: FlowReading, *, width: int = WIDE) -> go.Figure:
+def answer_plot(reading: FlowReading, *, width: int = WIDE) -> Figure:
     """Draw the graph of the strongest nodes over the tokens; see `graph_plot`."""
     return reading.flow.plot(width=width)
 
@@ -94,7 +93,8 @@ def start_table(page: FlowPage) -> pd.DataFrame:
 
 
 @checked
-def ablation_figure(ablations: Sequence[Ablation]) -> go.Figure:
+@styled
+def ablation_figure(ablations: Sequence[Ablation]) -> Figure:
     """Plot predicted against actual change of the logit, for parts that were removed.
 
     The title has Pearson's correlation. The largest changes have labels where there is room.
@@ -103,38 +103,32 @@ def ablation_figure(ablations: Sequence[Ablation]) -> go.Figure:
     changes = torch.tensor(pairs, dtype=torch.float64)
     title = f"{len(ablations)} parts removed alone"
     if len(ablations) > 2:
-        # A phone has room for as many letters.
         title = f"{len(ablations)} parts alone: correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
-    figure = dress(new_figure(), height=420, title=title)
-    sides = _label_sides(changes)
-    # The address alone: the tokens are in the table.
-    addresses = [result.part.split(" ")[0] for result in ablations]
-    for kind in dict.fromkeys(result.kind for result in ablations):
-        members = [i for i, result in enumerate(ablations) if result.kind == kind]
-        figure.add_scatter(
-            x=[ablations[i].predicted for i in members],
-            y=[ablations[i].actual for i in members],
-            text=[plotly_text(addresses[i]) if i in sides else "" for i in members],
-            customdata=[plotly_text(ablations[i].part) for i in members],
-            mode="markers+text",
-            textposition=[sides.get(i, "middle right") for i in members],
-            textfont={"size": 10},
-            name=kind,
-            hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
-        )
+    figure, axes = new_figure(height=400, title=title)
     values = changes.flatten().tolist() or [0.0, 1.0]
     ends = [min(values), max(values)]
-    figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
-    figure.update_traces(marker={"size": 7}, selector={"mode": "markers+text"})
-    # Blue and red mean the sign elsewhere, so that kinds have other colours, for light and dark.
-    figure.update_layout(
-        colorway=["#1b9e77", "#9467bd", "#d98c1f", "#35978f", GREY],
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
-        margin_t=64,
-        title={"y": 0.97, "yanchor": "top"},
-    )
-    figure.update_xaxes(title="change of the logit that the flow predicts")
-    figure.update_yaxes(title="measured change")
+    axes.plot(ends, ends, color=GREY, linewidth=1)
+    # Blue and red mean the sign elsewhere, so that kinds have other colours.
+    axes.set_prop_cycle(color=[*SERIES[2:], BLUE])
+    for kind in dict.fromkeys(result.kind for result in ablations):
+        members = [result for result in ablations if result.kind == kind]
+        predicted = [result.predicted for result in members]
+        axes.plot(predicted, [result.actual for result in members], "o", markersize=5, label=kind)
+    axes.margins(0.1)  # room for labels
+    for i, side in _label_sides(changes).items():
+        up, across = side.split()
+        axes.annotate(
+            ablations[i].part.split(" ")[0],  # the address alone: the tokens are in the table
+            pairs[i],
+            xytext=(6 if across == "right" else -6, {"top": 6, "middle": 0, "bottom": -6}[up]),
+            textcoords="offset points",
+            ha="left" if across == "right" else "right",
+            va={"top": "bottom", "middle": "center", "bottom": "top"}[up],
+            annotation_clip=False,
+        )
+    axes.set_xlabel("change of the logit that the flow predicts")
+    axes.set_ylabel("measured change")
+    add_legend(axes)
     return figure
 
 
@@ -148,8 +142,8 @@ def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
     low = changes.amin(0)
     size = (changes.amax(0) - low).clamp(min=1e-9)
     places = (changes - low) / size
-    # A label is about a third of the width of a phone, and a twentieth of the height.
-    width, height = box = places.new_tensor([0.35, 0.05])
+    # A label is about a third of the width of the axes, and a twentieth of the height.
+    width, height = box = places.new_tensor([0.3, 0.06])
     offsets = {}
     for side, across in (("right", width / 2), ("left", -width / 2)):
         for name, up in (("middle", 0 * height), ("bottom", -height), ("top", height)):

@@ -2,28 +2,33 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from textwrap import wrap
 from typing import NamedTuple
 
-import plotly.graph_objects as go
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 from torch import Tensor
 
-from bilens.figures.canvas import BLUE, LINE, PAPER, RED, dress, new_figure
+from bilens.figures.sheet import BLUE, LINE, PAPER, PIXEL, RED, Figure, empty_figure, styled
 from bilens.flows.graph import DRAWN, Flow, FlowGraph
 from bilens.flows.nodes import Node
 from bilens.pages.layout import plot_of
-from bilens.sections import plotly_text, signed
+from bilens.sections import signed
 
 WIDE, NARROW = 700, 350
 """Pixels for which a picture is laid out: those of a page, and of a phone or a paper's column."""
 
-MARGINS = {"l": 62, "r": 8, "t": 44, "b": 40}
+LEFT, RIGHT = 62, 10
+"""Pixels beside the axes."""
 
-LETTER = 5.8
-"""Pixels of a letter of a label."""
+LABEL, LETTER, LINE_HEIGHT = 10, 6.4, 17
+"""Pixels of the letters of labels: their height, their mean width, and that of a line."""
 
 
+@styled
 def graph_figure(
     nodes: Sequence[Node],
     tokens: Sequence[str],
@@ -31,14 +36,14 @@ def graph_figure(
     n_layers: int,
     caption: str,
     width: int = WIDE,
-) -> go.Figure:
+) -> Figure:
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 
     A head is a line from the position that it attends to, with a square where it writes. Curves are
     the edges with the largest weights on paths to the logit. The nodes with the largest sums of
     these weights, those of `FlowGraph.path_weights`, are labelled. The logit is the first node.
     Tokens without a node are a mark. A label has a line of its own, and has room in a figure of
-    `width` pixels and in all wider ones.
+    `width` pixels.
     """
     # Flows of early layers are large and cancel, so that labels go by the share that reaches the
     # logit on paths among these nodes.
@@ -53,74 +58,99 @@ def graph_figure(
     ]
     labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in labelled}
     xs, ys, rows = _arranged(nodes, xs, labels, n_layers)
-    largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
-    shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
-    colours = [BLUE if node.flow > 0 else RED for node in nodes]
-    figure = dress(new_figure(), height=100, title="<br>".join(wrap(caption, 40)))
     starts = [start if move else x for start, x, move in zip(starts, xs, moves, strict=True)]
-    strongest = weights.abs().flatten().argsort(descending=True)[:40].tolist()
-    most = float(weights.abs().max()) or 1.0
-    for a, b in (divmod(i, len(nodes)) for i in strongest):
-        weight = float(weights[a, b])
-        end = starts[a]  # what a head moves enters it at its source
-        bend = (ys[a] - ys[b]) / 2
-        figure.add_shape(
-            type="path",
-            path=f"M {xs[b]},{ys[b]} C {xs[b]},{ys[b] + bend} {end},{ys[a] - bend} {end},{ys[a]}",
-            line={"color": BLUE if weight > 0 else RED, "width": 0.5 + 3 * abs(weight) / most},
-            opacity=0.4,
-            layer="below",
-        )
-    for x, start, y, share, colour in zip(xs, starts, ys, shares, colours, strict=True):
-        if start != x:
-            line = {"color": colour, "width": 1 + 3 * share}
-            figure.add_shape(type="line", x0=start, x1=x, y0=y, y1=y, line=line, layer="below")
-    figure.add_scatter(
-        x=xs,
-        y=ys,
-        mode="markers",
-        marker={
-            "size": [5 + 11 * share for share in shares],
-            "color": colours,
-            "symbol": ["square" if node.kind == "head" else "circle" for node in nodes],
-            "line": {"color": "white", "width": 1},
-        },
-        text=[_hover(node, tokens) for node in nodes],
-        hovertemplate="%{text}<extra></extra>",
-        showlegend=False,
-    )
+    names = ["⋯" if p is None else f'"{tokens[p]}"' for p, _ in columns.ticks]
+    axes = _graph_axes(columns, names, rows, max(ys), caption)
+    _draw_edges(axes, weights, xs, starts, ys)
+    _draw_nodes(axes, nodes, xs, starts, ys)
     for i, label in labels.items():
-        text = f"logit {signed(nodes[0].flow)}" if i == 0 else label.text
-        figure.add_annotation(
-            x=xs[i],
-            y=ys[i] + (ABOVE if label.is_above else 0),
-            text=plotly_text(text),
-            showarrow=False,
-            xanchor="left" if label.is_right else "right",
-            xshift=10 if label.is_right else -10,
-            font={"size": 10},
-            bgcolor=PAPER,
+        axes.text(
+            xs[i] + (10 if label.is_right else -10),
+            ys[i] + (ABOVE if label.is_above else 0),
+            f"logit {signed(nodes[0].flow)}" if i == 0 else label.text,
+            ha="left" if label.is_right else "right",
+            va="center",
+            size=LABEL * PIXEL,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+            zorder=4,
         )
-    names = ["⋯" if p is None else plotly_text(f'"{tokens[p]}"') for p, _ in columns.ticks]
-    figure.update_xaxes(
-        tickvals=[x for _, x in columns.ticks],
-        ticktext=names,
-        range=[0, columns.room],
-        zeroline=False,
-    )
-    ends = [-1, max(ys) + 1]
-    figure.update_yaxes(
-        tickvals=list(rows.values()),
-        ticktext=list(rows),
-        tickfont={"size": 10},
-        gridcolor=LINE,
-        zeroline=False,
-        range=ends,
-    )
-    margins = MARGINS | {"t": 26 + 18 * len(wrap(caption, 40))}
-    height = 84 + 17 * (ends[1] - ends[0])
-    meta = {**figure.layout.meta, "least": columns.room + MARGINS["l"] + MARGINS["r"]}
-    return figure.update_layout(margin=margins, height=height, meta=meta)
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def _graph_axes(
+    columns: "_Columns", names: Sequence[str], rows: Mapping[str, float], top: float, caption: str
+) -> Axes:
+    """Return the axes of a graph, on which x is in pixels and y in lines of labels."""
+    at = [x for _, x in columns.ticks]
+    # Tokens stand where they would run into each other.
+    ends = [
+        (x - LETTER * len(n) / 2, x + LETTER * len(n) / 2) for x, n in zip(at, names, strict=True)
+    ]
+    stand = any(after[0] < before[1] + 4 for before, after in pairwise(ends))
+    below = 14 + (LETTER * max(map(len, names)) if stand else 16)
+    width = columns.room + LEFT + RIGHT
+    lines = wrap(caption, int(width / 9))
+    above, inner = 12 + 18 * len(lines), LINE_HEIGHT * (top + 2)
+    height = below + inner + above
+    figure = empty_figure(width, height, title=caption)
+    look = {"size": 13 * PIXEL, "weight": "bold", "va": "top", "linespacing": 1.2}
+    figure.text(4 / width, 1 - 4 / height, "\n".join(lines), **look)
+    place = (LEFT / width, below / height, columns.room / width, inner / height)
+    axes = figure.add_axes(place, xlim=(0, columns.room), ylim=(-1, top + 1))
+    axes.set_xticks(at, names, rotation=90 if stand else 0)
+    axes.set_yticks(list(rows.values()), list(rows))
+    axes.tick_params(length=0, labelsize=LABEL * PIXEL)
+    axes.set_axisbelow(True)
+    axes.grid(color=LINE, linewidth=0.5)
+    axes.spines["left"].set_visible(False)
+    return axes
+
+
+def _draw_edges(
+    axes: Axes,
+    weights: Float[Tensor, "n n"],
+    xs: Sequence[float],
+    starts: Sequence[float],
+    ys: Sequence[float],
+) -> None:
+    """Draw the 40 edges of largest weight as curves; what a head moves enters at its source."""
+    most = float(weights.abs().max()) or 1.0
+    for place in weights.abs().flatten().argsort(descending=True)[:40].tolist():
+        a, b = divmod(place, len(xs))
+        weight, end, bend = float(weights[a, b]), starts[a], (ys[a] - ys[b]) / 2
+        corners = [(xs[b], ys[b]), (xs[b], ys[b] + bend), (end, ys[a] - bend), (end, ys[a])]
+        curve = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+        look = {"edgecolor": BLUE if weight > 0 else RED, "facecolor": "none", "alpha": 0.4}
+        thickness = (0.5 + 3 * abs(weight) / most) * PIXEL
+        axes.add_patch(PathPatch(curve, linewidth=thickness, zorder=1, **look))
+
+
+def _draw_nodes(
+    axes: Axes,
+    nodes: Sequence[Node],
+    xs: Sequence[float],
+    starts: Sequence[float],
+    ys: Sequence[float],
+) -> None:
+    """Draw nodes, whose area is their |flow|, and lines from where heads attend to."""
+    largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
+    for node, x, start, y in zip(nodes, xs, starts, ys, strict=True):
+        share, color = (abs(node.flow) / largest) ** 0.5, BLUE if node.flow > 0 else RED
+        if start != x:
+            axes.plot([start, x], [y, y], color=color, linewidth=(1 + 3 * share) * PIXEL, zorder=2)
+        axes.plot(
+            x,
+            y,
+            "s" if node.kind == "head" else "o",
+            color=color,
+            markersize=(5 + 11 * min(share, 1.5)) * PIXEL,
+            markeredgecolor=PAPER,
+            markeredgewidth=PIXEL,
+            zorder=3,
+            clip_on=False,
+        )
 
 
 def _names(node: Node) -> list[str]:
@@ -141,8 +171,6 @@ class _Label(NamedTuple):
 
 class _Columns:
     """Places across, in pixels of a figure of a given width.
-
-    A wider one has all places further apart, so that labels which fit here fit there.
 
     Attributes:
         at: place of each position that has a node; of None, left of all.
@@ -166,7 +194,7 @@ class _Columns:
         last = max(place for position, place in marks if position is not None)
         # Columns are near each other, so that the labels of the last one have room.
         edge, longest = 22, max(map(len, labels), default=0) * LETTER + 12
-        self.room = width - MARGINS["l"] - MARGINS["r"]
+        self.room = width - LEFT - RIGHT
         step = (self.room - edge - longest) / max(last, 1)
         step = max(24.0, min(step, (self.room - 2 * edge) / max(last, 1)))
         self.room = max(self.room, round(2 * edge + step * last))
@@ -222,27 +250,17 @@ def _row(node: Node, n_layers: int) -> tuple[int, str]:
     return 2 * node.layer + is_mlp, f"{'MLP' if is_mlp else 'heads'} {node.layer}"
 
 
-def _hover(node: Node, tokens: Sequence[str]) -> str:
-    lines = [f"{node.name(tokens)}: {signed(node.flow)}"]
-    if node.measured is not None:
-        lines.append(f"measured {signed(node.measured)}")
-    lines += [node.effect()] * bool(node.effect())
-    lines += [f"from {', '.join(node.sources)}"] * bool(node.sources)
-    return "<br>".join(plotly_text(line) for line in lines)
-
-
 @plot_of.register
-def flow_plot(reading: Flow, *, width: int = WIDE) -> go.Figure:
+def flow_plot(reading: Flow, *, width: int = WIDE) -> Figure:
     """Draw the graph of the strongest nodes over the tokens; see `graph_plot`."""
     return reading.top(DRAWN).plot(width=width)
 
 
 @plot_of.register
-def graph_plot(reading: FlowGraph, caption: str = "", *, width: int = WIDE) -> go.Figure:
+def graph_plot(reading: FlowGraph, caption: str = "", *, width: int = WIDE) -> Figure:
     """Draw the graph over the tokens of the text, under a caption.
 
-    Its labels have room in a figure of `width` pixels, such as `save_figure` writes, and in all
-    wider ones.
+    Its labels have room in a figure of `width` pixels.
     """
     flow = reading.flow
     quantity = "change" if flow.two_texts else "logit"

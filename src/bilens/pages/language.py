@@ -4,9 +4,8 @@ from functools import partial
 from math import log
 from typing import Any
 
-import plotly.graph_objects as go
-
 from bilens.figures.plots import spectrum_figure
+from bilens.figures.sheet import Figure
 from bilens.flows.summary import LanguageSummary
 from bilens.language.contexts import Continuation
 from bilens.language.heads import AttentionReading
@@ -35,7 +34,7 @@ def summary_sections(reading: LanguageSummary) -> list[Section]:
 
 
 @plot_of.register
-def summary_plot(reading: LanguageSummary, **options: Any) -> go.Figure:
+def summary_plot(reading: LanguageSummary, **options: Any) -> Figure:
     """Draw the graph of its flow; see `graph_plot`."""
     return reading.flow.plot(**options)
 

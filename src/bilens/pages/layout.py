@@ -12,17 +12,13 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-import plotly.express as px
-import plotly.graph_objects as go
-
 from bilens.analysis import Reading
-from bilens.paper.notebook import NotebookFigure
-from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain, plotly_text
+from bilens.figures.sheet import SERIES, Figure, add_legend, new_figure, styled
+from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain
 
 PAGES = {
     "bilens.data.images": "images",
     "bilens.images.bonds": "bonds",
-    "bilens.images.certify": "certify",
     "bilens.images.classifier": "classifier",
     "bilens.images.deep": "deep",
     "bilens.images.explanation": "explanation",
@@ -60,20 +56,44 @@ def sections_of(reading: Reading) -> list[Section]:
 
 
 @singledispatch
-def plot_of(reading: Reading) -> go.Figure:
+def plot_of(reading: Reading) -> Figure:
     """Draw the picture of a reading; by default its main table."""
     return table_plot(reading)
 
 
-def table_plot(reading: Reading) -> go.Figure:
-    """Draw the main table of a reading, in plotly's default template."""
-    frame = reading.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
-    # Numbers are points of a line, names are bars.
-    is_line = frame[reading.axes["x"]].dtype.kind in "if"
-    drawn = (
-        px.line(frame, markers=True, **reading.axes) if is_line else px.bar(frame, **reading.axes)
-    )
-    return NotebookFigure(drawn)
+@styled
+def table_plot(reading: Reading) -> Figure:
+    """Draw the main table of a reading: numbers as lines, and up to 30 names as bars."""
+    frame = reading.frame()
+    x, y, color = (reading.axes.get(name) for name in ("x", "y", "color"))
+    groups = list(dict.fromkeys(frame[color])) if color else [""]
+    shades = {group: SERIES[number % len(SERIES)] for number, group in enumerate(groups)}
+    if frame[x].dtype.kind in "if":
+        figure, axes = new_figure(alt=f"{reading.title}: {y} by {x}")
+        for group in groups:
+            rows = frame[frame[color] == group] if color else frame
+            axes.plot(rows[x], rows[y], color=shades[group], marker="o", markersize=3, label=group)
+        axes.set_xlabel(str(x))
+        axes.set_ylabel(str(y))
+    else:
+        shown = frame.head(30)
+        title = f"{len(shown)} of {len(frame):,} rows" if len(shown) < len(frame) else ""
+        alt = f"{reading.title}: {y} by {x}"
+        figure, axes = new_figure(height=110 + 20 * len(shown), title=title, alt=alt)
+        for group in groups:
+            places = (
+                [i for i, of in enumerate(shown[color]) if of == group]
+                if color
+                else range(len(shown))
+            )
+            axes.barh(list(places), shown[y].iloc[list(places)], color=shades[group], label=group)
+        axes.set_yticks(range(len(shown)), [str(name) for name in shown[x]])
+        axes.invert_yaxis()
+        axes.set_xlabel(str(y))
+        axes.set_ylabel(str(x))
+    if color and len(groups) <= 12:
+        add_legend(axes, str(color))
+    return figure
 
 
 @singledispatch
@@ -96,17 +116,13 @@ def facts_and_tables(reading: Reading) -> dict[str, Any]:
 
 
 def notebook_view(reading: Reading) -> dict[str, Any]:
-    """Return what a notebook shows of a reading: its line and first rows, or else its picture.
-
-    The picture is as Plotly shows figures in this notebook, and beside it stands one without
-    scripts; the rows, if matplotlib is missing.
-    """
-    line, shown = f"<p><code>{escape(repr(reading))}</code></p>", dict[str, Any]()
+    """Return what a notebook shows of a reading: its line and its picture or first rows."""
+    line, shown = f"<p><code>{escape(repr(reading))}</code></p>", ""
     if reading.is_picture:
-        shown = dict(reading.plot()._repr_mimebundle_())
-    if "text/html" not in shown and reading.is_quick:
-        shown["text/html"] = _rows_html(reading)
-    return {**shown, "text/plain": repr(reading), "text/html": line + shown.get("text/html", "")}
+        shown = reading.plot()._repr_html_()
+    elif reading.is_quick:
+        shown = _rows_html(reading)
+    return {"text/plain": repr(reading), "text/html": line + shown}
 
 
 def _rows_html(reading: Reading) -> str:

@@ -1,24 +1,23 @@
 """A report as one HTML file that works offline, on a phone and on paper."""
 
 import base64
-import gzip
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
+from matplotlib.figure import Figure
 
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.figures.canvas import DARK, house_style
+from bilens.figures.sheet import figure_html
 from bilens.files import write_text
 from bilens.lazy_imports import lazy_import
 from bilens.sections import (
@@ -40,14 +39,6 @@ else:  # They import transformers, which takes seconds, and pages do without it.
     inputs, models = lazy_import("bilens.inputs"), lazy_import("bilens.models")
     contents = lazy_import("bilens.pages.model")
 
-CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "displayModeBar": "hover",
-    "modeBarButtons": [["toImage"]],
-    "toImageButtonOptions": {"format": "svg", "scale": 1},
-}
-
 
 @cache
 def page_templates() -> Environment:
@@ -56,7 +47,7 @@ def page_templates() -> Environment:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"signed": signed}
     environment.tests |= {
-        "picture": lambda part: isinstance(part, Picture | go.Figure),
+        "picture": lambda part: isinstance(part, Picture | Figure),
         "table": lambda part: isinstance(part, Table),
         "drawing": lambda part: isinstance(part, FlowDrawing),
     }
@@ -67,14 +58,13 @@ def page_templates() -> Environment:
 def render_page(
     title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section], about: str = ""
 ) -> str:
-    """Return the page as text. Everything but the figures is escaped; figures escape their text.
+    """Return the page as text, of which everything is escaped.
 
     In a report the title is the question, and the summary below it the answer. Facts are in a line
     below, and `about` in one above the title, such as the name of the model.
     """
+    numbers = count()
     template = page_templates().get_template("page.html")
-    parts = [part for section in sections for part in section.parts]
-    has_figures = any(isinstance(part, Picture | go.Figure) for part in parts)
     return template.render(
         title=title,
         summary=summary,
@@ -82,18 +72,9 @@ def render_page(
         facts=facts,
         sections=sections,
         line=lambda facts: ", ".join(fact_text(*fact) for fact in facts),
-        draw=_figure_json,
+        draw=lambda part, title: picture_html(part, f"figure-{next(numbers)}", title),
         pack=_safe_json,
-        config=_safe_json({"config": CONFIG, "colours": DARK}),
-        plotly=_packed_plotly() if has_figures else "",
     )
-
-
-@cache
-def _packed_plotly() -> str:
-    """Return Plotly's script compressed, 2 MB instead of 5, which browsers unpack since 2023."""
-    # Without a time stamp the same figures are the same file.
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 @checked
@@ -110,9 +91,7 @@ def write_page(
 
 
 @checked
-def write_report(
-    path: str | Path, readings: Sequence[Reading], *, title: str
-) -> dict[str, go.Figure]:
+def write_report(path: str | Path, readings: Sequence[Reading], *, title: str) -> dict[str, Figure]:
     """Write the sections of readings as one page, and return its figures by name.
 
     The first section is the question of the page, its answer and a picture. The second is open too.
@@ -195,14 +174,15 @@ def report(
     return Path(path)
 
 
-def _figure_json(part: "Picture | go.Figure", title: str = "") -> Markup:
+def picture_html(part: Picture | Figure, name: str, title: str = "") -> Markup:
+    """Return a figure as an element of a page, on which no other has its name."""
     figure = part.figure if isinstance(part, Picture) else part
-    return _safe_json(house_style(figure, title).to_plotly_json())
+    return Markup(figure_html(figure, name, title))
 
 
 def _safe_json(content: Any) -> Markup:
     """JSON that no text inside of it can break out of."""
-    return Markup(to_json_plotly(content).replace("<", "\\u003c"))
+    return Markup(json.dumps(content).replace("<", "\\u003c"))
 
 
 def table_html(table: Table, name: str) -> str:

@@ -1,1 +1,0 @@
-"""Figures that stand still: files, and the pages that are made of notebooks."""
