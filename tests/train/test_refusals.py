@@ -13,8 +13,8 @@ from bilens.train import train_classifier, train_classifiers
 from bilens.train.language import train_language
 from bilens.train.linearise import linearise
 from bilens.train.settings import AnnealTraining, ClassifierTraining, LanguageTraining
-from tests.families import VOCAB, tiny
-from tests.models import digits, small_config, small_corpus
+from tests.families import FAMILIES, VOCAB, tiny
+from tests.models import digits, random_model, small_config, small_corpus
 from tests.refusals import refused
 
 CLASSIFIERS = [
@@ -138,8 +138,18 @@ CONVERTED = {
     "budget=-1.0, expected a finite number, at least 0 and .* or none": lines(budget=-1.0),
     r"texts holds the number \d+, expected token ids from 0 to": lines(texts=texts() + VOCAB),
     r"held_out holds the number -\d+, expected token ids": lines(held_out=texts() - VOCAB),
-    r"shape \(3, 1\), expected at least one text of two": lines(texts=texts()[:, :1]),
-    r"held_out has shape \(0, 12\), expected at least one text of tw": lines(held_out=texts(0)),
+    r"shape \(3, 1\), expected at least one text, of 2 to": lines(texts=texts()[:, :1]),
+    r"held_out has shape \(0, 12\), expected at least one text, of": lines(held_out=texts(0)),
+    r"texts has shape \(3, 48\), .* of 2 to 24 tokens, the positions": lambda: linearise(
+        tiny("llama", settings=FAMILIES["llama"][1] | {"max_position_embeddings": 24}),
+        texts().repeat(1, 4),
+        texts(),
+    ),
+    # A budget of 0 is a budget, as one of 0.01 is.
+    "budget=[0.1]+: a model of bilens has one kind of MLP": [
+        lambda budget=budget: linearise(random_model(mlp="swiglu"), texts(), texts(), budget=budget)
+        for budget in (0, 0.0, 0.01)
+    ],
     "norms after attention": copied("gemma2"),
     "learned positions, MLPs without gates, LayerNorms": copied("gpt2"),
     "norms of queries and keys": copied("qwen3"),

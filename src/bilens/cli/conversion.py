@@ -1,6 +1,8 @@
 """Commands that convert a pretrained model: to process, anneal, export, linearise and tensorise."""
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,13 +111,18 @@ def anneal(
     output = own_place(output, _place("annealed", model), resume=resume)
 
     from bilens.inputs import check_folder
-    from bilens.processes import this_process
+    from bilens.processes import from_main_process, this_process
     from bilens.train import linearise
+    from bilens.train.run_directory import check_begin
 
     check_folder(data_dir, data)
     cpu = device == "cpu"
     state = this_process(cpu=cpu)
+    begin = partial(check_begin, output, resume=resume, report_to=training.report_to)
+    from_main_process(begin)
     opened, tokenizer = _open(model)
+    _check_length(opened, training.length)
+    bilens.convert.gates.gated_mlps(opened)
     corpus = _texts(data, tokenizer, training.length, data_dir, shortest=shortest)
     history = linearise.anneal(opened, corpus, training, output, resume=resume, use_cpu=cpu)
     if not state.is_main_process:
@@ -188,18 +195,32 @@ def linearise(
     import torch
 
     from bilens.processes import this_process
+    from bilens.progress import logger
     from bilens.train import layers as stages
     from bilens.train import linearise as lines
     from bilens.train import tensorise
     from bilens.train.trainer import shape_of
 
     distillation = Distillation(steps=steps)
-    opened, tokenizer, learned, measured = _begin(
-        model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
-    )
     if tokens < length:
         raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
+    opened, tokenizer, learned, measured = _begin(
+        model,
+        data,
+        data_dir,
+        length,
+        output=None if resume else output,
+        n_texts=tokens // length,
+        held_out=held_out,
+        device=device,
+        low_memory=low_memory,
+        ready=lambda opened: lines.gated_layers(opened, layers, budget),
+    )
     texts = tensorise.interleaved(learned)[: tokens // length]
+    if len(texts) < tokens // length:
+        logger.warning(
+            "the texts have %d tokens to fit on, fewer than --tokens=%d", texts.numel(), tokens
+        )
     record = {**asdict(distillation), "layers": layers, "budget": budget}
     record["model"] = shape_of(opened.config)
     original = stages.sharing_copy(opened)
@@ -287,11 +308,24 @@ def tensorise(
         )
 
     from bilens.processes import this_process
+    from bilens.train import linearise as lines
     from bilens.train import tensorise as stages
 
-    length = training.length
+    def ready(opened: Any) -> None:
+        if training.mlp == "bilinear":
+            lines.gated_layers(opened)
+
     opened, tokenizer, learned, measured = _begin(
-        model, data, data_dir, length, held_out=held_out, device=device, low_memory=low_memory
+        model,
+        data,
+        data_dir,
+        training.length,
+        output=None if resume else output,
+        n_texts=max(training.steps * training.batch_size, training.calibration_tokens),
+        held_out=held_out,
+        device=device,
+        low_memory=low_memory,
+        ready=ready,
     )
     tensorised = stages.tensorise(
         opened,
@@ -318,6 +352,14 @@ def _open(source: str | Path, **options: Any) -> tuple[Any, Any]:
     return model, bilens.convert.open_tokenizer(source, model)
 
 
+def _check_length(model: Any, length: int) -> None:
+    """Raise if texts are longer than those that a model takes."""
+    from bilens.transformer.tokens import max_tokens
+
+    if length > (most := max_tokens(model.config)):
+        raise BilensError(f"--length={length}, expected at most {most}, the positions of the model")
+
+
 def _texts(
     name: str, tokenizer: Any, length: int, data_dir: TextDir, **options: Any
 ) -> "bilens.data.Corpus":
@@ -338,25 +380,37 @@ def _begin(
     data_dir: TextDir,
     length: int,
     *,
+    output: Path | None,
+    n_texts: int,
     held_out: int,
     device: str,
     low_memory: bool,
+    ready: Callable[[Any], Any],
 ) -> "tuple[Any, Any, list[Any], dict[str, torch.Tensor]]":
-    """Return a model and its tokenizer, texts to learn from, and texts to measure on by name."""
+    """Return a model and its tokenizer, texts to learn from, and texts to measure on by name.
+
+    `output` has to be free, and `ready` raises if the model cannot be converted: both are checked
+    before any text is read. At most `n_texts` of each name are to learn from.
+    """
     from bilens.inputs import check_folder
-    from bilens.processes import this_process
+    from bilens.processes import from_main_process, this_process
+    from bilens.train.run_directory import check_free
 
     check_folder(data_dir, *data)
     this_process(cpu=device == "cpu")
+    if output is not None:
+        from_main_process(partial(check_free, output))
     model, tokenizer = _open(source, low_memory=low_memory)
+    _check_length(model, length)
+    ready(model)
     corpora = [_texts(name, tokenizer, length, data_dir) for name in data]
     # At least one text, however long texts are.
-    n_texts = max(1, held_out // length)
+    n_held_out = max(1, held_out // length)
     names = [Path(c.name).name for c in corpora]  # a card shows no folder of this machine
     if len(set(names)) < len(names):
         raise BilensError(f"--data has names {names}, expected each once")
-    validated = [c.validation[:n_texts]["input_ids"] for c in corpora]
-    learned = [c.train[:]["input_ids"] for c in corpora]
+    validated = [c.validation[:n_held_out]["input_ids"] for c in corpora]
+    learned = [c.train[:n_texts]["input_ids"] for c in corpora]
     measured = dict(zip(names, validated, strict=True))
     return model.to(choose_device(device)), tokenizer, learned, measured
 

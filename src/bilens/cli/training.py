@@ -4,6 +4,7 @@ import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,9 +75,12 @@ def train_images(
     from bilens.data import load_images
     from bilens.inputs import check_folder
     from bilens.train import train_classifier, train_classifiers
+    from bilens.train.run_directory import check_begin
 
     check_effects(architecture, {"beta": ("gate", ("swish",))})
     check_folder(data_dir, data)
+    if seeds == 1:
+        check_begin(run, resume=resume)
     images = load_images(data, data_dir).to(choose_device(device))
     sizes = {"n_inputs": images.n_inputs, "n_classes": images.n_classes}
     shown = {"image_shape": images.shape, "class_names": images.class_names}
@@ -138,8 +142,9 @@ def train_language(
     from bilens.data import load_corpus
     from bilens.inputs import check_folder
     from bilens.nn.language import LanguageConfig
-    from bilens.processes import this_process
+    from bilens.processes import from_main_process, this_process
     from bilens.train import language
+    from bilens.train.run_directory import check_begin
 
     config = LanguageConfig(**model.settings())
     check_precision(config.attention, training.precision)
@@ -147,8 +152,11 @@ def train_language(
     check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": normed})
     check_folder(data_dir, data)
     use_cpu = device == "cpu"
+    state = this_process(cpu=use_cpu)
+    begin = partial(check_begin, run, resume=resume, report_to=training.report_to)
+    from_main_process(begin)
     # One process fills the cache of token ids, and the others open it.
-    with this_process(cpu=use_cpu).main_process_first():
+    with state.main_process_first():
         corpus = load_corpus(
             data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=data_dir
         )
@@ -157,7 +165,7 @@ def train_language(
     trained, history = language.train_language(
         config, corpus, training, run, resume=resume, use_cpu=use_cpu
     )
-    if not this_process().is_main_process:
+    if not state.is_main_process:
         return None
     loss = next(r["eval_loss"] for r in reversed(history) if "eval_loss" in r)
     size = sum(parameter.numel() for parameter in trained.parameters())

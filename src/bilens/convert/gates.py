@@ -246,8 +246,9 @@ def make_bilinear(model: PreTrainedModel) -> None:
     key, beta = activation_key(model.config), find_swish(model.config)
     if beta is None:
         raise BilensError(
-            f"The model has its own activation, {key}={getattr(model.config, key)!r}; expected "
-            "one that was annealed: `bilens anneal` first"
+            f"The model has its own activation, {key}={getattr(model.config, key)!r}, and is in "
+            "the form of the hub already: there is nothing to export. `bilens anneal` makes a "
+            "gated model bilinear first"
         )
     if beta != 0:
         raise BilensError(

@@ -40,6 +40,7 @@ from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary, shape_of
 from bilens.transformer.layers import MLP
 from bilens.transformer.maps import working_dtype
+from bilens.transformer.tokens import max_tokens
 
 RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.
@@ -184,18 +185,9 @@ def linearise(
         CheckpointError: a weight is NaN or infinite.
     """
     check_weights(model)
-    mlps = gates.gated_mlps(model)
-    _check_activation(model)
-    selected = sorted(set(range(len(mlps)) if layers is None else layers))
-    if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
-        raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
-    if isinstance(model.config, LanguageSettings) and (budget or len(selected) < len(mlps)):
-        raise BilensError(
-            f"layers={layers}, budget={budget}: a model of bilens has one kind of MLP; expected "
-            "all layers, without a budget"
-        )
+    mlps, selected = gated_layers(model, layers, budget)
     for name, ids in (("texts", texts), ("held_out", held_out)):
-        _check_tokens(name, ids, model.config.vocab_size)
+        _check_tokens(name, ids, model.config)
     held_out = held_out.to(model.device)
     before = next_token_loss(model, held_out)
     losses: dict[int, float] = {}
@@ -205,27 +197,53 @@ def linearise(
 
     closed_form = Distillation(steps=0)
     if alone or budget is not None:
-        _fit(model, mlps, texts, selected, closed_form, alone=measure)
+        name = "each layer alone: fit and loss"
+        _fit(model, mlps, texts, selected, closed_form, name=name, alone=measure)
     if budget is not None:
         order = sorted(selected, key=lambda layer: losses[layer])
 
         def within(subset: list[int]) -> bool:
             with _restored(mlps, subset):
-                _fit(model, mlps, texts, subset, closed_form)
+                name = f"{len(subset)} layers within the budget"
+                _fit(model, mlps, texts, subset, closed_form, name=name)
                 return next_token_loss(model, held_out) <= before + budget
 
         selected = _most_within(order, within)
-    fits = _fit(model, mlps, texts, selected, distillation or closed_form, run)
+    fits = _fit(model, mlps, texts, selected, distillation or closed_form, run, name="linear gates")
     if selected:
         gates.mark_linear(model, mlps, selected)
     return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)
+
+
+def gated_layers(
+    model: PreTrainedModel, layers: Sequence[int] | None = None, budget: float | None = None
+) -> tuple[list[MLP], list[int]]:
+    """Return the gated MLPs of a model, and its layers whose gates are to become linear.
+
+    Needs no texts, so that a command refuses before it reads any.
+
+    Raises:
+        BilensError: the model is not gated or not as it was trained, or has no such layers.
+    """
+    mlps = gates.gated_mlps(model)
+    _check_activation(model)
+    selected = sorted(set(range(len(mlps)) if layers is None else layers))
+    if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
+        raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
+    is_own = isinstance(model.config, LanguageSettings)
+    if is_own and (budget is not None or len(selected) < len(mlps)):
+        raise BilensError(
+            f"layers={layers}, budget={budget}: a model of bilens has one kind of MLP; expected "
+            "all layers, without a budget"
+        )
+    return mlps, selected
 
 
 @torch.no_grad()
 def next_token_loss(model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> float:
     """Return the mean loss of the next token over all texts, in nats."""
     total = 0.0
-    for batch in texts.split(BATCH):
+    for batch in progress_bar("loss on held-out texts", texts.split(BATCH)):
         logits = model(batch, use_cache=False).logits[:, :-1].flatten(0, 1).float()
         labels = batch[:, 1:].flatten()
         total += float(functional.cross_entropy(logits, labels, reduction="sum"))
@@ -239,6 +257,8 @@ def _fit(
     layers: Sequence[int],
     distillation: Distillation,
     run: Path | None = None,
+    *,
+    name: str,
     alone: Callable[[int], None] | None = None,
 ) -> dict[int, Fit]:
     """Fit layers in order, each on the outputs of those before it.
@@ -250,11 +270,11 @@ def _fit(
         return {}
     fits: dict[int, Fit] = {}
     blocks = [model.get_submodule(mlp.name.rpartition(".")[0]) for mlp in mlps]
-    with progress_bar() as bar, working_folder(run) as folder:
-        # The Trainer shows the progress of each layer.
-        task = bar.add_task("gates", total=len(layers), note="", visible=not distillation.steps)
+    with working_folder(run) as folder:
         streams = LayerStreams(model, blocks, texts, folder)
-        for layer in range(max(layers) + 1):
+        every = range(max(layers) + 1)
+        # The Trainer shows the progress of each layer.
+        for layer in every if distillation.steps else progress_bar(name, every):
             if layer in layers:
                 mlp, name = mlps[layer], f"gates, layer {len(fits) + 1} of {len(layers)}"
 
@@ -266,7 +286,6 @@ def _fit(
                     gates.drop_activation(mlp)
                     if alone is not None:
                         alone(layer)
-                bar.advance(task)
             streams.advance()
     return fits
 
@@ -335,10 +354,12 @@ def _check_activation(model: PreTrainedModel) -> None:
         )
 
 
-def _check_tokens(name: str, texts: Int[Tensor, "texts time"], vocab_size: int) -> None:
-    if not len(texts) or texts.shape[1] < 2:
+def _check_tokens(name: str, texts: Int[Tensor, "texts time"], config: Any) -> None:
+    vocab_size, most = config.vocab_size, max_tokens(config)
+    if not len(texts) or not 2 <= texts.shape[1] <= most:
         raise BilensError(
-            f"{name} has shape {tuple(texts.shape)}, expected at least one text of two tokens"
+            f"{name} has shape {tuple(texts.shape)}, expected at least one text, of 2 to {most} "
+            "tokens, the positions of the model"
         )
     least, most = int(texts.min()), int(texts.max())
     if least < 0 or most >= vocab_size:

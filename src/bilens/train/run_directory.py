@@ -159,18 +159,8 @@ def open_run(
     """
     settings = json.loads(json.dumps(settings))
     tracker = settings.get("report_to", "none")
-    if tracker != "none" and find_spec(tracker) is None:
-        raise BilensError(
-            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
-            "report_to out; the metrics are in metrics.jsonl anyway"
-        )
     with only_process_in(path):
-        if not resume:
-            check_free(path)
-        elif not is_begun(path):
-            raise CheckpointError(
-                f"Nothing to resume in {path}: no training was begun there. Train without --resume."
-            )
+        check_begin(path, resume=resume, report_to=tracker)
         run = RunDirectory(path, settings)
         if resume:
             before = files.read_json_object(path / TRAINING_NAME)
@@ -213,6 +203,26 @@ def only_process_in(folder: Path) -> Iterator[None]:
     finally:
         files.remove_unfinished(folder)
         lock.release()
+
+
+def check_begin(run: Path, *, resume: bool, report_to: str = "none") -> None:
+    """Raise unless a training can begin in a directory, or resume there: before data are read.
+
+    Raises:
+        CheckpointError: as `open_run`.
+        BilensError: the tracker is not installed.
+    """
+    if report_to != "none" and find_spec(report_to) is None:
+        raise BilensError(
+            f"report_to={report_to!r} needs the package {report_to}: pip install {report_to}, or "
+            "leave report_to out; the metrics are in metrics.jsonl anyway"
+        )
+    if not resume:
+        check_free(run)
+    elif not is_begun(run):
+        raise CheckpointError(
+            f"Nothing to resume in {run}: no training was begun there. Train without --resume."
+        )
 
 
 def check_free(run: Path) -> None:

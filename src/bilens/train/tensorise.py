@@ -119,7 +119,7 @@ def agreement(model: Any, original: Any, texts: Int[Tensor, "texts time"]) -> Ag
     """Return the loss of a model on texts, and its agreement with the original."""
     sums = torch.zeros(4, dtype=torch.float64)
     # The logits of four texts are the largest tensors of a stage.
-    for ids in texts.split(4):
+    for ids in progress_bar("agreement with the original", texts.split(4)):
         ours, theirs = (_log_probs(m(ids, use_cache=False).logits) for m in (model, original))
         labels = ids[:, 1:, None]
         parts = [
