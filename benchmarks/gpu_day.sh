@@ -47,7 +47,6 @@ step() { # name, then a command: its output goes to a file, as it comes
   step attention "$python" -m benchmarks.gpu
   step step "$python" -m benchmarks.step $(pick "--attention squared --length 64 --tokens 128" \
     "--preset 500m --compile --precision bf16 --length 1024 8192")
-  step spectra "$python" -m benchmarks.spectra --directions $(pick 16 64)
   step flow "$python" -m benchmarks.flow_time $(pick "--tokens 4 --turns 1" "")
   step flow_1b "$python" -m benchmarks.flow_time --llama \
     $(pick "64 128 2 --tokens 4 --turns 1" "2048 8192 16 --tokens 8 32 128 --turns 3")

@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiments.circuits import CHOSEN_ON, KEEP, LEFT, TASKS, TEMPLATES, splits_of
-from experiments.contrasts import flows
-from experiments.patching import GRADIENTS
+from experiments.patching import GRADIENTS, flows
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
 from torch import Tensor

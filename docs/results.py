@@ -27,32 +27,16 @@ __all__ = [
 DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
-        *("fig3", "fig4", "noises", "fig5"),
-        *(
-            "bonds",
-            "cut_promise",
-            "masks",
-            "case_digits",
-            "case_svd",
-            "case_sae",
-            "case_pairs",
-            "modular",
-        ),
-        "small_layers",
+        *("fig3", "fig4", "noises", "fig5", "bonds", "cut_promise", "masks"),
+        *("case_digits", "case_svd", "case_sae", "case_pairs", "modular", "small_layers"),
     ],
     "Language models": [
-        *("stories", "story", "larger_story", "grammar", "rules", "compare", "anneal"),
-        "linear_gates",
+        *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": [
-        *("coverage", "labels", "task_directions", "head_directions", "part_weights", "patching"),
-        *("circuits", "answers", "circuit_time", "agreement", "one_direction"),
-    ],
+    "Circuits and flows": ["coverage", "patching", "circuits", "circuit_time"],
     "Exactness and speed": [
-        *("earlier_flows", "flow_memory", "flow_time"),
-        *("attention", "short_attention", "launches"),
-        *("epoch", "step", "scaling", "large", "gpu", "peers", "tasks"),
+        *("flow_memory", "flow_time", "attention", "step", "large", "gpu", "peers", "tasks")
     ],
 }
 """Headings of the page, and the names of their files."""

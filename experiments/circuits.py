@@ -39,9 +39,8 @@ from bilens.circuits import Cases, Split, find_circuit, gradient_effects, parts_
 from bilens.flows import Question, read_pairs
 from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
-from experiments.contrasts import flows
 from experiments.gim import gim_rules
-from experiments.patching import GRADIENTS, along, resampled
+from experiments.patching import GRADIENTS, along, flows, resampled
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Row, write_json
 

@@ -43,11 +43,10 @@ from torch import Tensor
 
 from bilens.analysis import Table
 from bilens.circuits import Cases, gradient_effects, patch
-from bilens.flows import Question, adjoints_of
+from bilens.flows import Question, adjoints_of, flow
 from bilens.language import TokenDirection
 from bilens.transformer import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
-from experiments.contrasts import flows
 from experiments.pairs import Pair, pairs_of, story_templates
 from experiments.pretrained import STORY_MODEL, open_models, saved_rows
 from experiments.results import Row
@@ -71,6 +70,15 @@ def resampled(count: int, samples: int = 2000) -> np.ndarray:
 
 
 KINDS = ("heads", "mlps")
+
+
+def flows(model: ResidualModel, asked: Sequence[Question]) -> Tensor:
+    """Return the contrastive flow of each head and MLP, (layers, heads + 1), the mean."""
+    rows = []
+    for one in asked:
+        through = flow(model, one.text, one.token, minus=one.minus, against=one.against, ablate=0)
+        rows.append(torch.cat([through.heads.sum(-1), through.mlps.sum(-1, keepdim=True)], 1))
+    return torch.stack(rows).double().cpu().mean(0)
 
 
 def run(context: RecipeContext) -> Outcome:

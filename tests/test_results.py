@@ -33,7 +33,7 @@ ROWS = [(kind, claim) for kind in KINDS for claim in CLAIMS]
 SEED, LEVEL = 100, 0.99
 GENERATED = re.compile(r"<!-- tables .*?<!-- end -->", re.DOTALL)
 PARTS = r"[Ss]ections? [\d., to]+|appendix \w[\d.]*"
-REFERENCE = re.compile(rf"\d{{4}}\.\d{{5}}|{PARTS}|(?:Python|SAELens) [\d.]+")
+REFERENCE = re.compile(rf"\d{{4}}\.\d{{5}}|{PARTS}|(?:Python|SAELens|torch) [\d.]+")
 """Citations and versions, whose numbers are not measured."""
 SMALL = 20  # whole numbers up to this are often counts of a page's own
 NOT_MEASURED = ("95", "64", "1.702", "1.24", "6.18", "3.9")
