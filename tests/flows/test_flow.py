@@ -10,8 +10,8 @@ from experiments.families import make, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.circuits import split as splitting
 from bilens.flows import flow
+from bilens.flows import split as splitting
 from bilens.flows.labels import sources, token_words
 from bilens.flows.nodes import LEAVES
 from bilens.language import TokenDirection

@@ -17,6 +17,7 @@ from bilens.language.names import TokenDirection, shown_tokens, token_text
 from bilens.options import Target, token_list
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
 from bilens.settings import CheckedSettings
+from bilens.tensor.factors import wide_device
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import Pass
 
@@ -429,22 +430,25 @@ class Score:
     def __call__(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
         """Return logits before a soft cap, or (log-)probabilities after it.
 
-        Of a model whose maps are not known it is the logit of the model itself.
+        They are in float64, since the softmax over a vocabulary adds up as many numbers. Of a model
+        whose maps are not known it is the logit of the model itself.
         """
+        if self.places.modules is not None:
+            x = x[:, -self.length :].to(wide_device(x.device), torch.float64)
         if self.spoken:
             return self._of_spoken(x)
         last = x[:, -1]
         if self.u is not None:
-            return self.modules.normalised(last.to(self.modules.dtype)) @ self.u + self.bias
+            return self.modules.normalised(last) @ self.u.to(last) + self.bias
         numbers = self.places.logits(last)
         if self.target != "logit":
             numbers = numbers.log_softmax(-1)
         if self.target == "probability":
             numbers = numbers.exp()
-        return numbers[:, self.tokens + self.minus] @ self.shares
+        return numbers[:, self.tokens + self.minus] @ self.shares.to(numbers)
 
     def _of_spoken(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
-        total = x.new_zeros(len(x), dtype=self.places.dtype)
+        total = x.new_zeros(len(x))
         for place, token in enumerate(self.spoken, -self.length):
             total = total + self.places.logits(x[:, place]).log_softmax(-1)[:, token]
         return total.exp() if self.target == "probability" else total

@@ -1,6 +1,7 @@
 """The parts of a transformer, layer by layer, of any family."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -14,7 +15,10 @@ from bilens.checks import check_finite, check_index, check_numbers, checked, det
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
 from bilens.transformer.maps import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
-from bilens.transformer.running import wide_passes
+from bilens.transformer.running import made_again, wide_passes
+
+BLOCK = 2**19
+"""Numbers of a table that are widened at a time."""
 
 
 def folded_input(part: LinearMap, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
@@ -504,6 +508,23 @@ class Modules(NormedInput):
         # A constant factor of the logits is part of the map, like a gain.
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
         return self.logit_scale * weight.T, bias
+
+    def logits(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits of streams after the last layer, after a soft cap, in the type of x.
+
+        A table that is stored in another type is widened block by block, also backward.
+        """
+        # With the norm before the map: folding it into the rows of all tokens takes longer.
+        n, part = self.applied(self.normalised(x)), self.unembed
+        stored, bias = part.select(part.as_matrix(part.stored.detach())), part.bias()
+        same = stored.dtype == x.dtype and stored.device == x.device
+        blocks = []
+        for rows in stored.split(len(stored) if same else BLOCK // part.n_in + 1):
+            wide = rows.to(x)
+            with made_again([(wide, rows)]) if not same else nullcontext():
+                blocks.append(n @ wide.T)
+        z = torch.cat(blocks, -1) if len(blocks) > 1 else blocks[0]
+        return self.capped(self.logit_scale * (z if bias is None else z + bias.to(x)))
 
     def capped(self, z: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         """Return logits after the soft cap, c tanh(z / c), or as they are without one."""

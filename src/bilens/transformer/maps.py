@@ -242,8 +242,8 @@ class Norm(ABC):
 
     def applied(self, n: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return g n + b, the output of the norm, from the normalised n."""
-        y, bias = self.centred(n) * self.gain(), self.bias()
-        return y if bias is None else y + bias
+        y, bias = self.centred(n) * self.gain().to(n), self.bias()
+        return y if bias is None else y + bias.to(n)
 
     def folded(
         self, weight: Float[Tensor, "n_out d_model"], bias: Float[Tensor, " n_out"] | None

@@ -116,10 +116,7 @@ class Places:
         """Return the logits of streams after the last layer."""
         if (modules := self.modules) is None:
             return self.own_logits(x)
-        # With the norm before the map: folding it into the rows of all tokens takes longer.
-        weight, bias = modules.unembed.weight(), modules.unembed.bias()
-        z = modules.applied(modules.normalised(x.to(modules.dtype))) @ weight.T
-        return modules.capped(modules.logit_scale * (z if bias is None else z + bias))
+        return modules.logits(x if x.dtype == torch.float64 else x.to(modules.dtype))
 
     def own_logits(self, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """Return the logits of streams after the last layer, by the model itself."""

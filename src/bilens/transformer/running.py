@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import partial
@@ -155,22 +155,37 @@ def _widened(function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
     """Return the result of an operation whose weights in 16 bits are widened, here and backward."""
     narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
     copies = {id(weight): weight.float() for weight in narrow}
-    # Only weights are widened, as everything else follows from them: a model may round to 16
-    # bits on purpose.
+    # Only weights are widened, as everything else follows from them: a model may round to 16 bits
+    # on purpose.
     wide = [copies.get(id(value), value) for value in args]
     wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
-    stored = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in narrow}
-
-    def pack(x: Tensor) -> Tensor | tuple[nn.Parameter, tuple[Any, ...]]:
-        # Such as the transpose, a view of the copy.
-        weight = stored.get(x.untyped_storage().data_ptr())
-        return x if weight is None else (weight, (x.shape, x.stride(), x.storage_offset()))
-
-    def unpack(kept: Tensor | tuple[nn.Parameter, tuple[Any, ...]]) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0].float().as_strided(*kept[1])
-
-    with saved_tensors_hooks(pack, unpack):
+    with made_again([(copies[id(weight)], weight) for weight in narrow]):
         return function(*wide, **wide_named)
+
+
+def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManager[None]:
+    """Let no graph of this block keep wide copies of weights: backward they are made once more.
+
+    Args:
+        copies: each with the weight that it is made from.
+    """
+    stored = {copy.untyped_storage().data_ptr(): (weight, copy) for copy, weight in copies}
+
+    def pack(x: Tensor) -> Any:
+        # Such as the transpose, a view of the copy.
+        weight, copy = stored.get(x.untyped_storage().data_ptr(), (None, x))
+        if weight is None:
+            return x
+        return weight, copy.device, copy.dtype, (x.shape, x.stride(), x.storage_offset())
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        weight, device, dtype, view = kept
+        wide: Tensor = weight.detach().to(device, dtype)
+        return wide.as_strided(*view)
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 def _by_group(
