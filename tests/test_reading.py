@@ -7,9 +7,7 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
-from bilens import progress
 from bilens.analysis import Reading
 from bilens.errors import BilensError
 from bilens.figures.sheet import figure_html, svg_of
@@ -211,13 +209,6 @@ def test_outputs_have_names(results):
         tensor.interaction(output="a", minus="z")
     with pytest.raises(BilensError, match="minus goes with output"):
         tensor.interaction(torch.ones(10), minus="a")
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
-    monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
-    monkeypatch.setattr(progress, "find_spec", lambda name: installed or None)
-    assert progress.progress_bar().disable == (not installed)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import io
 import logging
 import os
+import sys
 from functools import partial
+from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -136,11 +138,32 @@ def test_an_unknown_level_is_refused():
 
 
 def test_a_server_can_hide_lines_of_long_work(caplog, monkeypatch):
-    monkeypatch.setattr("bilens.progress.PACE", 0.0)
+    monkeypatch.setattr("bilens.progress.FIRST", 1e-9)
     for level, count in ((logging.INFO, 1), (logging.WARNING, 0)):
         caplog.set_level(level, logger.name)
         caplog.clear()
-        with progress_bar() as bar:
-            bar.advance(bar.add_task("texts", total=4, note=""))
+        with progress_bar("texts", total=4) as bar:
+            bar.update()
         assert len(caplog.messages) == count
         assert all(text.startswith("texts: 1 of 4") for text in caplog.messages)
+
+
+@pytest.mark.parametrize("where", ["terminal", "notebook", "notebook without widgets", "log"])
+def test_long_work_shows_how_far_it_is_everywhere(where, monkeypatch, capsys):
+    monkeypatch.setattr("bilens.progress.FIRST", 1e-9)
+    if "notebook" in where:
+        monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+        widgets = None if "without" in where else "found"
+        monkeypatch.setattr("bilens.progress.find_spec", lambda name: widgets)
+        notebook = ModuleType("tqdm.notebook")
+        notebook.tqdm = lambda *args, desc, **settings: [desc]
+        monkeypatch.setitem(sys.modules, "tqdm.notebook", notebook)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: where == "terminal", raising=False)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    steps = list(progress_bar("steps", range(3)))
+    if where == "notebook":
+        assert steps == ["steps"]
+        return
+    assert steps == [0, 1, 2]
+    shown = capsys.readouterr().err
+    assert "steps: 1 of 3, about 0 s left" in shown if where != "terminal" else "/3 [" in shown

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal or notebook, or else a line every half minute.
+"""Progress of long work: a bar in a terminal or notebook, or else lines in the log.
 
 Lines go to the logger "bilens", whose level is that of BILENS_VERBOSITY, or info. A program that
 configures logging has them in its own handlers; otherwise they go to standard error.
@@ -7,19 +7,19 @@ configures logging has them in its own handlers; otherwise they go to standard e
 import logging
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from typing import Any
 
-from rich import progress
-from rich.console import Console
+from tqdm.std import tqdm
 
 from bilens.errors import BilensError
 
-PACE = 30.0
-"""Seconds between two lines."""
+FIRST, PACE = 5.0, 30.0
+"""Seconds before the first line, and between two."""
 
 
 class _StandardError(logging.Handler):
@@ -44,51 +44,50 @@ except ValueError as error:
     ) from error
 
 
-def progress_bar() -> progress.Progress:
-    """Return a progress display on standard error; only rank 0 of `torchrun` shows it."""
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-    )
-    # Notebooks redraw a bar by ipywidgets, which Jupyter and Colab bring.
-    notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    is_drawn = console.is_terminal or notebook
-    shown = is_drawn and _is_first_process() and logger.isEnabledFor(logging.INFO)
-    return _Display(*columns, console=console, disable=not shown, transient=True)
+def progress_bar(
+    name: str, items: Iterable[Any] | None = None, *, total: float | None = None
+) -> Any:
+    """Return a bar of tqdm on standard error, around `items` if there are some.
+
+    Only rank 0 of `torchrun` shows it. Where none can be drawn it logs lines.
+    """
+    is_shown = _is_first_process() and logger.isEnabledFor(logging.INFO)
+    # Each step counts, since one may take minutes.
+    settings = {
+        "desc": name,
+        "total": total,
+        "leave": False,
+        "disable": not is_shown,
+        "miniters": 1,
+    }
+    if is_drawn_in_notebook():
+        return import_module("tqdm.notebook").tqdm(items, **settings)
+    if sys.stderr is not None and sys.stderr.isatty():
+        return tqdm(items, dynamic_ncols=True, **settings)
+    return _Lines(items, file=StringIO(), delay=FIRST, mininterval=FIRST, **settings)
 
 
-class _Display(progress.Progress):
-    """A bar where one can be drawn, or else lines at a steady pace."""
+def is_drawn_in_notebook() -> bool:
+    """Return True in a notebook that can redraw a bar, by ipywidgets."""
+    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
 
-    last_line = time.monotonic()
 
-    def start(self) -> None:
-        self.last_line = time.monotonic()
-        super().start()
+class _Lines(tqdm):  # type: ignore[type-arg]
+    """A bar as lines of the log, the first after 5 seconds."""
 
-    def update(self, task_id: progress.TaskID, **fields: Any) -> None:
-        super().update(task_id, **fields)
-        self._print_line(task_id)
+    monitor_interval = 0  # no thread: there is nothing to redraw
 
-    def advance(self, task_id: progress.TaskID, advance: float = 1) -> None:
-        super().advance(task_id, advance)
-        self._print_line(task_id)
-
-    def _print_line(self, task_id: progress.TaskID) -> None:
-        if not self.disable or time.monotonic() - self.last_line < PACE:
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Log a line; tqdm calls it at its pace, and with an empty message at the end."""
+        if msg is not None:
             return
-        self.last_line = time.monotonic()
-        task = next(task for task in self.tasks if task.id == task_id)
-        total = "" if task.total is None else f" of {task.total:,.0f}"
-        parts = [f"{task.completed:,.0f}{total}"]
-        if task.time_remaining is not None:
-            parts.append(f"about {task.time_remaining:,.0f} s left")
-        parts += filter(None, [task.fields["note"]])
-        logger.info("%s: %s", task.description, ", ".join(parts))
+        self.mininterval = PACE
+        done = f"{self.n:,.0f}" if self.total is None else f"{self.n:,.0f} of {self.total:,.0f}"
+        parts = [done]
+        if self.total is not None and self.n > self.initial:
+            seconds = (self.total - self.n) * self.format_dict["elapsed"] / (self.n - self.initial)
+            parts.append(f"about {seconds:,.0f} s left")
+        logger.info("%s: %s", self.desc, ", ".join(filter(None, [*parts, self.postfix])))
 
 
 def _is_first_process() -> bool:

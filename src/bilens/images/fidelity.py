@@ -77,15 +77,14 @@ def accuracy_by_rank(
 ) -> TruncationCurve:
     """Compute the accuracy at each rank, given the logits of a block of samples at each rank."""
     counts = []
-    with progress_bar() as bar:
-        task = bar.add_task("accuracy by rank", total=len(x), note="")
+    with progress_bar("accuracy by rank", total=len(x)) as bar:
         for rows, row_labels in zip(x.split(BLOCK), labels.split(BLOCK), strict=True):
             logits = logits_by_rank(rows)
             check_finite(logits=logits)
             check_labels(row_labels, logits.shape[-1])
             # Counts and not shares, since the last block is smaller.
             counts.append((logits.argmax(-1) == row_labels.to(logits.device)[:, None]).sum(0))
-            bar.advance(task, len(rows))
+            bar.update(len(rows))
     shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
     return TruncationCurve(tuple(shares), shares[-1])
 
@@ -249,14 +248,14 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
         lost, gained = (int(part.sum()) for part in (before & ~after, after & ~before))
         return loss_bound(math.ceil(lost * scale), int(gained * scale), checks)
 
-    with progress_bar() as bar:
-        task = bar.add_task("choosing directions", total=None, note="")
+    with progress_bar("choosing directions") as bar:
         # The loss of a cut is counted image by image against all directions.
         reference = is_right(model_bonds.cut(full), torch.ones_like(searched))
 
         def score(cut: Cut) -> float:
             loss, ranks = bound(cut, searched), " + ".join(map(str, cut.ranks))
-            bar.update(task, advance=1, note=f"{ranks} directions: {loss:.2%} lost")
+            bar.set_postfix_str(f"{ranks} directions: {loss:.2%} lost", refresh=False)
+            bar.update()
             return -loss
 
         few = model_bonds.ranks_scoring(score, -drop)

@@ -182,8 +182,7 @@ def _run_texts(
     total: int | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of texts: padded ids, lengths, and the MLP inputs of a layer."""
-    with progress_bar() as bar:
-        task = bar.add_task("texts", total=total, note="")
+    with progress_bar("texts", total=total) as bar:
         # Padding would change rotary positions that depend on the length of a text.
         batch_size = 1 if rotates_by_length(model.model) else batch_size
         for batch in batched(texts, batch_size):
@@ -192,7 +191,7 @@ def _run_texts(
             # Attention is causal: padding at the end changes no position before it.
             ids = pad_sequence(rows, batch_first=True)
             yield ids, lengths, model.mlp_inputs(layer, ids)
-            bar.advance(task, len(batch))
+            bar.update(len(batch))
 
 
 @checked

@@ -450,8 +450,7 @@ def pair_trigrams(
         Columns virtual (A), direct (B), output (C) and value, the largest value first.
     """
     tokens = token_range(model, among)
-    with progress_bar() as bar:
-        task = bar.add_task("texts of two tokens", total=len(tokens), note="")
+    with progress_bar("texts of two tokens", total=len(tokens)) as bar:
 
         def gains() -> Iterator[Tensor]:
             # One B at a time, so that the probabilities after all its texts fit in memory.
@@ -459,7 +458,7 @@ def pair_trigrams(
                 # Texts of two tokens that run at once; each has the probability of every token.
                 parts = [_next_token(model, firsts, second) for firsts in tokens.split(1024)]
                 probabilities = torch.cat(parts)
-                bar.advance(task)
+                bar.update()
                 # Minus the mean over A, which is the part that B explains by itself.
                 yield probabilities - probabilities.mean(0)
 

@@ -250,12 +250,12 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
     if run is not None:
         run.start_metrics(place["history"])
     noise = latent_noise(session.model, session.training.latent_noise, session.generator)
-    with progress_bar() as bar, interrupt_between_steps() as interrupt, noise:
-        done = steps * place["epoch"] + place["step"]
-        task = bar.add_task("training", total=steps * epochs, completed=done, note="")
+    bar = progress_bar("training", total=steps * epochs)
+    with bar, interrupt_between_steps() as interrupt, noise:
+        bar.initial = bar.n = steps * place["epoch"] + place["step"]
         while place["epoch"] < epochs:
             for _ in session.steps_of_epoch():
-                bar.advance(task)
+                bar.update()
                 if interrupt.is_set():
                     if run is not None:
                         session.save(run)
@@ -265,7 +265,7 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
                 run.add_metrics(record)
                 session.save(run)
             loss, accuracy = record["train_loss"], record["test_accuracy"]
-            bar.update(task, note=f"loss {loss:.4f}, test accuracy {accuracy:.2%}")
+            bar.set_postfix_str(f"loss {loss:.4f}, test accuracy {accuracy:.2%}", refresh=False)
     if run is not None:
         run.finish()
     _report_chance(session.data, session.training, place["history"][-1]["test_accuracy"])

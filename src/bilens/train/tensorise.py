@@ -198,8 +198,7 @@ class OwnText(Dataset[dict[str, Tensor]]):
         """Return all texts, on the device of the model; processes draw in turn and exchange."""
         state, size, every = this_process(), self.training.sample_batch, range(self.n_texts)
         own = [n for n in every if n // size % state.num_processes == state.process_index]
-        with progress_bar() as bar:
-            drawn = [(n, self[n]["input_ids"]) for n in bar.track(own, description="own text")]
+        drawn = [(n, self[n]["input_ids"]) for n in progress_bar("own text", own)]
         rows = dict(accelerate.utils.gather_object(drawn))
         device = next(self.model.parameters()).device
         return torch.stack([rows[number] for number in range(self.n_texts)]).to(device)

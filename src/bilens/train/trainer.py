@@ -14,7 +14,6 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 import transformers
-from rich.progress import Progress
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -252,19 +251,17 @@ class _Watch(TrainerCallback):
     validations and checkpoints.
     """
 
-    def __init__(
-        self, interrupt: threading.Event, bar: Progress, name: str, target: float | None
-    ) -> None:
+    def __init__(self, interrupt: threading.Event, bar: Any, target: float | None) -> None:
         self.interrupt, self.bar = interrupt, bar
         self.target = -math.inf if target is None else target
         self.reached = False
         self.anywhere = torch.zeros(())
-        self.task = bar.add_task(name, note="")
         self.trainer: ResumableTrainer
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.trainer.restore_loss()
-        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
+        self.bar.reset(state.max_steps)
+        self.bar.initial = self.bar.n = state.global_step
         self.seconds = self._stored(state).get("seconds", 0.0)
         self.since = time.perf_counter()
         if state.is_world_process_zero:
@@ -283,7 +280,7 @@ class _Watch(TrainerCallback):
         self.seconds += now - self.since
         self.since = now
         self._stored(state)["seconds"] = self.seconds
-        self.bar.update(self.task, completed=state.global_step)
+        self.bar.update(state.global_step - self.bar.n)
 
     def _is_interrupted(self, args: Any) -> bool:
         """Whether this process was interrupted or, by the step before, any of several."""
@@ -301,7 +298,7 @@ class _Watch(TrainerCallback):
         if state.is_world_process_zero:
             self.trainer.directory.add_metrics(record)
         for name in record.keys() & {"loss", "eval_loss"}:
-            self.bar.update(self.task, note=f"{name} {record[name]:.4f}")
+            self.bar.set_postfix_str(f"{name} {record[name]:.4f}", refresh=False)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.since = time.perf_counter()
@@ -396,9 +393,9 @@ def run_trainer(
             model.load_state_dict(saved)
             return read_metrics(run)
         interrupt = stack.enter_context(interrupt_between_steps())
-        bar = stack.enter_context(progress_bar())
+        bar = stack.enter_context(progress_bar(name))
         stack.enter_context(no_progress())
-        watch = _Watch(interrupt, bar, name, target)
+        watch = _Watch(interrupt, bar, target)
         if is_transformer:
             cached, trained.config.use_cache = trained.config.use_cache, False
         trainer = watch.trainer = ResumableTrainer(
