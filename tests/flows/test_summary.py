@@ -10,7 +10,7 @@ from torch.nn import functional
 import bilens
 from bilens.data import Corpus
 from bilens.errors import BilensError
-from bilens.flows.summary import example_of, largest_margin, measure_loss, read_summary
+from bilens.flows.summary import example_of, measure_loss, read_summary
 from bilens.language.names import TokenDirection, in_words, quoted
 from bilens.pages import write_report
 from tests.models import random_text, toy_tokenizer
@@ -41,29 +41,13 @@ def test_the_loss_is_that_of_the_model(llama):
     assert measure_loss(llama, texts, 10_000, length=3).n_tokens == 4 * 2
 
 
-def test_the_example_is_where_the_right_token_leads_by_most(llama):
-    texts = [digits_of(seed) for seed in (0, 1)]
-    best = (-torch.inf, None, None)
-    for ids in texts:
-        logits = llama.logits(ids[None])[0]
-        for at in range(min(8, len(ids) - 1)):
-            others = logits[at].clone()
-            others[ids[at + 1]] = -torch.inf
-            margin = float(logits[at, ids[at + 1]] - others.max())
-            best = max(best, (margin, ids[: at + 1].tolist(), int(ids[at + 1])))
-    places = measure_loss(llama, texts, 10_000).places
-    assert places[0].margin == pytest.approx(best[0], rel=1e-4)
-    assert (list(places[0].ids), places[0].right) == best[1:]
-    text, direction = largest_margin(llama, places)
-    assert llama.ids(text).tolist() == best[1]
-    assert llama.token(direction.token) == best[2]
-    # A token that is asked for is found where it comes next.
-    wanted = next(place.right for place in places if place.right != best[2])
-    assert llama.token(largest_margin(llama, places, wanted)[1].token) == wanted
-    places = measure_loss(llama, [row["input_ids"] for row in ROWS], 500, 8).places
-    corpus = Corpus("toy", toy_tokenizer(), ROWS, ROWS)
-    example = example_of(llama, corpus)
-    assert (example.prompt, example.direction) == largest_margin(llama, places)
+def test_without_an_english_example_the_texts_are_beginnings_of_the_corpus(llama):
+    rows = [{"input_ids": digits_of(seed)} for seed in range(6)]
+    example = example_of(llama, Corpus("toy", toy_tokenizer(), rows, rows))
+    assert example.direction is None
+    first, second = (llama.ids(text).tolist() for text in (example.prompt, example.against))
+    assert first == digits_of(0)[:8].tolist()
+    assert second in [digits_of(seed)[:8].tolist() for seed in range(1, 6)]
 
 
 def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):

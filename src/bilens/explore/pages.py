@@ -15,7 +15,7 @@ from bilens.explore.flows import FIELDS, FlowRequest, FlowView, circuit_screen, 
 from bilens.explore.panels import NO_SETTINGS, ReadingPanel, lay_out, with_settings
 from bilens.explore.screen import Screen, check_ranges, check_tokens, error_beside, heading
 from bilens.explore.sketchpad import sketchpad, unpack_input
-from bilens.flows.summary import LARGE_VOCABULARY, example_of, is_bilinear
+from bilens.flows.summary import example_of, is_bilinear
 from bilens.language import TokenDirection
 from bilens.language.contexts import example_directions
 from bilens.language.names import exact_names, in_words
@@ -170,7 +170,7 @@ def _direction(page: LanguagePage, screen: Screen) -> None:
     """Lay out the token, the tokens to subtract, and the layer of the panels below."""
     heading("A direction", "The token and the layer that the panels below read, from the weights.")
     offered = list(range(page.model.vocab_size))
-    if page.model.vocab_size > LARGE_VOCABULARY:
+    if page.model.vocab_size > 5000:
         # Browsers take long over lists of a large vocabulary.
         offered = page.frequent
     names = [page.start.token, *page.start.minus, *exact_names(page.model, offered)]
