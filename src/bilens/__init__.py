@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bilens.circuits.reading import circuit
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.flows import flow
-    from bilens.images import class_spectra
+    from bilens.images import certify, class_spectra
     from bilens.language import TokenDirection
     from bilens.models import load
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
@@ -55,6 +55,7 @@ __all__ = [
     "TokenDirection",
     "__version__",
     "bonds",
+    "certify",
     "circuit",
     "class_spectra",
     "flow",

@@ -62,6 +62,24 @@ def explain(
     return read_explanation(model, data, image, n_classes, k)
 
 
+@analysis("certify")
+def certify(
+    model: "tensor.TensorChain", data: "of_data.ImageData", *, images: Count = 10_000
+) -> Reading:
+    """Find the nearest picture of another answer for every test picture, exactly for one layer.
+
+        bilens certify runs/mnist --output page.html
+
+    Args:
+        model: the classifier.
+        data: its images.
+        images: number of test images, from the first on.
+    """
+    from bilens.images.certify import read_certificates
+
+    return read_certificates(model, data, images)
+
+
 @analysis("paths")
 def paths(model: "tensor.TensorChain", data: "of_data.ImageData", *, k: Count = 1000) -> Reading:
     """Find the strongest paths through a classifier of several layers, and prune to them.

@@ -40,7 +40,7 @@ GROUPS = {
         *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
         *("composition", "summary", "generate"),
     ),
-    "Read an image model": ("decompose", "eigenvectors", "explain", "paths", "bonds"),
+    "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),
     "Train": ("train",),
     "Convert": ("process", "tensorise", "linearise", "anneal", "export"),
     "Run": ("demo", "report", "explore", "doctor", "reproduce", "cite"),

@@ -1,6 +1,8 @@
 """From a model to findings."""
 
 from bilens.images.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
+from bilens.images.bounds import BoxBounds, box_bounds
+from bilens.images.certify import CertifiedRadii, certify, proved_agreement
 from bilens.images.classifier import (
     AttackRate,
     ClassifierReading,
@@ -23,12 +25,16 @@ from bilens.images.fidelity import (
 __all__ = [
     "AttackRate",
     "BondReading",
+    "BoxBounds",
+    "CertifiedRadii",
     "ClassifierReading",
     "DeepReading",
     "Explanation",
     "TruncationCurve",
     "accurate_ranks",
     "attack",
+    "box_bounds",
+    "certify",
     "class_mask",
     "class_spectra",
     "classifier_bonds",
@@ -37,6 +43,7 @@ __all__ = [
     "held_out",
     "path_accuracies",
     "product_accuracies",
+    "proved_agreement",
     "read_bonds",
     "read_classifier",
     "read_deep",

@@ -19,6 +19,7 @@ from bilens.sections import Panel, Picture, Section, Table, captioned, distinct,
 PAGES = {
     "bilens.data.images": "images",
     "bilens.images.bonds": "bonds",
+    "bilens.images.certify": "certify",
     "bilens.images.classifier": "classifier",
     "bilens.images.deep": "deep",
     "bilens.images.explanation": "explanation",

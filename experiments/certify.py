@@ -1,0 +1,175 @@
+"""Certified radii: the nearest picture of another answer, for every test picture.
+
+Of one bilinear layer the radius is exact (`bilens.certify`). Measured: whether answers change at
+1.001 of it and not at 0.999, whether attacks inside it ever succeed, what training does to it, for
+how many pictures a cut model answers as the model within a radius, how far the range of pixels
+moves the nearest picture, and from which depth on the layer-wise bound says nothing. PNVerification
+(arXiv 2209.07235) needs 5.6 s for a picture and a pair of classes, by branch and bound, on other
+networks and another machine; its README has the number.
+
+Small: 3 initialisations of 5 epochs, 20 minutes on one core. Paper: 20 epochs.
+"""
+
+import time
+from statistics import fmean
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bilens.data import ImageData
+from bilens.images import CertifiedRadii, box_bounds, certify, proved_agreement
+from bilens.images.bounds import margins_and_slopes
+from bilens.images.chain import open_layer
+from bilens.images.nearest import Forms, forms_of
+from bilens.nn import ImageClassifier
+from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext
+from experiments.results import Row
+
+SEEDS = (3, 3)
+"""Initialisations at either scale."""
+SETTINGS = {
+    "noise and decay": {},
+    "decay alone": {"input_noise": 0.0},
+    "noise alone": {"weight_decay": 0.0},
+    "neither": {"input_noise": 0.0, "weight_decay": 0.0},
+}
+RANKS, RADII = (10, 20), (0.1, 0.3, 0.5)
+ATTACKED, RESTARTS, STEPS = 1000, 20, 50
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Certify classifiers of both data sets, of each training, and of two and three layers."""
+    epochs = context.choose(5, 20)
+    seeds = context.seed_range(SEEDS)
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
+    for data in (context.mnist, context.fashion):
+        training = ClassifierTraining(epochs=epochs)
+        models = context.classifiers(data, training, seeds)
+        rows += exact_rows(models, data)
+        rows += agreement_rows(models, data)
+        rows += box_rows(models[0], data)
+        for layers in (2, 3):
+            deep = context.classifiers(data, training, seeds, layers=layers)
+            rows.append(deep_row(deep, data, layers))
+    data, medians = context.mnist, {}
+    for name, changes in SETTINGS.items():
+        training = ClassifierTraining(epochs=epochs, **changes)
+        models = context.classifiers(data, training, seeds)
+        radii = [certify(m, data.test_images, data.test_labels) for m in models]
+        medians[name] = [median_radius(reading) for reading in radii]
+        accuracy = fmean(len(reading.right) / len(reading.labels) for reading in radii)
+        rows.append(Row.of(f"median radius, trained with {name}", medians[name]))
+        numbers[name] = {"median radii": medians[name], "accuracy": accuracy}
+    return Outcome(numbers, rows=rows, settings={"epochs": epochs, "pictures attacked": ATTACKED})
+
+
+def median_radius(reading: CertifiedRadii) -> float:
+    """Return the median radius of right answers."""
+    return float(reading.radius[reading.right].median())
+
+
+def exact_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
+    """Return whether radii are exact: answers beyond and within them, and attacks."""
+    beyond, within, seconds, medians, broken = [], [], [], [], []
+    for seed, model in enumerate(models):
+        start = time.process_time()
+        reading = certify(model, data.test_images, data.test_labels)
+        seconds.append(time.process_time() - start)
+        medians.append(median_radius(reading))
+        forms, right = forms_of(*open_layer(model)), reading.right
+        x, labels = reading.x[right].double(), reading.labels[right]
+        for scale, shares in ((1.001, beyond), (0.999, within)):
+            answers = forms.outputs(x + scale * reading.change[right]).argmax(-1)
+            shares.append(float((answers != labels).double().mean()))
+        inside = 0.999 * reading.radius[right][:ATTACKED]
+        broken.append(attacked(forms, x[:ATTACKED], labels[:ATTACKED], inside, seed))
+    about = f"{data.name}: "
+    pairs = len(data.class_names) - 1
+    per_pair = [s / len(reading.right) / pairs for s in seconds]
+    return [
+        Row.of(about + "median radius of right answers", medians),
+        Row.of(about + "answers that change at 1.001 of the radius", beyond),
+        Row.of(about + "answers that change at 0.999 of the radius", within),
+        Row.of(about + "attacks inside the radius that succeed", broken),
+        Row.of(about + "seconds for all right test pictures", seconds, unit="s"),
+        Row.of(
+            about + "milliseconds a picture and pair of classes",
+            per_pair,
+            scale=1000,
+            unit="ms",
+            baselines={"PNVerification, by its README": 5600.0},
+        ),
+    ]
+
+
+@torch.no_grad()
+def attacked(
+    forms: Forms,
+    x: Float[Tensor, "samples n_pixels"],
+    labels: Int[Tensor, " samples"],
+    radius: Float[Tensor, " samples"],
+    seed: int,
+) -> float:
+    """Return the share of pictures that an attack of steps along the margin's gradient changes."""
+    generator = torch.Generator().manual_seed(seed)
+    changed: Bool[Tensor, " samples"] = torch.zeros(len(x), dtype=torch.bool)
+    # The change is searched where it acts, in the basis of the forms.
+    small = Forms(torch.eye(forms.basis.shape[1]).double(), *forms[1:])
+    y = x @ forms.basis
+    for restart in range(RESTARTS):
+        d = torch.randn(y.shape, generator=generator, dtype=y.dtype) * bool(restart)
+        d = d * (radius / d.norm(dim=-1).clamp_min(1e-12))[:, None]
+        for _ in range(STEPS):
+            margin, slope = margins_and_slopes(small, y + d, labels)
+            changed |= margin < 0
+            step = slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+            d = d - radius[:, None] / 8 * step
+            d = d * (radius / d.norm(dim=-1).clamp_min(1e-12)).clamp_max(1)[:, None]
+        changed |= margins_and_slopes(small, y + d, labels)[0] < 0
+    return float(changed.double().mean())
+
+
+def agreement_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
+    """Return for how many pictures a few eigenvectors answer as the model within a radius."""
+    rows = []
+    for k in RANKS:
+        shares = [proved_agreement(model, k, data.test_images, (0.0, *RADII)) for model in models]
+        equal = fmean(share[0.0] for share in shares)
+        for radius in RADII:
+            claim = f"{data.name}: {k} eigenvectors a class answer as the model within {radius:g}"
+            values = [share[radius] for share in shares]
+            rows.append(Row.of(claim, values, baselines={"on the picture itself": equal}))
+    return rows
+
+
+def box_rows(model: ImageClassifier, data: ImageData) -> list[Row]:
+    """Return the gap between both bounds where pixels stay within their range."""
+    reading = certify(model, data.test_images[:ATTACKED], data.test_labels[:ATTACKED])
+    right = reading.right
+    bounds = box_bounds(model, reading.x[right], reading.labels[right])
+    rows = []
+    for name, (low, high) in (
+        ("Euclidean", bounds.euclidean),
+        ("of the largest pixel", bounds.largest),
+    ):
+        claim = f"{data.name}: pixels in range, length {name}, upper bound"
+        baselines = {"lower bound": float(low.median())}
+        rows.append(Row.of_range(claim, high.tolist(), baselines=baselines))
+    return rows
+
+
+def deep_row(models: list[ImageClassifier], data: ImageData, layers: int) -> Row:
+    """Return the share that the layer-wise bound certifies within 0.1."""
+    count = {2: "two", 3: "three"}[layers]
+    shares, accuracies = [], []
+    for model in models:
+        x, labels = data.test_images[:ATTACKED], data.test_labels[:ATTACKED]
+        reading = certify(model, x, labels)
+        shares.append(reading.certified(0.1)[0])
+        accuracies.append(len(reading.right) / len(labels))
+    claim = f"{data.name}: certified within 0.1, {count} layers"
+    return Row.of(claim, shares, baselines={"right": fmean(accuracies)})

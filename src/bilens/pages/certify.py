@@ -1,0 +1,78 @@
+"""The page of certified radii: pictures, their smallest changes, and the accuracy by radius."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from bilens.errors import BilensError
+from bilens.figures.canvas import Canvas
+from bilens.images.certify import CertifiedRadii
+from bilens.pages.layout import sections_of
+from bilens.sections import Picture, Section, Table
+
+COLUMNS, SHOWN = 2, 10
+"""On a phone's page more columns would be too small to see."""
+
+
+@sections_of.register
+def certified_sections(reading: CertifiedRadii) -> list[Section]:
+    """Return the nearest pictures of another answer, and the accuracy by radius."""
+    shown = [] if reading.change is None or reading.shape is None else shown_pictures(reading)
+    pictures = [[Picture("nearest", partial(nearest_figure, reading, shown))]] if shown else []
+    legend = (
+        " Left is the picture, in the middle its smallest change, blue where ink is added and red "
+        "where it is taken away, and right the sum. A thousandth further on, the model takes it "
+        "for the other class."
+    )
+    answer = reading.answer() + legend * bool(shown)
+    return [
+        Section(reading.title, answer, pictures, reading.facts()),
+        Section(
+            "How many answers hold",
+            "The share of all pictures that are right within each radius, whatever the change. "
+            "The interval is that of the share over pictures (Clopper-Pearson, 95 %).",
+            [[Table(reading.frame(), "", reading.formats)]],
+        ),
+        Section(
+            "What is not certified",
+            "Lengths are Euclidean. A change is added to the pixels, and the sum may leave their "
+            "range, so that with pixels between black and white the radius is a lower bound. "
+            "Shifts, rotations and other pictures of the same thing are not certified, and neither "
+            "is the data: a picture far from all others may have a large radius.",
+        ),
+    ]
+
+
+def shown_pictures(reading: CertifiedRadii) -> list[int]:
+    """Return a right picture of each class, at the median of its class's radii, ten at most."""
+    shown = []
+    for label in range(min(len(reading.class_names), SHOWN)):
+        numbers = reading.right[reading.labels[reading.right] == label]
+        numbers = numbers[reading.radius[numbers].isfinite()]
+        if len(numbers):
+            order = reading.radius[numbers].argsort()
+            shown.append(int(numbers[order[len(order) // 2]]))
+    return shown
+
+
+def nearest_figure(reading: CertifiedRadii, shown: list[int]) -> Any:
+    """Draw pictures, their smallest changes, and the sums."""
+    if reading.change is None or reading.shape is None:
+        raise BilensError("reading has no pictures: certify pictures with a model of one layer")
+    shape, names = reading.shape, reading.class_names
+    aspect, width = shape[0] / shape[1], 3.4
+    height = aspect + 0.42
+    lines = -(-len(shown) // COLUMNS)
+    columns = min(COLUMNS, len(shown))
+    canvas = Canvas(width * columns, lines * height, unit=84, title="")
+    for place, number in enumerate(shown):
+        left, top = width * (place % COLUMNS), height * (place // COLUMNS)
+        x, change = reading.x[number], reading.change[number]
+        canvas.image(x, shape, x=left, y=top)
+        canvas.eigenvector(change, shape, x=left + 1.05, y=top)
+        canvas.image(torch.clamp(x + change, 0, 1), shape, x=left + 2.1, y=top)
+        label, other = names[int(reading.labels[number])], names[int(reading.other[number])]
+        text = f"{label} → {other}, {float(reading.radius[number]):.2f}"
+        canvas.label(text, x=left + 1.55, y=top + aspect + 0.04)
+    return canvas.figure()
