@@ -11,6 +11,7 @@ Small: 3 initialisations of 5 epochs, 20 minutes on one core. Paper: 20 epochs.
 """
 
 import time
+from copy import deepcopy
 from statistics import fmean
 from typing import Any
 
@@ -20,9 +21,6 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.images import CertifiedRadii, box_bounds, certify, proved_agreement
-from bilens.images.bounds import margins_and_slopes
-from bilens.images.chain import open_layer
-from bilens.images.nearest import Forms, forms_of
 from bilens.nn import ImageClassifier
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
@@ -64,7 +62,16 @@ def run(context: RecipeContext) -> Outcome:
         accuracy = fmean(len(reading.right) / len(reading.labels) for reading in radii)
         rows.append(Row.of(f"median radius, trained with {name}", medians[name]))
         numbers[name] = {"median radii": medians[name], "accuracy": accuracy}
-    return Outcome(numbers, rows=rows, settings={"epochs": epochs, "pictures attacked": ATTACKED})
+    settings = {
+        "epochs": epochs,
+        "pictures attacked": ATTACKED,
+        "restarts of an attack": RESTARTS,
+        "steps of an attack": STEPS,
+        "shares of the radius": [0.999, 1.001],
+        "eigenvectors": list(RANKS),
+        "radii": list(RADII),
+    }
+    return Outcome(numbers, rows=rows, settings=settings)
 
 
 def median_radius(reading: CertifiedRadii) -> float:
@@ -80,13 +87,13 @@ def exact_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
         reading = certify(model, data.test_images, data.test_labels)
         seconds.append(time.process_time() - start)
         medians.append(median_radius(reading))
-        forms, right = forms_of(*open_layer(model)), reading.right
+        wide, right = deepcopy(model).double(), reading.right
         x, labels = reading.x[right].double(), reading.labels[right]
         for scale, shares in ((1.001, beyond), (0.999, within)):
-            answers = forms.outputs(x + scale * reading.change[right]).argmax(-1)
+            answers = wide(x + scale * reading.change[right]).argmax(-1)
             shares.append(float((answers != labels).double().mean()))
         inside = 0.999 * reading.radius[right][:ATTACKED]
-        broken.append(attacked(forms, x[:ATTACKED], labels[:ATTACKED], inside, seed))
+        broken.append(attacked(wide, x[:ATTACKED], labels[:ATTACKED], inside, seed))
     about = f"{data.name}: "
     pairs = len(data.class_names) - 1
     per_pair = [s / len(reading.right) / pairs for s in seconds]
@@ -106,9 +113,8 @@ def exact_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
     ]
 
 
-@torch.no_grad()
 def attacked(
-    forms: Forms,
+    model: ImageClassifier,
     x: Float[Tensor, "samples n_pixels"],
     labels: Int[Tensor, " samples"],
     radius: Float[Tensor, " samples"],
@@ -117,20 +123,28 @@ def attacked(
     """Return the share of pictures that an attack of steps along the margin's gradient changes."""
     generator = torch.Generator().manual_seed(seed)
     changed: Bool[Tensor, " samples"] = torch.zeros(len(x), dtype=torch.bool)
-    # The change is searched where it acts, in the basis of the forms.
-    small = Forms(torch.eye(forms.basis.shape[1]).double(), *forms[1:])
-    y = x @ forms.basis
+    own = labels[:, None]
     for restart in range(RESTARTS):
-        d = torch.randn(y.shape, generator=generator, dtype=y.dtype) * bool(restart)
-        d = d * (radius / d.norm(dim=-1).clamp_min(1e-12))[:, None]
+        d = torch.randn(x.shape, generator=generator, dtype=x.dtype) * bool(restart)
+        d = within_ball(d, radius)
         for _ in range(STEPS):
-            margin, slope = margins_and_slopes(small, y + d, labels)
+            picture = (x + d).requires_grad_()
+            logits = model(picture)
+            margin = logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).amax(1)
             changed |= margin < 0
-            step = slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-            d = d - radius[:, None] / 8 * step
-            d = d * (radius / d.norm(dim=-1).clamp_min(1e-12)).clamp_max(1)[:, None]
-        changed |= margins_and_slopes(small, y + d, labels)[0] < 0
+            (slope,) = torch.autograd.grad(margin.sum(), picture)
+            step = radius[:, None] / 8 * slope / slope.norm(dim=-1, keepdim=True)
+            d = within_ball(d - step, radius)
+        changed |= model(x + d).argmax(-1) != labels
     return float(changed.double().mean())
+
+
+def within_ball(
+    d: Float[Tensor, "samples n_pixels"], radius: Float[Tensor, " samples"]
+) -> Float[Tensor, "samples n_pixels"]:
+    """Return changes that are as long as a radius, or as they are if they are shorter."""
+    scale: Tensor = (radius / d.norm(dim=-1).clamp_min(1e-12)).clamp_max(1)
+    return d * scale[:, None]
 
 
 def agreement_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:

@@ -68,6 +68,7 @@ OTHERS = {
     "circuit model --questions tasks.tsv": OF_CIRCUIT,
     "task-directions model --questions questions.tsv": "questions=others.tsv k=2 strongest=3",
     "eigenvectors images --output page.html": f"basis=pixels order=activation {IMAGES}",
+    "certify images": f"images=20 {IMAGES}",
     "explain images": f"image=1 n_classes=2 k=2 {IMAGES}",
     "paths deep --k 20": f"k=10 {IMAGES}",
     "bonds deep": f"drop=0.5 metric=weights {IMAGES}",

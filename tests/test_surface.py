@@ -37,8 +37,8 @@ SLOW = ["torch", "huggingface_hub", "matplotlib", "datasets", "sklearn", "pyarro
 SLOW += ["transformers"]
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
-    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds certify circuit class_spectra "
-    "flow load register_family task_directions"
+    "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds certify circuit "
+    "class_spectra flow load register_family task_directions"
 )
 
 

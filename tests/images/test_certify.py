@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from experiments.certify import run
+from experiments.context import RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -14,6 +16,7 @@ from bilens.images.bounds import margins_and_slopes
 from bilens.images.chain import open_layer
 from bilens.images.nearest import forms_of, smallest_changes
 from bilens.nn import ClassifierConfig, ImageClassifier
+from tests.experiments.tiny import check_rows
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import normal, random_tensor
@@ -179,3 +182,20 @@ def test_what_cannot_be_certified_is_refused():
     with pytest.raises(bilens.BilensError, match="x holds"):
         certify(model, torch.full_like(x, math.nan), torch.tensor([0, 1, 2]))
     assert forms_of(random_tensor(3, 4, 2, 0)).basis.shape == (3, 3)
+
+
+def test_the_recipe_states_what_it_measured(monkeypatch):
+    for name, value in (("ATTACKED", 40), ("RESTARTS", 2), ("STEPS", 3), ("RANKS", (3,))):
+        monkeypatch.setattr(f"experiments.certify.{name}", value)
+
+    class Context(RecipeContext):
+        mnist = fashion = property(lambda self: digits())
+
+        def classifiers(self, data, training, seeds, layers=1):
+            return [digit_model(layers) if layers < 3 else digit_model(3, bias=True)]
+
+    outcome = check_rows(run(Context("small", models=None)))
+    by_claim = {row.claim.removeprefix("digits: "): row.value for row in outcome.rows}
+    assert by_claim["answers that change at 1.001 of the radius"] == 1
+    assert by_claim["answers that change at 0.999 of the radius"] == 0
+    assert by_claim["attacks inside the radius that succeed"] == 0
