@@ -215,7 +215,8 @@ def by_gim(cases: Cases) -> Tensor:
     for case in cases.cases:
         model, stream = cases.model, case.alone[0].stream[0]
         # The last norm's scale is fixed too.
-        u = case.question.output_direction(model) * model.modules.scale(stream[-1])
+        tokens, minus = case.fitted.tokens, case.fitted.minus
+        u = model.direction(tokens, minus) * model.modules.scale(stream[-1])
         with gim_rules(model):
             rows.append(gradient_effects(case.alone, along(u), [1.0]))
     return torch.stack(rows).mean(0)

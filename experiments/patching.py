@@ -173,7 +173,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     timed("patching", patched)
     timed(OURS, contrastive)
-    timed("frozen flow (LRP)", partial(_frozen, Question.of(pair.text, direction), runs))
+    timed("frozen flow (LRP)", partial(_frozen, Question(pair.text, direction), runs))
     for name, points in GRADIENTS.items():
         timed(name, partial(gradients, points))
     timed("direct logit attribution", partial(_direct, direction, runs))

@@ -175,7 +175,9 @@ def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, 
 def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, capsys):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert "came without a tokenizer, which texts need" in refusal(capsys, "generate", tmp_path)
+    assert "the model came without a tokenizer: write the numbers" in refusal(
+        capsys, "generate", tmp_path
+    )
     settings = read_json(run / "tokenizer.json")
     settings["model"]["vocab"] |= {f"more{i}": 500 + i for i in range(200)}
     write_json(tmp_path / "tokenizer.json", settings)

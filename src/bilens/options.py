@@ -40,10 +40,6 @@ def layer_of(model: Any, layer: int | None = None) -> int:
     return layer or 0
 
 
-_NAME = r'(?:"(?:[^"]|"")+"|[^",][^,]*)'
-"""A name in double quotes, which holds each of its own twice, or a name without a comma."""
-
-
 def token_list(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of tokens, which are separated by commas in a text.
 
@@ -57,13 +53,30 @@ def token_list(names: str | Sequence[str]) -> tuple[str, ...]:
         return tuple(names)
     if not names or len(names.strip(" ")) == 1:
         return (names,) if names else ()
-    if not re.fullmatch(f"{_NAME}(?:,{_NAME})*", names):
+    return _separated(names, ",", "name", "commas")
+
+
+def text_list(texts: str) -> tuple[str, ...]:
+    """Return texts that are separated by |; one that holds a | stands in double quotes.
+
+    Raises:
+        BilensError: a text is empty, or its quotes do not end.
+    """
+    return _separated(texts, "|", "text", "|") if "|" in texts else (texts,)
+
+
+def _separated(given: str, sign: str, thing: str, separators: str) -> tuple[str, ...]:
+    """Return what stands between the signs of a text; quotes are as in CSV."""
+    field = rf'(?:"(?:[^"]|"")+"|[^"{sign}][^{sign}]*)'
+    separator = re.escape(sign)
+    if not re.fullmatch(f"{field}(?:{separator}{field})*", given):
         raise BilensError(
-            f"{names!r} has an empty name or an open quote; expected names separated by commas, "
-            'and in double quotes those with a comma, as "," or a quote in front, as """"'
+            f"{given!r} has an empty {thing} or an open quote; expected {thing}s separated by "
+            f'{separators}, and in double quotes those with one, as "{sign}" or a quote in front, '
+            'as """"'
         )
-    fields = re.findall(_NAME, names)
-    return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in fields)
+    found = re.findall(field, given)
+    return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in found)
 
 
 def check_docstrings() -> None:

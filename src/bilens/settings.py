@@ -65,6 +65,10 @@ class Between:
         return " and ".join(limits) or "finite"
 
 
+class Said(str):
+    """An annotation in words: `Annotated[str | int, Said("a token by name or number")]`."""
+
+
 Size = Annotated[int, Between(1, 2**20)]
 """A width, or a number of layers, heads or classes: more than a million is a mistake."""
 Count = Annotated[int, Between(1, 10**15)]
@@ -273,7 +277,9 @@ def describe_type(hint: Any) -> str:
     words |= {bool: "true or false", Path: "a path", Callable: "a function"}
     words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number"}
     said = words.get(origin) or str(getattr(hint, "__name__", hint))
-    if origin is Annotated:
+    if origin is Annotated and (whole := [x for x in parts[1:] if isinstance(x, Said)]):
+        said = str(whole[0])
+    elif origin is Annotated:
         # Limits of a number, and words on what takes other values.
         extras = [str(extra) for extra in parts[1:] if isinstance(extra, Between | str)]
         said = ", ".join([describe_type(parts[0]), *extras])

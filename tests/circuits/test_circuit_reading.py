@@ -57,15 +57,16 @@ def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
 
 
 def test_questions_of_both_signs_end_and_say_so(view):
-    questions = answered(view, [q for pair in MANY for q in (pair, reverse(pair))])
+    mixed = [q if i % 2 else reverse(q) for i, q in enumerate(MANY)]
+    questions = answered(view, mixed)
     reading = circuit(view, questions, keep=0.6)
     (found,) = reading.circuits
-    assert found.questions == (5, 6, 9)
-    measuring = Cases.of(view, questions[11:])
+    assert found.questions == (2, 3, 5)
+    measuring = Cases.of(view, questions[5:])
     assert found.opposite == sum(case.change < 0 for case in measuring.cases)
-    assert 0 < found.opposite < 9
-    assert "of the absolute change on 9 other questions" in sentence(reading)
-    said = f"In {found.opposite} of 9 the answer is the other way round: the number is smaller"
+    assert 0 < found.opposite < 5
+    assert "of the absolute change on 5 other questions" in sentence(reading)
+    said = f"In {found.opposite} of 5 the answer is the other way round: the number is smaller"
     assert f"{said} after the first text" in sentence(reading)
     left = measuring.values(found.others[None].double())[0]
     share = float(left.sum() / measuring.changes.sum())

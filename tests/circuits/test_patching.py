@@ -10,6 +10,7 @@ from bilens.circuits import eap_ig, gradient_effects, patch, patched
 from bilens.circuits.case import both_passes
 from bilens.circuits.patching import all_parts
 from bilens.flows import Question
+from bilens.flows.fitted import fit
 from bilens.transformer.changes import Part
 from bilens.transformer.exchanges import exchanged
 from bilens.transformer.passes import Pass, logit_of
@@ -57,7 +58,7 @@ def test_the_only_head_and_mlp_of_a_linear_model_have_their_flow():
 def test_gradients_at_points_are_the_models_own(points):
     view = view_of(n_layers=2, norm="rms", mlp="swiglu")
     first, second = TWO
-    runs = both_passes(view, [(first, second, None)])
+    runs = both_passes(view, [fit(view, Question(first, DIRECTION, (), second))])
     result = gradient_effects(runs, logit_of(view, DIRECTION.vector(view)), points)
     change, expected = output_of(view, first, 1) - output_of(view, second, 1), 0.0
     for share in points:
@@ -119,8 +120,9 @@ def test_eap_ig_of_questions_is_the_mean_over_them(view):
     reading = eap_ig(view, questions, steps=4)
     expected = []
     for question in questions:
-        runs = both_passes(view, [question.both_texts(view)])
-        number = logit_of(view, question.output_direction(view))
+        fitted = fit(view, question)
+        runs = both_passes(view, [fitted])
+        number = logit_of(view, view.direction(fitted.tokens, fitted.minus))
         expected.append(gradient_effects(runs, number, [0.25, 0.5, 0.75, 1.0]))
     torch.testing.assert_close(reading.of_questions, torch.stack(expected))
     frame, mean = reading.frame(), torch.stack(expected).mean(0)

@@ -11,7 +11,7 @@ from experiments.context import RecipeContext
 from bilens.circuits import patch
 from bilens.errors import BilensError
 from bilens.flows import flow
-from bilens.flows.question import read_pairs, read_questions
+from bilens.flows.sources import read_pairs, read_questions
 from bilens.models import load
 from experiments import circuits, head_directions, labels, pairs, pretrained, task_directions, tasks
 from experiments import patching as recipe

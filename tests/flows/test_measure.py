@@ -7,7 +7,7 @@ from bilens.circuits.patching import all_parts
 from bilens.errors import BilensError
 from bilens.flows import Node, flow, measure, remove
 from bilens.flows.ablation import without_parts
-from bilens.flows.question import Score
+from bilens.flows.fitted import Score
 from bilens.transformer.passes import Pass
 from tests.families import EACH_READ, MIXTURES, exact_norms, family_view, some_text
 from tests.flows.flows import DIRECTION, TWO, logit, nodes_of
@@ -126,7 +126,7 @@ def test_without_all_parts_a_text_has_its_last_embedding_alone(name):
         parts = [part._replace(position=at) for part in all_parts(view) for at in range(len(ids))]
         actual = flows.value + without_parts(view, flows, parts)
         stream = Pass.of(view, ids[None]).streams[0]
-        assert actual == pytest.approx(float(Score(view, flows.question)(stream)), rel=1e-5)
+        assert actual == pytest.approx(float(Score(view, flows.fitted)(stream)), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", EACH_READ)

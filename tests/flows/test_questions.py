@@ -290,7 +290,7 @@ test_questions_of_another_model_are_one_error = refused(
         "against has shape": every(against=torch.ones(4, 9)),
         "against holds": every(against=torch.full((16,), torch.nan)),
         "against holds no texts": every(against=()),
-        "direction has 9 numbers": every(token="", minus=(), vector=torch.ones(9)),
+        "vector has 9 numbers": every(token="", minus=(), vector=torch.ones(9)),
     }
 )
 test_an_answer_of_several_tokens_stands_alone = refused(

@@ -105,11 +105,13 @@ FLOWS = {
         split(position=9),
         lambda view: patch(view, TWO[0], DIRECTION, 9, against=TWO[1]),
     ],
-    "direction has 3 numbers, expected 16, the width": split(token=torch.zeros(3).double()),
-    r"token=7, expected text or .* such as model.direction\(7\) for": [
-        split(token=7),
-        lambda view: patch(view, TWO[0], 7, against=TWO[1]),
+    "vector has 3 numbers, expected 16, the width": split(token=torch.zeros(3).double()),
+    "expected a token by its text or its number, a list of tokens, a TokenDirection, or a v": [
+        split(token=7.5),
+        lambda view: patch(view, TWO[0], [True], against=TWO[1]),
     ],
+    "token=30, expected 0 to 29, the number of a token": split(token=30),
+    "token=-1, expected the number of a token": split(token=[3, -1]),
     "token='t99', expected a single token": split(token=TokenDirection("t99")),
     r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5": flow_of(against="t4 t5"),
     r"against has shape \(2, 16\), expected \(3, 16": flow_of(against=torch.zeros(2, 16).double()),
@@ -157,12 +159,13 @@ def field(**changes):
 
 vector = partial(field, vector=torch.ones(16))
 FIELDS = {
-    "minus='soup', expected a list, each text": field(minus="soup"),
+    "minus=0.5, expected a token by its text or its number, or a list": field(minus=0.5),
     "target='foo', expected one of logit, log-probability, probability": field(target="foo"),
     "position=0.5, expected a whole number": field(position=0.5),
     "position=None, expected a whole number": field(position=None),
     "token is empty": field(token=""),
-    "token=5, expected text": field(token=5),
+    "token=-5, expected the number of a token, 0 or more": field(token=-5),
+    "minus=.* beside a TokenDirection": field(token=TokenDirection("t5"), minus="t6"),
     "text=": field(text=["t1", "t2"]),
     "text is a tensor": field(text=torch.ones(3)),
     "against=3": field(against=3),

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from bilens.circuits import circuit, patch, task_directions
 from bilens.errors import BilensError
 from bilens.flows import Question, flow, read_flow
-from bilens.flows.question import replaced, second_run, token_hints
+from bilens.flows.fitted import token_hints
+from bilens.flows.question import replaced, second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
 from bilens.sections import signed

@@ -116,11 +116,14 @@ test_positions_and_tokens_that_are_not_embedded_are_named = refused(
 )
 NAMES = {
     "token='tt7', expected a single token .* nearest are t7": lambda view: view.token("tt7"),
-    "token='t7', but the model came without a tokenizer": lambda: llama().token("t7"),
+    "token=.t7., but the model came without a tokenizer: write": lambda: llama().token("t7"),
+    "token='3 7', expected the number of a single token": lambda: llama().token("3 7"),
+    "token='3 70', expected 0 to|token=70, expected 0 to": lambda: llama().answer("3 70"),
     "token='t99', expected a single token": lambda view: view.direction(7, minus="t99"),
     "text='' holds no token": lambda view: view.ids(""),
     "text has .* tokens, expected up to": lambda view: view.ids("t7 " * 1000),
-    "without a tokenizer, which texts need": lambda: llama().ids("t7"),
+    "text='t7', but the model came without a tokenizer": lambda: llama().ids("t7"),
+    "holds the number 77, expected 0 to": lambda: llama().ids("7 77"),
 }
 test_what_no_tokenizer_knows_is_said = refused(NAMES)
 test_operations_without_experts_are_errors = refused(

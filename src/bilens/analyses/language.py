@@ -120,7 +120,7 @@ def circuit(
             nonsense, and the model with shuffled weights.
     """
     from bilens import circuits
-    from bilens.flows.question import Question, read_pairs
+    from bilens.flows import Question, read_pairs
 
     if bool(questions) == bool(prompt):
         problem = "prompt and questions both ask" if prompt else "nothing is asked"
@@ -139,7 +139,7 @@ def circuit(
     asked = (
         read_pairs(model, questions, any_length=True)
         if questions
-        else [Question.of(prompt, token_list(token), token_list(minus), against)]
+        else [Question(prompt, token_list(token), token_list(minus), against)]
     )
     return circuits.circuit(model, asked, keep=keep, left=left, controls=controls)
 
@@ -163,7 +163,7 @@ def task_directions(
         strongest: Number of directions that are exchanged between both texts and named.
     """
     from bilens import circuits
-    from bilens.flows.question import read_pairs
+    from bilens.flows import read_pairs
 
     asked = read_pairs(model, questions)
     return circuits.task_directions(model, asked, k, strongest=strongest)

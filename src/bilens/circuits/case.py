@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
-from bilens.flows.question import BothTexts, Question, Score
+from bilens.flows.fitted import Fitted, Score, fit
+from bilens.flows.question import Question, is_text
 from bilens.language.names import shown_tokens
 from bilens.memory import check_memory
 from bilens.transformer import ResidualModel
@@ -32,7 +33,7 @@ class Case:
     length takes the place of the first from the end; see `Pass.in_place_of`.
     """
 
-    question: Question
+    fitted: Fitted
     passes: tuple[Pass, Pass]
     row: int
     score: Score
@@ -40,15 +41,15 @@ class Case:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, question: Question, passes: tuple[Pass, Pass], row: int) -> "Case":
+    def of(cls, fitted: Fitted, passes: tuple[Pass, Pass], row: int) -> "Case":
         """Return the case of a question that has a row in two passes.
 
         Raises:
             BilensError: its tokens do not fit the model, or its number is the same in both.
         """
-        score = Score(passes[0].model, question)
+        score, question = Score(passes[0].model, fitted), fitted.question
         first, second = (float(score(x.stream[[row]])[0]) for x in passes)
-        case = cls(question, passes, row, score, (first, second))
+        case = cls(fitted, passes, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             number = question.number
             raise BilensError(
@@ -57,6 +58,11 @@ class Case:
                 "expected texts that change it"
             )
         return case
+
+    @property
+    def question(self) -> Question:
+        """What is asked."""
+        return self.fitted.question
 
     @property
     def are_alike(self) -> bool:
@@ -86,30 +92,41 @@ class Case:
         first, second = (x.ids[self.row] for x in self.passes)
         against = self.question.against
         shown = self._quoted(self.question.text, first)
-        if isinstance(against, Tensor) and against.is_floating_point():
-            return shown, "other embeddings"
-        if isinstance(against, str | Tensor):
+        if is_text(against):
             return shown, self._quoted(against, second)
+        if isinstance(against, Tensor):
+            return shown, "other embeddings"
         return shown, "the mean of " + ", ".join(f"“{text}”" for text in against)
 
     def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
         model = self.passes[0].model
+        given = ids[: len(ids) - len(self.fitted.spoken[:-1])]
+        shown = " ".join(shown_tokens(model, given))
         if isinstance(text, str) and self.question.position == -1:
             shown = text
-        elif model.tokenizer is None:
-            shown = " ".join(shown_tokens(model, ids))
-        else:
-            shown = write_out(model.tokenizer, ids)
+        elif isinstance(text, str):
+            # Up to the position, as it was written.
+            starts = (text[:end] for end in range(1, len(text) + 1))
+            shown = next((x for x in starts if _has_tokens(model, x, given)), shown)
+        elif model.tokenizer is not None:
+            shown = write_out(model.tokenizer, given)
         return f"“{shown}”"
+
+    @cached_property
+    def runs(self) -> tuple[bytes, bytes]:
+        """Both runs by the embeddings of their tokens, however their texts are spelled."""
+        first, second = (
+            x.tokens[self.row].cpu().contiguous().view(torch.uint8) for x in self.passes
+        )
+        return first.numpy().tobytes(), second.numpy().tobytes()
 
     @property
     def key(self) -> tuple[object, ...]:
         """What is equal for two questions that ask the same, however they are spelled."""
-        asked = self.question
+        asked = self.fitted
         vector = () if asked.vector is None else tuple(asked.vector.tolist())
-        rows = (x.tokens[self.row].cpu().contiguous().view(torch.uint8) for x in self.passes)
-        texts = [row.numpy().tobytes() for row in rows]
-        return (*texts, asked.token, tuple(sorted(asked.minus)), asked.target, vector)
+        answer = frozenset(asked.tokens), frozenset(asked.minus), asked.spoken, vector
+        return (*self.runs, answer, asked.target)
 
     def rise(self, streams: Float[Tensor, "n time d_model"]) -> Float[Tensor, " n"]:
         """Return how far the number is on its way from the second text to the first.
@@ -119,6 +136,13 @@ class Case:
         """
         moved = self.score(streams) - self.ends[1]
         return moved if self.change > 0 else -moved
+
+
+def _has_tokens(model: ResidualModel, text: str, ids: Tensor) -> bool:
+    try:
+        return model.ids(text).equal(ids)
+    except BilensError:  # of nothing but spaces
+        return False
 
 
 def make_cases(
@@ -142,15 +166,14 @@ def make_cases(
             "questions need a second text each, and there must be at least one; add the other "
             "text as the fourth column, or as against"
         )
-    questions = [question.fitted(model) for question in questions]
-    texts = [question.both_texts(model, any_length=any_length) for question in questions]
-    of_length: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (ids, other, _) in enumerate(texts):
-        of_length[len(ids), len(other)].append(number)
+    fitted = [fit(model, question, any_length=any_length) for question in questions]
+    of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, of_question in enumerate(fitted):
+        of_length[tuple(map(len, of_question.rows))].append(i)
     if len(questions) > 1:
         # Before there are many: by the size of the first.
-        size = sum(x.nbytes for x in both_passes(model, texts[:1])) / len(texts[0][0])
-        tokens = sum(len(ids) for ids, _, _ in texts)
+        size = sum(x.nbytes for x in both_passes(model, fitted[:1])) / len(fitted[0].clean)
+        tokens = sum(len(of_question.clean) for of_question in fitted)
         name = f"The passes of {len(questions):,} questions"
         check_memory(int(size * tokens), name, model.device)
     cases: dict[int, Case] = {}
@@ -158,31 +181,51 @@ def make_cases(
         count = max(1, TOGETHER // (max(times) * model.d_model))
         for start in range(0, len(numbers), count):
             group = numbers[start : start + count]
-            passes = both_passes(model, [texts[number] for number in group])
-            for row, number in enumerate(group):
-                cases[number] = Case.of(questions[number], passes, row)
-    return [cases[number] for number in range(len(questions))]
+            passes = both_passes(model, [fitted[i] for i in group])
+            for row, i in enumerate(group):
+                cases[i] = Case.of(fitted[i], passes, row)
+    return [cases[i] for i in range(len(questions))]
 
 
-def both_passes(model: ResidualModel, texts: Sequence[BothTexts]) -> tuple[Pass, Pass]:
+def both_passes(model: ResidualModel, questions: Sequence[Fitted]) -> tuple[Pass, Pass]:
     """Return the passes of the first texts and of the second ones, each of one length."""
-    first, second, tokens = [], [], []
-    for ids, other, embeddings in texts:
-        first.append(ids)
-        second.append(other)
-        tokens.append(model.places.rows(other) if embeddings is None else embeddings)
-    return (
-        Pass.of(model, torch.stack(first), parts=True),
-        Pass.of(model, torch.stack(second), torch.stack(tokens), parts=True),
-    )
+    first, second = (torch.stack(rows) for rows in zip(*(x.rows for x in questions), strict=True))
+    tokens = model.places.rows(second)
+    for i, question in enumerate(questions):
+        if question.embeddings is not None:
+            tokens[i] = question.embeddings
+    return Pass.of(model, first, parts=True), Pass.of(model, second, tokens, parts=True)
 
 
 def different(cases: Sequence[Case]) -> dict[str, list[int]]:
     """Return the numbers of the questions of each task, without those that repeat others of it."""
-    of_tasks: dict[str, dict[object, int]] = defaultdict(dict)
-    for number, case in enumerate(cases):
-        of_tasks[case.question.task].setdefault(case.key, number)
-    return {task: [*numbers.values()] for task, numbers in of_tasks.items()}
+    of_tasks: dict[str, list[int]] = defaultdict(list)
+    seen: dict[str, Seen] = defaultdict(Seen)
+    for i, case in enumerate(cases):
+        if not seen[case.question.task].has(case):
+            seen[case.question.task].add(case)
+            of_tasks[case.question.task].append(i)
+    return dict(of_tasks)
+
+
+class Seen:
+    """Questions that were asked, and whether further ones repeat them.
+
+    The same two texts the other way round repeat them too, whatever the token: what is found on a
+    pair of texts is not measured on it.
+    """
+
+    def __init__(self) -> None:
+        self.keys, self.runs = set[object](), set[tuple[bytes, bytes]]()
+
+    def add(self, case: Case) -> None:
+        """Remember a question."""
+        self.keys.add(case.key)
+        self.runs.add(case.runs)
+
+    def has(self, case: Case) -> bool:
+        """Return whether a question repeats one that is remembered."""
+        return case.key in self.keys or case.runs[::-1] in self.runs
 
 
 def check_apart(
@@ -193,11 +236,13 @@ def check_apart(
     Raises:
         BilensError: there is one.
     """
-    keys = {cases[number].key for number in finding}
+    seen = Seen()
+    for i in finding:
+        seen.add(cases[i])
     for task, numbers in measuring.items():
-        for number in numbers:
-            if cases[number].key in keys:
+        for i in numbers:
+            if seen.has(cases[i]):
                 raise BilensError(
-                    f"the question with {' and '.join(cases[number].texts)} would measure in the "
+                    f"the question with {' and '.join(cases[i].texts)} would measure in the "
                     f"task {task!r}, but finds in another task; leave it out of one"
                 )

@@ -16,7 +16,8 @@ from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.circuits.case import make_cases
 from bilens.errors import BilensError
-from bilens.flows.question import Against, Answer, Question, replaced, second_ids, token_hints
+from bilens.flows.fitted import second_ids, token_hints
+from bilens.flows.question import Against, Answer, Question, Tokens, replaced
 from bilens.hooks import hooked
 from bilens.options import Target
 from bilens.sections import Columns, Fact, by_column, signed
@@ -104,7 +105,7 @@ def patch(
     token: Answer,
     position: int = -1,
     *,
-    minus: str | Sequence[str] = (),
+    minus: Tokens = (),
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
@@ -139,7 +140,7 @@ def patch(
     if (against is None) == (replace is None):
         raise BilensError("against and replace name the second run, expected one of them")
     second = replaced(text, replace or {}) if against is None else against
-    question = Question.of(text, token, minus, second, position=position, target=target)
+    question = Question(text, token, minus, second, position=position, target=target)
     questions, shares = [question], [1.0]
     names = (*question.tokens, *question.minus)
     if len(names) > 1 and any(len(model.answer(name)) > 1 for name in names):
@@ -151,7 +152,8 @@ def patch(
         # Each answer follows both texts, in a run of its own.
         alone = dataclasses.replace(question, minus=(), target="log-probability")
         questions = [dataclasses.replace(alone, token=name) for name in names]
-        shares = question.shares
+        shares = [1 / len(question.tokens) for _ in question.tokens]
+        shares += [-1 / len(question.minus) for _ in question.minus]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
     cases = make_cases(model, questions, any_length=True)
     for share, case in zip(shares, cases, strict=True):

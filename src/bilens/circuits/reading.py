@@ -24,8 +24,9 @@ from bilens.circuits.patching import parts_in
 from bilens.circuits.search import HIGHEST, KEEP, SIZES, Cases
 from bilens.errors import BilensError
 from bilens.flows.ablation import name_by_measurement
+from bilens.flows.fitted import token_hints
 from bilens.flows.graph import FlowGraph
-from bilens.flows.question import Question, token_hints
+from bilens.flows.question import Question
 from bilens.flows.split import flows
 from bilens.language.names import quoted
 from bilens.options import Keep, Left

@@ -11,8 +11,9 @@ from bilens.checks import detached
 from bilens.circuits.case import Case, check_apart, different, make_cases
 from bilens.circuits.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.errors import BilensError
+from bilens.flows.fitted import token_hints
 from bilens.flows.labels import ends_of, token_scores
-from bilens.flows.question import Question, token_hints
+from bilens.flows.question import Question
 from bilens.flows.split import adjoints_of
 from bilens.language.names import shown_tokens
 from bilens.settings import Count

@@ -75,11 +75,15 @@ class Cases:
 
     def asking(self, answer: tuple[str, str]) -> "Cases":
         """Return the cases of the same texts with another answer: a token and one to subtract."""
-        token, minus = answer
+        token, minus = ((self.model.token(name),) for name in answer)
+        number = {"vector": None, "target": "logit"}
         cases = []
         for case in self.cases:
-            asked = replace(case.question, token=token, minus=(minus,), vector=None, target="logit")
-            cases.append(Case.of(asked, case.passes, case.row))
+            asked = replace(case.question, token=answer[0], minus=answer[1], **number)
+            fitted = replace(
+                case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
+            )
+            cases.append(Case.of(fitted, case.passes, case.row))
         return Cases(self.model, cases, by_position=self.by_position)
 
     def __len__(self) -> int:

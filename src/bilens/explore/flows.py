@@ -30,7 +30,8 @@ from bilens.explore.screen import (
     shown_plot,
 )
 from bilens.flows import FlowReading, remove
-from bilens.flows.question import Against, Question, likely_answer, second_run, second_text
+from bilens.flows.fitted import fit
+from bilens.flows.question import Against, Question, likely_answer, second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
 from bilens.language.names import shown_tokens
@@ -123,7 +124,7 @@ class FlowView:
             if isinstance(second, str):
                 self._check_lengths(request, second)
             if second is not None:
-                second_text(self.model, self.model.ids(request.prompt), second)
+                fit(self.model, Question(request.prompt, 0, against=second))
         # The second run decides which tokens are the likeliest.
         with error_beside("flow_minus", "minus "):
             self.direction(request).vector(self.model)
@@ -180,7 +181,7 @@ class FlowView:
         """Return the flow with its answer, and the data of its drawing."""
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
         second, other = self.second_run(request)
-        question = Question.of(
+        question = Question(
             request.prompt, self.direction(request), (), second, target=request.target
         )
         return answer_question(self.model, question, other, shown=150)
@@ -189,7 +190,7 @@ class FlowView:
     def circuit(self, request: FlowRequest) -> CircuitReading:
         """Return the circuit of the question."""
         second, _ = self.second_run(request)
-        question = Question.of(
+        question = Question(
             request.prompt, self.direction(request), (), second, target=request.target
         )
         return circuit(self.model, [question])

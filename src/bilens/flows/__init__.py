@@ -1,10 +1,12 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
 from bilens.flows.ablation import Ablation, measure, remove, without_output
+from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
-from bilens.flows.question import Question, answered, read_pairs
+from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, read_flow
+from bilens.flows.sources import read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.weights import PartWeights, open_part
 

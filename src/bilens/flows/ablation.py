@@ -12,10 +12,10 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import detached
 from bilens.errors import BilensError
+from bilens.flows.fitted import Score
 from bilens.flows.graph import Flow
 from bilens.flows.labels import Runs, ends_of, sources, token_changes, token_words
 from bilens.flows.nodes import Node
-from bilens.flows.question import Score
 from bilens.sections import Columns, Fact, signed
 from bilens.settings import Between, NotNegative
 from bilens.transformer import ResidualModel
@@ -82,7 +82,7 @@ def measure(
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
     groups = [[part] for part in _parts(flow, nodes)]
-    runs, score = _run_without(model, flow, groups, scale), Score(model, flow.question)
+    runs, score = _run_without(model, flow, groups, scale), Score(model, flow.fitted)
     ends = [pair for both in runs for pair in ends_of(both, score.length)]
     results = []
     for node, actual, (raised, lowered) in zip(
@@ -149,7 +149,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
 def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> float:
     """Return the change of the number without some parts, all at once in one run; see `remove`."""
     runs = _run_without(model, flow, [parts])
-    (change,) = _changes(Score(model, flow.question), runs)
+    (change,) = _changes(Score(model, flow.fitted), runs)
     return change
 
 
@@ -172,7 +172,7 @@ def without_output(
     first, *second = (texts.some([row]) for row in range(len(texts.ids)))
     runs = [(first.stream, without(first, -1))]
     runs += [(without(of_text, 1), of_text.stream) for of_text in second]
-    return _changes(Score(model, flow.question), runs)
+    return _changes(Score(model, flow.fitted), runs)
 
 
 def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
@@ -209,11 +209,11 @@ def _both(model: ResidualModel, flow: Flow) -> Pass:
     flow.check_model(model)
     if not flow.two_texts:
         return Pass.of(model, flow.ids[None], parts=True)
-    first, second, tokens = flow.question.both_texts(model)
-    rows = model.places.rows(torch.stack([first, second]))
-    if tokens is not None:
-        rows[1] = tokens
-    return Pass.of(model, torch.stack([first, second]), rows, parts=True)
+    ids = torch.stack(flow.fitted.rows)
+    rows = model.places.rows(ids)
+    if flow.fitted.embeddings is not None:
+        rows[1] = flow.fitted.embeddings
+    return Pass.of(model, ids, rows, parts=True)
 
 
 def _in_part(function: Callable[..., Any], scale: float) -> Callable[..., Any]:

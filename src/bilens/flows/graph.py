@@ -15,6 +15,7 @@ from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
 from bilens.flows.adjoints import Adjoints, LayerGraph
 from bilens.flows.edge_flows import Edges
+from bilens.flows.fitted import Fitted
 from bilens.flows.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, strongest_first
 from bilens.flows.question import Question
 from bilens.flows.rules import RELEVANCE, Rules
@@ -53,6 +54,7 @@ class Flow(Reading):
 
     Attributes:
         question: what is asked.
+        fitted: the same in the model's numbers.
         ids: the text, up to the position whose next token is predicted.
         tokens: its tokens, as names of nodes have them.
         values: the number in each run.
@@ -71,6 +73,7 @@ class Flow(Reading):
     """
 
     question: Question
+    fitted: Fitted
     ids: Int[Tensor, " time"]
     tokens: tuple[str, ...]
     values: tuple[float, ...]
@@ -331,8 +334,9 @@ class Flow(Reading):
         return self.graph(self.strongest(k))
 
     def graph(self, nodes: Sequence[Node]) -> "FlowGraph":
-        """Return the graph of some nodes and the logit."""
-        ordered = (self.output, *sorted(nodes, key=_height, reverse=True))
+        """Return the graph of some nodes, each once, and the logit."""
+        different = {node.place: node for node in nodes}.values()
+        ordered = (self.output, *sorted(different, key=_height, reverse=True))
         return FlowGraph(self, ordered, self.edges(ordered))
 
     def facts(self) -> list[Fact]:

@@ -14,12 +14,13 @@ from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.flows.ablation import Ablation, measurable, name_by_measurement, without_parts
+from bilens.flows.fitted import Score, token_hints
 from bilens.flows.graph import DRAWN, Flow
 from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
-from bilens.flows.question import Question, Score, is_text, likely_answer, second_run, token_hints
+from bilens.flows.question import Question, Tokens, is_text, likely_answer, second_run
 from bilens.flows.split import flows
 from bilens.flows.weights import PartWeights, open_part
-from bilens.language.names import TokenDirection, quoted, shown_tokens, token_names
+from bilens.language.names import TokenDirection, names_of, quoted, shown_tokens, token_names
 from bilens.options import Target
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, Count
@@ -326,10 +327,10 @@ class FlowReading(Reading):
 def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
     model: ResidualModel,
     prompt: str,
-    token: str | Sequence[str] | TokenDirection = (),
+    token: Tokens | TokenDirection = (),
     corpus: Corpus | None = None,
     *,
-    minus: str | Sequence[str] = (),
+    minus: Tokens = (),
     against: str | None = None,
     mean: bool = False,
     replace: str = "",
@@ -373,10 +374,10 @@ def read_flow(  # noqa: PLR0913  options of the command, of which Question holds
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
-    if not token:
+    if not isinstance(token, TokenDirection | int) and not token:
         likely = likely_answer(model, prompt, second)
-        token, minus = (likely.token,), minus or likely.minus
-    question = Question.of(prompt, token, minus, second, target=target)
+        token, minus = likely.token, minus if names_of(minus) else likely.minus
+    question = Question(prompt, token, minus, second, target=target)
     reading = answer_question(
         model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
     )
@@ -408,7 +409,7 @@ def answer_question(
         flow=through,
         question=through.question,
         page=flow_page(
-            through, number=through.question.number, k=shown, second=_second_tokens(model, question)
+            through, number=through.question.number, k=shown, second=_second_tokens(model, through)
         ),
         probability=_probability(model, through),
         strongest=strongest,
@@ -419,11 +420,12 @@ def answer_question(
     )
 
 
-def _second_tokens(model: ResidualModel, question: Question) -> tuple[str, ...]:
+def _second_tokens(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
     """Return the tokens of a second text as nodes name them; none of other second runs."""
-    if not (question.has_two_texts and isinstance(question.against, str)):
+    corrupt = flow.fitted.corrupt
+    if corrupt is None or not is_text(flow.question.against):
         return ()
-    return tuple(shown_tokens(model, question.both_texts(model)[1]))
+    return tuple(shown_tokens(model, corrupt))
 
 
 def _words(question: Question) -> tuple[str, list[str]]:
@@ -433,7 +435,7 @@ def _words(question: Question) -> tuple[str, list[str]]:
 
 def _probability(model: ResidualModel, flow: Flow) -> float:
     """Return the probability of the answer after the first text, or of any of several tokens."""
-    score = Score(model, dataclasses.replace(flow.question, minus=(), target="probability"))
+    score = Score(model, dataclasses.replace(flow.fitted, minus=(), target="probability"))
     return len(score.tokens or [0]) * float(score(flow.streams[:1])[0])
 
 
@@ -446,7 +448,7 @@ def _preferred(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
     if len(question.tokens) == len(question.minus) == 1:
         names = {True: question.tokens[0], False: question.minus[0]}
         return tuple(names[value > 0] if value else "" for value in flow.values)
-    score = Score(model, question)
+    score = Score(model, flow.fitted)
     numbers = [*score.tokens, *score.minus]
     among = numbers if question.minus else range(model.vocab_size)
     # The names of the question itself, which may spell a token in another way.

@@ -13,10 +13,11 @@ from bilens.checks import EPS, ROUNDING, check_sum, detached
 from bilens.errors import BilensError
 from bilens.flows.ablation import measurable, name_by_measurement
 from bilens.flows.adjoints import Adjoints, LayerGraph, first_flows, start_flows
+from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.graph import DRAWN, Flow, Pairs
-from bilens.flows.question import Against, Answer, Question, Score, replaced
+from bilens.flows.question import Against, Answer, Question, Tokens, likely_answer, replaced
 from bilens.flows.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
-from bilens.language.names import shown_tokens
+from bilens.language.names import TokenDirection, names_of, shown_tokens
 from bilens.options import Target
 from bilens.settings import Between
 from bilens.transformer import ResidualModel
@@ -37,10 +38,10 @@ OneText = Annotated[
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
     text: OneText,
-    token: Answer,
+    token: Answer = (),
     position: int = -1,
     *,
-    minus: str | Sequence[str] = (),
+    minus: Tokens = (),
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
@@ -69,9 +70,10 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     Args:
         model: any.
         text: the text, or its tokens' numbers.
-        token: the token whose logit is split, by name, or several, whose mean is taken; between two
-            texts also an answer of several tokens, whose log-probability is split; or a direction u
-            of the last normalised stream. A vector has no bias.
+        token: the token whose logit is split, by name or number, or several, whose mean is taken;
+            between two texts also an answer of several tokens, whose log-probability is split; or a
+            direction u of the last normalised stream, which has no bias. By default the likeliest
+            token, minus its rival; see `likely_answer`.
         position: the position whose next token is predicted, counted from the end if negative.
         minus: tokens whose mean logit is subtracted.
         against: the second run: a text of as many tokens, its numbers, embeddings at each position
@@ -97,7 +99,10 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         if against is not None:
             raise BilensError("against and replace name the second run, expected one of them")
         against = replaced(text, replace)
-    question = Question.of(text, token, minus, against, target=target, position=position)
+    if not isinstance(token, TokenDirection | Tensor | int) and not token:
+        likely = likely_answer(model, text, against, position)
+        token, minus = likely.token, minus if names_of(minus) else likely.minus
+    question = Question(text, token, minus, against, target=target, position=position)
     (through,) = flows(model, [question], through_patterns=through_patterns)
     return name_by_measurement(model, through, measurable(model, through)[:ablate])
 
@@ -113,17 +118,16 @@ def flows(
     """
     if through_patterns:
         _check_patterns(model, questions)
-    questions = [question.fitted(model) for question in questions]
+    fitted = [fit(model, question) for question in questions]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, question in enumerate(questions):
+    for number, of_question in enumerate(fitted):
         # On one text constants are starts of the flow, and those of several cannot be told apart.
-        alone = -1 if question.has_two_texts else number
-        time = len(model.ids(question.text, question.position)) + len(question.spoken(model)[:-1])
-        groups[time, alone].append(number)
+        alone = number if of_question.corrupt is None else -1
+        groups[len(of_question.clean), alone].append(number)
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
-        asked = [questions[number] for number in numbers]
-        adjoints = adjoints_of(model, asked, through_patterns=through_patterns)
+        asked = [fitted[number] for number in numbers]
+        adjoints = _adjoints(model, asked, through_patterns=through_patterns)
         for number, through in zip(numbers, _flows(model, adjoints, asked), strict=True):
             results[number] = through
     return [through for through in results if through is not None]
@@ -133,19 +137,24 @@ def adjoints_of(
     model: ResidualModel, questions: Sequence[Question], *, through_patterns: bool = False
 ) -> Adjoints:
     """Return the pass of questions of one length: all with two texts, or a single one with one."""
-    two_texts = questions[0].has_two_texts
+    fitted = [fit(model, question) for question in questions]
+    return _adjoints(model, fitted, through_patterns=through_patterns)
+
+
+def _adjoints(
+    model: ResidualModel, questions: Sequence[Fitted], *, through_patterns: bool
+) -> Adjoints:
+    two_texts = questions[0].corrupt is not None
     scores = [Score(model, question) for question in questions]
     if not two_texts and questions[0].target != "logit":
         raise BilensError(
             f"target={questions[0].target!r} needs two runs; add against, or take target='logit'"
         )
-    tokens: list[Tensor | None] = []
-    if two_texts:
-        texts = [question.both_texts(model) for question in questions]
-        ids = torch.stack([first for first, _, _ in texts] + [second for _, second, _ in texts])
-        tokens = [embeddings for _, _, embeddings in texts]
-    else:
-        ids = model.ids(questions[0].text, questions[0].position)[None]
+    # The first texts of all questions, and then the second ones.
+    ids = torch.stack(
+        [row for rows in zip(*(x.rows for x in questions), strict=True) for row in rows]
+    )
+    tokens = [question.embeddings for question in questions]
 
     def score(x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, " texts"]:
         # Both texts of a question side by side, as rules have them.
@@ -216,7 +225,7 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         check_sum("W_U n + b_U", z, own[tokens], size=size)
 
 
-def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) -> list[Flow]:
+def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Fitted]) -> list[Flow]:
     """Return the flow of each question of a pass.
 
     Raises:
@@ -253,7 +262,8 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Question]) 
     for question in range(questions):
         texts = range(question, len(adjoints.ids), questions)
         flow = Flow(
-            question=asked[question],
+            question=asked[question].question,
+            fitted=asked[question],
             ids=adjoints.ids[question],
             tokens=tuple(shown_tokens(model, adjoints.ids[question])),
             values=tuple(float(adjoints.numbers[text]) for text in texts),

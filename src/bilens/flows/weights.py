@@ -155,7 +155,8 @@ def tensor_inputs(
 ) -> list[Float[Tensor, " n_in"]]:
     """Return the input of an MLP's tensor at a position, in each run of a flow."""
     if flow.two_texts:
-        ids, other, tokens = flow.question.both_texts(model)
+        ids, other = flow.fitted.rows
+        tokens = flow.fitted.embeddings
         with embedded(model, model.places.rows(other) if tokens is None else tokens):
             second = [model.mlp_inputs(layer, other[None])]
     else:

@@ -34,7 +34,8 @@ class TokenDirection:
     the same as `token, minus=...`.
 
     Attributes:
-        token: Token that is predicted, as the tokenizer spells it or as text, such as ' are'.
+        token: Token that is predicted, as the tokenizer spells it or as text, such as ' are'; or
+            its number, which is kept as a name: "[7]".
         minus: Tokens whose mean is subtracted from it.
 
     Source: Pearce et al. 2024, figure 7.
@@ -42,6 +43,11 @@ class TokenDirection:
 
     token: str
     minus: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        (token,) = names_of(self.token)
+        object.__setattr__(self, "token", token)
+        object.__setattr__(self, "minus", names_of(self.minus))
 
     @classmethod
     def of(
@@ -65,6 +71,24 @@ class TokenDirection:
     def __str__(self) -> str:
         """Return the direction with its tokens as the tokenizer spells them."""
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
+
+
+def names_of(tokens: str | int | Sequence[str | int]) -> tuple[str, ...]:
+    """Return the names of tokens that are given by name or number; that of number 7 is "[7]".
+
+    Raises:
+        BilensError: a number is negative.
+    """
+    given = [tokens] if isinstance(tokens, str | int) else tokens
+    names = []
+    for token in given:
+        if isinstance(token, str):
+            names.append(token)
+        elif token < 0:
+            raise BilensError(f"token={token}, expected the number of a token, 0 or more")
+        else:
+            names.append(f"[{token}]")
+    return tuple(names)
 
 
 def direction_vector(

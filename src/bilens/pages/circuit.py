@@ -175,8 +175,8 @@ def circuit_record(reading: CircuitReading) -> dict[str, Any]:
     Of the matrix rows are circuits, and columns the questions of a task.
     """
     record: dict[str, Any] = {
-        "prompt": reading.texts[0].strip("“”"),
-        "against": reading.texts[1].strip("“”"),
+        "prompt": _unquoted(reading.texts[0]),
+        "against": _unquoted(reading.texts[1]),
         "number": reading.question.number,
         "values": list(reading.values),
         "number of parts": reading.n_parts,
@@ -234,6 +234,11 @@ def _record(circuit: Circuit) -> dict[str, Any]:
             }
         )
     return numbers
+
+
+def _unquoted(text: str) -> str:
+    """Return a text without the quotes around it; those within are its own."""
+    return text[1:-1] if text.startswith("“") else text
 
 
 def _numbers(measured: Measured) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bilens.transformer.layers import Layer, check_ids
 from bilens.transformer.places import find_places, is_causal_model, known_places
 from bilens.transformer.queries import ScoredRows, query_key_maps, scored_rows
 from bilens.transformer.running import first_input, run, wide_passes
-from bilens.transformer.tokens import check_text, ids_within_text, text_ids
+from bilens.transformer.tokens import check_text, ids_within_text, listed_ids, text_ids
 
 
 @checked
@@ -136,35 +136,36 @@ class ResidualModel:
         self._check_model()
         return self.modules.logit_weights()[1]
 
-    def token(self, name: str) -> int:
+    def token(self, name: str | int) -> int:
         """Return the number of a token by its name: its text, or else the tokenizer's spelling.
 
         A text stands for the token that it is inside a running text. With tokenizers that put a
         space before every text, as SentencePiece does for Llama 2, "are" is the word " are", which
-        is spelled "▁are". "are[598]" is the token of number 598, whatever its text stands for.
+        is spelled "▁are". "are[598]" and "[598]" are the token of number 598, whatever its text
+        stands for. A number is itself.
 
         Raises:
-            BilensError: the model has no tokenizer or no embedding of the token, or the name is not
-                a single token.
+            BilensError: the model has no embedding of the token, or the name is not a single token,
+                or no number in a model without a tokenizer.
         """
         numbers = self.answer(name)
         if len(numbers) == 1:
             return numbers[0]
         raise self._unknown(name, numbers)
 
-    def answer(self, name: str) -> list[int]:
+    def answer(self, name: str | int) -> list[int]:
         """Return the numbers of the tokens of an answer, such as " New York".
 
-        A name that `token` knows has the number of that token.
+        A name that `token` knows has the number of that token. Without a tokenizer an answer lists
+        numbers, as "5 17".
 
         Raises:
             BilensError: as `token`, but for a text of several tokens.
         """
+        if isinstance(name, int):
+            return [check_index("token", name, self.vocab_size, "the number of a token")]
         if self.tokenizer is None:
-            raise BilensError(
-                f"token={name!r}, but the model came without a tokenizer; pass model.direction "
-                "with the number of the token, or ResidualModel(model, tokenizer)"
-            )
+            return [n for number in listed_ids("token", name) for n in self.answer(number)]
         check_text("token", name)
         pieces = ids_within_text(name, self.tokenizer)
         number = self._single(name, pieces)
@@ -174,10 +175,11 @@ class ResidualModel:
             raise self._unknown(name, pieces)
         return [self._check_known(number) for number in pieces]
 
-    def _unknown(self, name: str, pieces: list[int]) -> BilensError:
-        assert self.tokenizer is not None
+    def _unknown(self, name: str | int, pieces: list[int]) -> BilensError:
+        if self.tokenizer is None:
+            return BilensError(f"token={name!r}, expected the number of a single token")
         shown = "|".join(self.tokenizer.convert_ids_to_tokens(pieces))
-        nearest = get_close_matches(name.lower(), self.tokenizer.get_vocab(), n=5, cutoff=0.5)
+        nearest = get_close_matches(str(name).lower(), self.tokenizer.get_vocab(), n=5, cutoff=0.5)
         return BilensError(
             f"token={name!r}, expected a single token of the vocabulary"
             + (f"; it is cut into |{shown}|" if shown else "")
@@ -199,12 +201,13 @@ class ResidualModel:
         if numbered is None:
             return None
         number = int(numbered[2])
+        if not numbered[1]:
+            return check_index("token", number, self.vocab_size, "the number of a token")
         if number >= self.vocab_size:
             return None
-        # Models pad their vocabulary, and the tokenizer has no names for the padding.
         is_named = number < len(self.tokenizer)
         spelling = self.tokenizer.convert_ids_to_tokens(number) if is_named else None
-        return number if numbered[1] == (spelling or "") else None
+        return number if numbered[1] == spelling else None
 
     def _check_known(self, number: int) -> int:
         """Return the number of a token; raise BilensError if the model has no embedding of it."""
@@ -241,10 +244,11 @@ class ResidualModel:
             if number in subtracted:
                 raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
         self._check_model()
-        # Only these columns, since the whole unembedding is large.
+        # Each token once. Only these columns, since the whole unembedding is large.
+        numbers, subtracted = [*dict.fromkeys(numbers)], [*dict.fromkeys(subtracted)]
         W_U, _ = self.modules.logit_weights(numbers + subtracted)
-        direction = W_U[:, : len(names)].mean(1)
-        return direction - W_U[:, len(names) :].mean(1) if others else direction
+        direction = W_U[:, : len(numbers)].mean(1)
+        return direction - W_U[:, len(numbers) :].mean(1) if subtracted else direction
 
     def _number(self, name: str, token: str | int) -> int:
         if isinstance(token, str):
@@ -380,14 +384,18 @@ class ResidualModel:
         The last one is at the position `until`, counted from the end if negative.
 
         A string is cleaned if the model was trained on clean texts, and follows the token that
-        texts begin with, if the tokenizer adds one. No token that ends texts is added.
+        texts begin with, if the tokenizer adds one. No token that ends texts is added. For a model
+        without a tokenizer a string lists ids, as "5 17 3".
 
         Raises:
-            BilensError: the model came without a tokenizer, or has no embedding of a token.
+            BilensError: the model has no embedding of a token, or it has no tokenizer and the text
+                lists no numbers.
         """
         if isinstance(text, str):
             numbers = text_ids(text, self.tokenizer, self.model.config)
-            text = torch.tensor([self._check_known(number) for number in numbers])
+            if self.tokenizer is not None:
+                numbers = [self._check_known(number) for number in numbers]
+            text = torch.tensor(numbers)
         ids = text.to(self.device)
         check_ids(self.vocab_size, ids)
         if not -len(ids) <= until < len(ids):

@@ -1,5 +1,6 @@
 """Texts in tokens, by the tokenizer and the configuration of a model."""
 
+import re
 from typing import Any
 
 from bilens.data.texts import clean, tokenize
@@ -10,10 +11,26 @@ def require_tokenizer(tokenizer: Any) -> Any:
     """Return the tokenizer; raise BilensError if it is None."""
     if tokenizer is None:
         raise BilensError(
-            "The model came without a tokenizer, which texts need: pass the numbers of tokens, or "
-            "ResidualModel(model, tokenizer)"
+            "The model came without a tokenizer, which this needs: put tokenizer.json into its "
+            "folder, or open it as ResidualModel(model, tokenizer)"
         )
     return tokenizer
+
+
+def listed_ids(argument: str, text: str) -> list[int]:
+    """Return the numbers of tokens that a text lists, as "5 17 3", for models without a tokenizer.
+
+    Raises:
+        BilensError: it holds something else.
+    """
+    words = [re.fullmatch(r"\[?(\d{1,9})\]?", word) for word in text.split()]
+    if not words or None in words:
+        raise BilensError(
+            f"{argument}={text[:80]!r}, but the model came without a tokenizer: write the numbers "
+            "of tokens, as 5 17 3, or put tokenizer.json into the model's folder, or open it as "
+            "ResidualModel(model, tokenizer)"
+        )
+    return [int(word[1]) for word in words if word]
 
 
 def trained_on_clean_text(tokenizer: Any) -> bool:
@@ -30,9 +47,11 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     """Return the token ids of a text, after the tokens that the model's texts begin with, once.
 
     A tokenizer that ends texts with a token gives none here: the answer follows the text itself.
+    Without a tokenizer the text lists the ids, as "5 17 3".
     """
-    tokenizer = require_tokenizer(tokenizer)
     check_text("text", text)
+    if tokenizer is None:
+        return listed_ids("text", text)
     given = text
     if trained_on_clean_text(tokenizer):
         text = clean(text)

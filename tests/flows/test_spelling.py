@@ -1,0 +1,142 @@
+"""What has the same tokens is the same, and what is given twice counts once."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from bilens import load
+from bilens.circuits import circuit, patch, task_directions
+from bilens.circuits.case import check_apart, different, make_cases
+from bilens.errors import BilensError
+from bilens.flows import Question, flow
+from bilens.flows.fitted import fit
+from bilens.flows.reading import answer_question
+from bilens.language import TokenDirection
+from bilens.language.names import exact_names
+from tests.models import view_of
+from tests.tokenizers_of_all_kinds import KINDS, tokenizer_of, view_with
+
+TEXT, OTHER = "t1 t2 t3 t4", "t8 t2 t3 t4"
+
+
+@pytest.fixture(scope="module")
+def view():
+    return view_of(n_layers=2, norm="rms")
+
+
+def spellings(view, name):
+    """Return a token by its text, the tokenizer's spelling, its number, and as a list."""
+    number = view.token(name)
+    return [name, number, f"[{number}]", exact_names(view, [number])[0], (name,), [number]]
+
+
+def asked_otherwise(view):
+    """Return one question in many spellings."""
+    texts = [TEXT, view.ids(TEXT)]
+    others = [OTHER, view.ids(OTHER), f" {OTHER}"]
+    tokens = spellings(view, "t5")
+    minus = [("t6", "t7"), ["t7", "t6"], (view.token("t6"), "[7]", "t7")]
+    asked = [Question(*x) for x in product(texts, tokens, minus, others)]
+    return [*asked, Question(TEXT, TokenDirection(view.token("t5"), ("t6", "t7")), against=OTHER)]
+
+
+def test_a_question_that_is_spelled_otherwise_is_the_same(view):
+    asked = asked_otherwise(view)
+    cases = make_cases(view, asked)
+    assert different(cases) == {"": [0]}
+    ends = torch.tensor([case.ends for case in cases])
+    torch.testing.assert_close(ends, ends[:1].expand_as(ends))
+    (found,) = circuit(view, asked[:5]).circuits
+    assert found.repeated == 4
+    with pytest.raises(BilensError, match="holds one question"):
+        task_directions(view, asked)
+    with pytest.raises(BilensError, match="would measure in the task 'b'"):
+        check_apart(cases, [0], {"b": [len(cases) - 1]})
+
+
+@pytest.mark.parametrize("read", [flow, patch])
+def test_a_token_by_any_name_or_number_has_the_same_numbers(view, read):
+    expected = read(view, TEXT, "t5", minus="t6", against=OTHER)
+    for token, minus in product(spellings(view, "t5"), spellings(view, "t6")):
+        found = read(view, view.ids(TEXT), token, minus=minus, against=view.ids(OTHER))
+        assert found.heads.equal(expected.heads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_has_a_number_and_a_name_in_every_tokenizer(kind):
+    model = view_with(tokenizer_of(kind))
+    for number in range(0, model.vocab_size, 7):
+        names = [number, f"[{number}]", *exact_names(model, [number])]
+        assert [model.token(name) for name in names] == 3 * [number]
+
+
+def test_the_same_texts_the_other_way_round_never_find_and_measure(view):
+    question = Question(TEXT, "t5", ("t6",), OTHER)
+    turned = [
+        Question(OTHER, "t6", ("t5",), TEXT),
+        Question(view.ids(OTHER), "t5", ("t6",), TEXT),
+        Question(OTHER, "t9", (), view.ids(TEXT)),
+    ]
+    further = [Question(TEXT, "t9", ("t6",), OTHER), Question("t9 t2 t3 t4", "t5", ("t6",), OTHER)]
+    cases = make_cases(view, [question, *turned, *further])
+    assert different(cases) == {"": [0, 4, 5]}
+    for i in range(1, 4):
+        with pytest.raises(BilensError, match="would measure in the task 'b'"):
+            check_apart(cases, [0], {"b": [i]})
+    check_apart(cases, [0], {"b": [4, 5]})
+
+
+def test_a_token_or_an_answer_that_is_given_twice_counts_once(view):
+    once = Question(TEXT, ("t5", "t6"), ("t7", "t8"), OTHER)
+    twice = Question(TEXT, ("t5", "t6", "t5", 5), ("t7", "[8]", "t7", "t8"), OTHER)
+    assert fit(view, twice).tokens == fit(view, once).tokens
+    a, b = (answer_question(view, question) for question in (once, twice))
+    assert a.probability == b.probability
+    assert a.flow.values == b.flow.values
+    assert a.title == b.title
+    one = answer_question(view, replace(once, token="t5", minus=()))
+    two = answer_question(view, replace(once, token=("t5", "t5"), minus=()))
+    assert one.probability == two.probability < 1
+    assert view.direction(["t5", 5], ["t6", "t7", "t6"]).equal(view.direction("t5", ["t6", "t7"]))
+
+
+def test_a_node_that_is_given_twice_counts_once(view):
+    through = flow(view, TEXT, "t5", against=OTHER)
+    nodes = through.nodes[:5]
+    once, twice = through.graph(nodes), through.graph([*nodes, *nodes[:3]])
+    assert twice.share_of_flow == once.share_of_flow
+    assert twice.edges.equal(once.edges)
+
+
+def test_questions_are_equal_by_their_values(view):
+    ids, rows = view.ids(TEXT), view.W_E[view.ids(OTHER)]
+    asked = [Question(ids, "t5", (), rows), Question(TEXT, "t5"), Question(ids, vector=rows[0])]
+    for question in asked:
+        copy = replace(question, text=question.text if isinstance(question.text, str) else ids + 0)
+        assert copy == question
+        assert hash(copy) == hash(question)
+        assert copy in asked
+        assert sum(copy == x for x in asked) == 1
+    assert replace(asked[0], against=rows + 1) != asked[0]
+    assert asked[0] != "t5"
+
+
+def test_a_page_has_the_text_as_it_was_written(view):
+    for text in ("“ t3 t4 t5 ”", " t3 t4  t5 t6"):
+        other = text.replace("t3", "t8")
+        asked = Question(text, "t5", ("t6",), other)
+        (case,) = make_cases(view, [asked])
+        assert case.texts == (f"“{text}”", f"“{other}”")
+        record = circuit(view, [asked]).record()
+        assert (record["prompt"], record["against"]) == (text, other)
+    (case,) = make_cases(view, [replace(asked, position=1)])
+    assert case.texts == ("“ t3 t4”", "“ t8 t4”")
+
+
+def test_a_text_with_its_position_has_no_tokens_that_are_not_its_own():
+    story = load("story")
+    asked = Question("The King said that", "he", ("she",), "The Queen said that", position=3)
+    (case,) = make_cases(story, [asked])
+    assert case.texts == ("“The King said”", "“The Queen said”")
