@@ -123,7 +123,7 @@ def test_it_opens_with_the_circuit_of_two_texts_of_as_many_tokens():
     ids = [page.model.ids(text) for text in (start.flow_prompt, start.flow_against)]
     assert len(ids[0]) == len(ids[1])
     assert not torch.equal(*ids)
-    question = Question.of(start.flow_prompt, direction, (), start.flow_against)
+    question = Question(start.flow_prompt, direction, (), start.flow_against)
     expected = circuit(page.model, [question])
     assert page.flows.circuit(start.flow).record() == expected.record()
     with gr.Blocks():
