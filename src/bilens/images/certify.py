@@ -73,7 +73,9 @@ class CertifiedRadii(Reading):
         ]
         if len(radii):
             facts.append(("median radius of right answers", float(radii.median())))
-        return [*facts, ("right answers that no change changes", int(radii.isinf().sum()))]
+        if without := int(radii.isinf().sum()):
+            facts.append(("right answers that no change of any size changes", without))
+        return facts
 
     def columns(self) -> Columns:
         """Return the certified accuracy by radius, with its 95 % interval."""
@@ -88,15 +90,13 @@ class CertifiedRadii(Reading):
         if not len(radii):
             return "The model has no picture right, so that there is no answer to certify."
         share, low, high = self.certified(0.5)
-        proved = (
-            "and a longer one exists that changes it"
-            if self.change is not None
-            else "a lower bound, since the model has several layers"
-        )
+        bound = "This is exact: a change of the radius's length gives another answer."
+        if self.change is None:
+            bound = "This is a lower bound, since the model has several layers."
         return (
-            f"Half of the {len(radii):,} right answers hold for every change shorter than "
-            f"{float(radii.median()):.2f}, {proved}. Within 0.5, {share:.1%} of all pictures stay "
-            f"right whatever the change (95 % interval {low:.1%} to {high:.1%})."
+            f"Half of the {len(radii):,} right answers hold for every change of the picture that "
+            f"is shorter than {float(radii.median()):.2f}. {bound} Within 0.5, {share:.1%} of all "
+            f"pictures stay right whatever the change (95 % interval {low:.1%} to {high:.1%})."
         )
 
 

@@ -1,25 +1,29 @@
 """The page of certified radii: pictures, their smallest changes, and the accuracy by radius."""
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from bilens.errors import BilensError
 from bilens.figures.canvas import Canvas
+from bilens.figures.sheet import Figure
 from bilens.images.certify import CertifiedRadii
 from bilens.pages.layout import sections_of
 from bilens.sections import Picture, Section, Table
 
-COLUMNS, SHOWN = 2, 10
-"""On a phone's page more columns would be too small to see."""
+SHOWN = 10
+"""Pictures on the page, in two columns, which a phone has one below the other."""
 
 
 @sections_of.register
 def certified_sections(reading: CertifiedRadii) -> list[Section]:
     """Return the nearest pictures of another answer, and the accuracy by radius."""
     shown = [] if reading.change is None or reading.shape is None else shown_pictures(reading)
-    pictures = [[Picture("nearest", partial(nearest_figure, reading, shown))]] if shown else []
+    halves = [half for half in (shown[: SHOWN // 2], shown[SHOWN // 2 :]) if half]
+    pictures = [
+        Picture(f"nearest-{number}", partial(nearest_figure, reading, half))
+        for number, half in enumerate(halves)
+    ]
     legend = (
         " Left is the picture, in the middle its smallest change, blue where ink is added and red "
         "where it is taken away, and right the sum. A thousandth further on, the model takes it "
@@ -27,7 +31,7 @@ def certified_sections(reading: CertifiedRadii) -> list[Section]:
     )
     answer = reading.answer() + legend * bool(shown)
     return [
-        Section(reading.title, answer, pictures, reading.facts()),
+        Section(reading.title, answer, [pictures] if pictures else [], reading.facts()),
         Section(
             "How many answers hold",
             "The share of all pictures that are right within each radius, whatever the change. "
@@ -56,23 +60,21 @@ def shown_pictures(reading: CertifiedRadii) -> list[int]:
     return shown
 
 
-def nearest_figure(reading: CertifiedRadii, shown: list[int]) -> Any:
-    """Draw pictures, their smallest changes, and the sums."""
+def nearest_figure(reading: CertifiedRadii, shown: list[int]) -> Figure:
+    """Draw pictures, their smallest changes, and the sums, one below the other."""
     if reading.change is None or reading.shape is None:
         raise BilensError("reading has no pictures: certify pictures with a model of one layer")
     shape, names = reading.shape, reading.class_names
-    aspect, width = shape[0] / shape[1], 3.4
+    aspect = shape[0] / shape[1]
     height = aspect + 0.42
-    lines = -(-len(shown) // COLUMNS)
-    columns = min(COLUMNS, len(shown))
-    canvas = Canvas(width * columns, lines * height, unit=84, title="")
-    for place, number in enumerate(shown):
-        left, top = width * (place % COLUMNS), height * (place // COLUMNS)
+    canvas = Canvas(3.1, len(shown) * height, unit=90, title="")
+    for row, number in enumerate(shown):
+        top = row * height
         x, change = reading.x[number], reading.change[number]
-        canvas.image(x, shape, x=left, y=top)
-        canvas.eigenvector(change, shape, x=left + 1.05, y=top)
-        canvas.image(torch.clamp(x + change, 0, 1), shape, x=left + 2.1, y=top)
+        canvas.image(x, shape, x=0, y=top)
+        canvas.eigenvector(change, shape, x=1.05, y=top)
+        canvas.image(torch.clamp(x + change, 0, 1), shape, x=2.1, y=top)
         label, other = names[int(reading.labels[number])], names[int(reading.other[number])]
         text = f"{label} → {other}, {float(reading.radius[number]):.2f}"
-        canvas.label(text, x=left + 1.55, y=top + aspect + 0.04)
+        canvas.label(text, x=1.55, y=top + aspect + 0.04)
     return canvas.figure()
