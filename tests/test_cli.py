@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import bilens
+from bilens import cli
 from bilens.__main__ import main as start
 from bilens.cli import COMMANDS, GROUPS, commands_of, main, parse, running
 from bilens.cli.commands import whole_number
@@ -95,6 +96,24 @@ def test_a_run_is_not_overwritten(run, capsys, caplog):
 )
 def test_whole_numbers_may_be_short(text, number):
     assert whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "command", ["flow story", "circuit story", "train images", "linearise model", "demo", "doctor"]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_does_not_share_its_work_refuses_several_processes(command, rank, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert ended.value.code == 1
+    lines = capsys.readouterr().err.splitlines()
+    name = command if "train" in command else command.split()[0]
+    assert len(lines) == 1 - rank
+    assert all(line.startswith(f"error: bilens {name} runs in one process") for line in lines)
+    shared = ["train language", "anneal", "linearise --steps 3", "tensorise"]
+    assert not any(map(cli.check_processes, [words.split() for words in shared]))
 
 
 @given(st.decimals(0, 9_999, places=3), st.sampled_from("KMBkmb"))

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
@@ -35,6 +35,8 @@ JSON = "--json"
 OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 """Options that name what a command writes."""
 
+DIVIDED = ("train language", "anneal", "linearise", "tensorise")
+"""Commands whose processes under `torchrun` share the work."""
 GROUPS = {
     "Read a language model": (
         *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
@@ -65,6 +67,7 @@ def main(args: list[str] | None = None) -> None:
         if isinstance(sys.stdout, TextIOWrapper):
             # Terminals of other encodings than UTF-8 show \u2581 instead of a letter.
             sys.stdout.reconfigure(errors="backslashreplace")
+        check_processes(given)
         call = parse(given)
         # Mistakes in a file are said before torch is imported, and a model loaded.
         if questions := call.keywords.get("questions"):
@@ -88,6 +91,23 @@ def main(args: list[str] | None = None) -> None:
         resumes = call is not None and "resume" in call.keywords
         errors.print("stopped" + "; --resume continues from here" * resumes)
         sys.exit(130)
+
+
+def check_processes(args: Sequence[str]) -> None:
+    """Refuse to do all work once in each process of `torchrun`; the first says so."""
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or {"-h", "--help", "--version"} & {*args}:
+        return
+    name = " ".join(args[:2] if args[:1] == ["train"] else args[:1])
+    # Without steps there is no training to share.
+    alone = name == "linearise" and not any(word.startswith("--steps") for word in args)
+    if name in DIVIDED and not alone:
+        return
+    if os.environ.get("RANK", "0") != "0":
+        sys.exit(1)
+    raise BilensError(
+        f"bilens {name} runs in one process, and WORLD_SIZE={os.environ['WORLD_SIZE']}: start it "
+        f"without torchrun, which {', '.join(DIVIDED)} (with --steps for linearise) are for"
+    )
 
 
 def check_outputs(settings: Mapping[str, Any]) -> None:
