@@ -5,13 +5,16 @@ Source: Pearce & Dooms 2024, appendix "SAE training", which does not state weigh
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
+from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor
+from bilens.train.run_directory import RunDirectory, part
 
 Sampler = Callable[[int, torch.Generator], Tensor]
 """Function that draws a batch of n vectors with a generator."""
@@ -99,13 +102,18 @@ def similarity_penalty(
     return (cosines**power).sum().clamp_min(1e-30) ** (1 / power)
 
 
+SAVED = 100
+"""Steps between two checkpoints."""
+
+
 def train_autoencoder(
-    sample: Sampler, n_features: int, training: AutoencoderTraining
+    sample: Sampler, n_features: int, training: AutoencoderTraining, run: Path | None = None
 ) -> SparseAutoencoder:
     """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p.
 
     The vectors are scaled to unit mean square for training, and the scale is folded back into the
-    trained autoencoder, whose weights are frozen.
+    trained autoencoder, whose weights are frozen. A training that was stopped in a folder `run`
+    resumes there.
     """
     generator = torch.Generator().manual_seed(training.seed)
     first = sample(4096, generator)
@@ -114,7 +122,15 @@ def train_autoencoder(
     with torch.no_grad():
         model.decoder_bias.copy_(first.mean(0) / scale)
     optimizer = torch.optim.Adam(model.parameters(), training.learning_rate, fused=True)
-    for _ in range(training.steps):
+    directory, done = None if run is None else RunDirectory(run, {}), 0
+    state = None if directory is None else directory.load_state(torch.device("cpu"))
+    if state is not None:
+        done, tensors = state[0]["step"], state[1]
+        model.load_state_dict(part(tensors, "model"))
+        for name, weight in model.named_parameters():
+            optimizer.state[weight] = part(tensors, f"optimizer.{name}")
+        generator.set_state(tensors["generator.state"])
+    for step in progress_bar("autoencoder", range(done, training.steps)):
         y = sample(training.batch_size, generator).to(model.encoder.dtype) / scale
         f = model.encode(y)
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
@@ -125,6 +141,19 @@ def train_autoencoder(
         loss.backward()
         optimizer.step()
         model.normalise()
+        if directory is not None and (step + 1) % SAVED == 0:
+            slots = {
+                f"{name}.{slot}": value
+                for name, weight in model.named_parameters()
+                for slot, value in optimizer.state[weight].items()
+            }
+            directory.save_state(
+                step + 1,
+                {"step": step + 1},
+                model=model.state_dict(),
+                optimizer=slots,
+                generator={"state": generator.get_state()},
+            )
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         raise BilensError("The loss became infinite or NaN; lower learning_rate")
     model.requires_grad_(False)

@@ -33,6 +33,8 @@ from experiments.results import Row, interval
 
 SEEDS = (3, 5)
 """Initialisations at either scale."""
+LEAST_SEEDS = 2
+"""Each model is compared with others."""
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bilens import load
 from bilens.analysis import ContextList, Table
 from bilens.data import Corpus, ImageData, load_corpus, load_images
+from bilens.files import write_safetensors
 from bilens.nn import ClassifierConfig, ImageClassifier, LanguageSettings
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifiers
 from experiments.autoencoder import (
@@ -121,8 +123,11 @@ class RecipeContext:
         settings = _changed(training, "seed")
         path = self.models / f"{vectors}-{n_features}-{settings}.safetensors"
         if not path.exists():
-            model = train_autoencoder(sample, n_features, training)
-            save_file({name: x.contiguous() for name, x in model.state_dict().items()}, path)
+            run = path.with_suffix("")
+            model = train_autoencoder(sample, n_features, training, run)
+            weights = {name: x.contiguous() for name, x in model.state_dict().items()}
+            write_safetensors(path, weights)
+            shutil.rmtree(run, ignore_errors=True)
         weights = load_file(path)
         model = SparseAutoencoder(*weights["features"].shape)
         model.load_state_dict(weights)

@@ -43,6 +43,8 @@ Vectors = list[Float[Tensor, "k n_in"]]
 
 SEEDS = (5, 20)
 """Initialisations at either scale."""
+LEAST_SEEDS = 2
+"""Each model is compared with others."""
 RANKS, TOP, THREE = 20, 5, 3
 SAME, LATENT, OTHER = "d = 300", "d = 300, latent noise", "d = 300, next digit"
 KINDS = {

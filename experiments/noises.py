@@ -33,6 +33,8 @@ from experiments.results import Row, interval
 
 SEEDS = (5, 20)
 """Initialisations at either scale."""
+LEAST_SEEDS = 2
+"""Each model is compared with others."""
 SMALL = {"input_noise": (0.0, 0.5, 1.0), "latent_noise": (0.0, 0.2, 0.33)}
 PAPER = {"input_noise": (0.0, 0.25, 0.5, 0.75, 1.0), "latent_noise": (0.0, 0.1, 0.2, 0.33, 0.5)}
 GOALS = {"accuracy": 0.983, "drop_at_10": 0.01, "match": 0.9}

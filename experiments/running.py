@@ -28,6 +28,11 @@ def run_recipe(
     of_scales = getattr(recipe, "SEEDS", None)
     if of_scales is None and (seeds is not None or seed):
         raise BilensError(f"{name} trains nothing from a seed: leave out --seeds and --seed.")
+    least = getattr(recipe, "LEAST_SEEDS", 1)
+    if seeds is not None and seeds < least:
+        raise BilensError(
+            f"seeds={seeds}, expected at least {least}: {name} compares each model with others"
+        )
     recording = results.Recording() if write else None
     start = time.perf_counter()
     outcome = recipe.run(context)

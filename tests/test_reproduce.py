@@ -100,8 +100,13 @@ def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, fold
     [
         (["something"], "recipe='something', expected one of nothing"),
         (["nothing", "--seeds", "3"], "nothing trains nothing from a seed: leave out --seeds and"),
+        (["twins", "--seeds", "1"], "seeds=1, expected at least 2: twins compares each model with"),
         (["nothing", "--seeds", "0"], "seeds=0, expected a whole number, at least 1"),
     ],
 )
-def test_unknown_recipes_and_seeds_without_effect_are_refused(tmp_path, capsys, words, text):
+def test_unknown_recipes_and_seeds_without_effect_are_refused(
+    tmp_path, capsys, folder, words, text
+):
+    if words[0] == "twins":
+        (folder / "twins.py").write_text(f"{RECIPE}SEEDS, LEAST_SEEDS = (2, 2), 2\n")
     assert text in refusal(capsys, "reproduce", *words, "--output", tmp_path)

@@ -26,6 +26,31 @@ def test_planted_features_are_found():
     assert torch.allclose(model.features.norm(dim=0), torch.ones(24), atol=1e-5)
 
 
+@pytest.mark.parametrize("stop", [3, 10, 17, 29])
+def test_a_training_that_is_killed_resumes_to_the_same_end(stop, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "SAVED", 5)
+    sample, brief = recipe.row_sampler(planted()[1]), recipe.AutoencoderTraining(steps=30)
+    whole = recipe.train_autoencoder(sample, 20, brief)
+    drawn = []
+
+    def killed(n, generator):
+        drawn.append(n)
+        if len(drawn) > stop:
+            raise SystemExit(143)  # SIGTERM
+        return sample(n, generator)
+
+    with pytest.raises(SystemExit):
+        recipe.train_autoencoder(killed, 20, brief, tmp_path / "run")
+    left = 30 - (stop - 1) // 5 * 5
+    drawn.clear()
+    monkeypatch.setattr(recipe, "SAVED", 1000)
+    counted = lambda n, generator: drawn.append(n) or sample(n, generator)  # noqa: E731
+    resumed = recipe.train_autoencoder(counted, 20, brief, tmp_path / "run")
+    assert len(drawn) == 1 + left
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name])
+
+
 def test_scale_does_not_matter():
     _, rows = planted()
     brief = recipe.AutoencoderTraining(steps=50)
