@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from bilens.tensor.features import unit_rows
 from tests.experiments.test_recipes_single_layer import TinyContext
-from tests.experiments.tiny import check_outcome
+from tests.experiments.tiny import check_one_seed, check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
@@ -55,6 +55,14 @@ def test_recipes_run(name, scale, monkeypatch):
     for constant in SIZES.keys() & vars(recipe).keys():
         monkeypatch.setattr(recipe, constant, SIZES[constant])
     check_outcome(recipe.run(BriefContext(scale, Path("nowhere"))), FIGURES[name])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_recipes_run_from_one_seed_or_say_why_not(name, monkeypatch, tmp_path):
+    recipe = import_module(f"experiments.{name}")
+    for constant in SIZES.keys() & vars(recipe).keys():
+        monkeypatch.setattr(recipe, constant, SIZES[constant])
+    check_one_seed(name, BriefContext("small", Path("nowhere"), seeds=1), tmp_path)
 
 
 def test_the_layer_is_the_model_without_its_readout():

@@ -22,7 +22,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from experiments import fig5
-from tests.experiments.tiny import check_outcome
+from tests.experiments.tiny import check_one_seed, check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import normal
@@ -76,6 +76,11 @@ def ran(name: str, scale: str) -> Outcome:
 )
 def test_recipes_run(name, scale):
     check_outcome(ran(name, scale), FIGURES[name])
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("fig2", "fig9")])
+def test_recipes_run_from_one_seed_or_say_why_not(name, tmp_path):
+    check_one_seed(name, TinyContext("small", Path("nowhere"), seeds=1), tmp_path)
 
 
 def test_figure_2_counts_ranks_by_eigenvalue():

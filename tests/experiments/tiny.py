@@ -3,13 +3,17 @@
 import gzip
 import json
 from dataclasses import asdict
+from importlib import import_module
 
+import pytest
 import torch
 from experiments.results import check
+from experiments.running import run_recipe
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bilens.convert import save_model
+from bilens.errors import BilensError
 from bilens.figures.sheet import figure_html
 
 
@@ -43,3 +47,13 @@ def check_outcome(outcome, figures):
     for figure in check_rows(outcome).figures.values():
         assert "<svg" in figure_html(figure, "figure")
     return outcome
+
+
+def check_one_seed(name, context, output):
+    """See that a recipe runs from one seed, or refuses it if it compares models."""
+    least = getattr(import_module(f"experiments.{name}"), "LEAST_SEEDS", 1)
+    if least == 1:
+        assert run_recipe(name, context, output)["recipe"] == name
+        return
+    with pytest.raises(BilensError, match=f"seeds=1, expected at least {least}: {name} compares"):
+        run_recipe(name, context, output)
