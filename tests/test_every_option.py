@@ -32,7 +32,6 @@ QUESTIONS += "t5 t9 t8\tt3\tt7\tt5 t4 t8\tone\nt8 t4 t5\tt6\tt3\tt9 t4 t5\tone\n
 OF_PRODUCTS = "flow squared --prompt 't3 t4 t5' --token t6"
 PAIRS = "circuit model --questions questions.tsv"
 ONE = "circuit model --prompt 't3 t4 t5' --token t8 --against 't3 t8 t5'"
-ASKED = "questions squared --prompt 't3 t9 t7' --token t6 --minus t19 --against 't3 t9 t8'"
 READ = "--data long.txt --token t3"
 IMAGES = "data=fashion-mnist data_dir=nowhere"
 TEXTS = "data=others.txt data_dir=nowhere"
@@ -57,7 +56,6 @@ OTHERS = {
     "composition model": "",
     "logits model --prompt 't3 t4'": "prompt='t4 t3' position=0",
     "generate model --tokens 5 --prompt t3": "prompt=t4 tokens=4 temperature=0 seed=1",
-    ASKED: "prompt='t3 t4 t7' token=t9 minus=t15 against='t3 t9 t5' count=1 task=one",
     "flow model --prompt 't3 t4 t5' --token t6": OF_FLOW.replace("mlp.0@2", "head.0.1@2"),
     OF_PRODUCTS: OF_FLOW,
     f"{OF_PRODUCTS} --against 't3 t9 t5'": OF_FLOW,

@@ -110,13 +110,14 @@ def test_readings_of_weights_refuse_it_by_name(view):
         lambda: view.layer(0),
         lambda: view.mlp(0),
         lambda: view.direction("t5"),
-        lambda: patch(view, TEXTS[0], torch.ones(view.d_model), against=TEXTS[1]),
         lambda: bilens.flow(view, TEXTS[0], "t5", through_patterns=True),
     ]
     name = type(view.model).__name__
     for read in readings:
         with pytest.raises(BilensError, match=f"model is a {name}, whose structure is not known"):
             read()
+    with pytest.raises(BilensError, match=f"not known of {name}; give tokens by name or number"):
+        patch(view, TEXTS[0], torch.ones(view.d_model), against=TEXTS[1])
 
 
 def test_a_layer_reads_what_parts_of_earlier_ones_wrote():

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import Cache
 
@@ -18,7 +18,9 @@ from bilens.circuits.case import make_cases
 from bilens.errors import BilensError
 from bilens.flows.fitted import second_ids, token_hints
 from bilens.flows.question import Against, Answer, Question, Tokens, replaced
+from bilens.flows.sources import AnyModel, as_questions, opened
 from bilens.hooks import hooked
+from bilens.language.names import TokenDirection
 from bilens.options import Target
 from bilens.sections import Columns, Fact, by_column, signed
 from bilens.transformer import ResidualModel
@@ -100,9 +102,9 @@ class Effects(Reading):
 
 @detached
 def patch(
-    model: ResidualModel,
-    text: str | Int[Tensor, " time"],
-    token: Answer,
+    model: AnyModel,
+    text: Any,
+    token: Answer = (),
     position: int = -1,
     *,
     minus: Tokens = (),
@@ -120,10 +122,11 @@ def patch(
     the text, and of each answer to subtract in a run of its own.
 
     Args:
-        model: any.
-        text: the first text.
-        token: the answer, by name, or several, whose mean is taken; or a direction of the last
-            normalised stream.
+        model: any, also of transformers, or a name or folder that `bilens.load` opens.
+        text: the first text, or its tokens' numbers; or, with nothing else, questions in any form,
+            see `bilens.flows.as_questions`, over which the mean is taken.
+        token: the answer, by name or number, or several, whose mean is taken; or a direction of the
+            last normalised stream.
         position: whose next token is predicted, counted from the end if negative.
         minus: answers whose mean is subtracted.
         against: the second run; see `flow`. Of a text with other numbers of tokens, tokens that are
@@ -137,30 +140,49 @@ def patch(
 
     Source: Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
-    if (against is None) == (replace is None):
-        raise BilensError("against and replace name the second run, expected one of them")
-    second = replaced(text, replace or {}) if against is None else against
-    question = Question(text, token, minus, second, position=position, target=target)
-    questions, shares = [question], [1.0]
-    names = (*question.tokens, *question.minus)
-    if len(names) > 1 and any(len(model.answer(name)) > 1 for name in names):
-        if target != "logit":
-            raise BilensError(
-                f"target={target!r} with an answer of several tokens, whose number is its "
-                "log-probability; leave target out, or take answers of one token"
-            )
-        # Each answer follows both texts, in a run of its own.
-        alone = dataclasses.replace(question, minus=(), target="log-probability")
-        questions = [dataclasses.replace(alone, token=name) for name in names]
-        shares = [1 / len(question.tokens) for _ in question.tokens]
-        shares += [-1 / len(question.minus) for _ in question.minus]
+    model = opened(model)
+    is_answer = isinstance(token, TokenDirection | Tensor | int) or bool(token)
+    if is_answer or against is not None or replace is not None:
+        if (against is None) == (replace is None):
+            raise BilensError("against and replace name the second run, expected one of them")
+        second = replaced(text, replace or {}) if against is None else against
+        questions = [Question(text, token, minus, second, position=position, target=target)]
+    else:
+        questions = as_questions(text)
+    # Each run with its weight in the mean.
+    asked, shares = list[Question](), list[float]()
+    for question in questions:
+        runs = _answers_apart(model, question)
+        asked += [run for run, _ in runs]
+        shares += [share / len(questions) for _, share in runs]
     change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
-    cases = make_cases(model, questions, any_length=True)
-    for share, case in zip(shares, cases, strict=True):
+    for share, case in zip(shares, make_cases(model, asked, any_length=True), strict=True):
         of_answer = patched_effects(case.alone, case.score)
         change += share * of_answer.change
         both += share * torch.stack([of_answer.noising, of_answer.denoising])
-    return Effects(change, both[0], both[1], token_hints(model, [question]))
+    return Effects(change, both[0], both[1], token_hints(model, questions))
+
+
+def _answers_apart(model: ResidualModel, question: Question) -> list[tuple[Question, float]]:
+    """Return a question, or one for each of several answers of several tokens, with its weight.
+
+    Each answer of several tokens follows both texts, in a run of its own.
+    """
+    names = (*question.tokens, *question.minus)
+    if len(names) < 2 or all(len(model.answer(name)) == 1 for name in names):
+        return [(question, 1.0)]
+    if question.target != "logit":
+        raise BilensError(
+            f"target={question.target!r} with an answer of several tokens, whose number is its "
+            "log-probability; leave target out, or take answers of one token"
+        )
+    alone = dataclasses.replace(question, minus=(), target="log-probability")
+    shares = [1 / len(question.tokens) for _ in question.tokens]
+    shares += [-1 / len(question.minus) for _ in question.minus]
+    runs = []
+    for name, share in zip(names, shares, strict=True):
+        runs.append((dataclasses.replace(alone, token=name), share))
+    return runs
 
 
 @contextmanager

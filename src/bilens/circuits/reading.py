@@ -27,6 +27,7 @@ from bilens.flows.ablation import name_by_measurement
 from bilens.flows.fitted import token_hints
 from bilens.flows.graph import FlowGraph
 from bilens.flows.question import Question
+from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.flows.split import flows
 from bilens.language.names import quoted
 from bilens.options import Keep, Left
@@ -150,8 +151,8 @@ class CircuitReading(Reading):
 
 @checked
 def circuit(
-    model: ResidualModel,
-    questions: Sequence[Question],
+    model: AnyModel,
+    questions: Questions,
     *,
     keep: Keep = KEEP,
     left: Left = 0.1,
@@ -170,10 +171,11 @@ def circuit(
     the answer are left out. Over questions it is a share of the absolute change.
 
     Args:
-        model: any.
-        questions: each with a second text; by the names of their tasks and of their templates, of
-            which each has three or more. Of a single question both texts have as many tokens; else
-            tokens that are as far from the end stand against each other.
+        model: any, also of transformers, or a name or folder that `bilens.load` opens.
+        questions: a list of them, of dictionaries, a table, or the path of a file, see
+            `bilens.flows.as_questions`. Each has a second text; by the names of their tasks and of
+            their templates, of which each has three or more. Of a single question both texts have
+            as many tokens; else tokens that are as far from the end stand against each other.
         keep: least f on the questions that decide the size.
         left: largest f there of everything but the circuit. Parts are added until it is met.
         controls: also search where there is nothing to find: random parts, a nonsense answer, and
@@ -185,7 +187,7 @@ def circuit(
             that finds a circuit would measure that of another task.
         MemoryLimitError: there are more questions than fit into memory.
     """
-    questions = list(questions)
+    model, questions = opened(model), as_questions(questions)
     # Parts at positions stand against those of as many tokens.
     everything = Cases.of(model, questions, any_length=len(questions) > 1)
     tasks = different(everything.cases)

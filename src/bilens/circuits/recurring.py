@@ -14,6 +14,7 @@ from bilens.errors import BilensError
 from bilens.flows.fitted import token_hints
 from bilens.flows.labels import ends_of, token_scores
 from bilens.flows.question import Question
+from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.flows.split import adjoints_of
 from bilens.language.names import shown_tokens
 from bilens.settings import Count
@@ -106,7 +107,7 @@ def share_held(
 
 @detached
 def task_directions(
-    model: ResidualModel, questions: Sequence[Question], k: Count = 8, *, strongest: Count = 20
+    model: AnyModel, questions: Questions, k: Count = 8, *, strongest: Count = 20
 ) -> TaskDirections:
     """Find the k directions of each MLP through which most of the flow of a task passes.
 
@@ -115,8 +116,9 @@ def task_directions(
     the MLP is the sum of (w . t_i)(r_i . Dy) and a remainder. The first half of the questions of
     each task find, the others measure.
 
-    Every question has a second text of as many tokens. Those that repeat others are left out. The
-    `strongest` directions are exchanged and named.
+    Questions are a list, a table or a file, see `bilens.flows.as_questions`. Each has a second text
+    of as many tokens. Those that repeat others are left out. The `strongest` directions are
+    exchanged and named.
 
     Raises:
         BilensError: there are fewer than two different questions of a task, one of them finds and
@@ -124,6 +126,7 @@ def task_directions(
             after both, or no flow passes through MLPs.
         MemoryLimitError: there are more questions than fit into memory.
     """
+    model, questions = opened(model), as_questions(questions)
     cases = make_cases(model, questions)
     finding, measuring = list[int](), dict[str, list[int]]()
     for task, numbers in different(cases).items():

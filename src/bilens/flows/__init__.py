@@ -6,7 +6,7 @@ from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
 from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, read_flow
-from bilens.flows.sources import read_pairs
+from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.weights import PartWeights, open_part
 
@@ -19,6 +19,7 @@ __all__ = [
     "Question",
     "adjoints_of",
     "answered",
+    "as_questions",
     "flow",
     "measure",
     "open_part",

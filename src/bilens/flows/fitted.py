@@ -136,6 +136,11 @@ def _spoken(model: ResidualModel, question: Question) -> list[int]:
 def _vector(model: ResidualModel, vector: Tensor | None) -> Tensor | None:
     if vector is None:
         return None
+    if model.places.modules is None:
+        raise BilensError(
+            "a vector is a direction of the stream after the last norm, which is not known of "
+            f"{type(model.model).__name__}; give tokens by name or number"
+        )
     if vector.shape != (model.d_model,):
         raise BilensError(
             f"vector has {vector.numel()} numbers, expected {model.d_model}, the width of the "

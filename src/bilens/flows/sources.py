@@ -1,18 +1,42 @@
-"""Questions from a file, a table or a list."""
+"""Questions and models in each of the forms in which people have them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from torch import nn
 
 from bilens.errors import BilensError
 from bilens.flows.fitted import fit
 from bilens.flows.question import Question
+from bilens.models import load
+from bilens.nn import ImageClassifier
 from bilens.question_files import QuestionLine, read_lines, read_pair_lines
+from bilens.settings import Said
 from bilens.transformer import ResidualModel
 
 Questions = Any
 """Questions in each of their forms; see `as_questions`."""
+AnyModel = Annotated[
+    ResidualModel | nn.Module | str | Path,
+    Said("a model of bilens.load, a causal model of transformers, or a name for bilens.load"),
+]
+"""A model that is opened, or what opens as one."""
+
+
+def opened(model: AnyModel) -> ResidualModel:
+    """Return a model that is given in any form, of transformers without a tokenizer.
+
+    Raises:
+        BilensError: it is no model of texts, or cannot be opened.
+    """
+    found = load(model) if isinstance(model, str | Path) else model
+    if isinstance(found, ResidualModel):
+        return found
+    if not isinstance(found, nn.Module) or isinstance(found, ImageClassifier):
+        raise BilensError(f"model is a {type(found).__name__}, expected a model of texts")
+    return ResidualModel(found)
 
 
 def as_questions(questions: Questions) -> list[Question]:

@@ -17,6 +17,7 @@ from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.graph import DRAWN, Flow, Pairs
 from bilens.flows.question import Against, Answer, Question, Tokens, likely_answer, replaced
 from bilens.flows.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
+from bilens.flows.sources import AnyModel, opened
 from bilens.language.names import TokenDirection, names_of, shown_tokens
 from bilens.options import Target
 from bilens.settings import Between
@@ -36,7 +37,7 @@ OneText = Annotated[
 
 @detached
 def flow(  # noqa: PLR0913  both kinds of flow have one signature
-    model: ResidualModel,
+    model: AnyModel,
     text: OneText,
     token: Answer = (),
     position: int = -1,
@@ -68,7 +69,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         bilens.flow(model, "The keys", " are", minus=" is", against="The key").top(10)
 
     Args:
-        model: any.
+        model: any, also of transformers, or a name or folder that `bilens.load` opens.
         text: the text, or its tokens' numbers.
         token: the token whose logit is split, by name or number, or several, whose mean is taken;
             between two texts also an answer of several tokens, whose log-probability is split; or a
@@ -95,6 +96,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     Source: Shrikumar et al. 2017 for secants; for one text Achtibat et al. 2024 (arXiv 2402.05602)
         and Rezaei Jafari et al. 2025 (arXiv 2508.21258).
     """
+    model = opened(model)
     if replace is not None:
         if against is not None:
             raise BilensError("against and replace name the second run, expected one of them")

@@ -319,9 +319,10 @@ def find_modules(model: nn.Module) -> Modules:
     kind = type(model).__name__
     if kind not in known_families():
         raise BilensError(
-            f"model is a {kind}, whose structure is not known; expected "
-            f"{', '.join(known_families())}. bilens.register_family() adds an architecture. "
-            "Without it flow, patch, circuit and task-directions read causal models of transformers"
+            f"model is a {kind}, whose structure is not known, as readings of weights need. Flows, "
+            "patches, circuits and task directions read every causal model of transformers; "
+            "bilens.register_family() adds an architecture to the known ones, "
+            f"{', '.join(known_families())}"
         )
     family = _family_of(model)
     with evaluating(model):
